@@ -5,40 +5,45 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
-from launcher.hub.resolve import Model
+from launcher.hub.resolve import ResolvedModel
 
-GENERATE = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
-READ = """'{"inputs": "Ada Lovelace was born in London"}'"""
-TRIALS = {
-    "text": ("-N ", "/generate_stream", GENERATE), "vector": ("", "/embed", READ), "labels": ("", "/classify", READ)}
-WITH_KEY = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
+GENERATE_BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
+POOLING_BODY = """'{"inputs": "Ada Lovelace was born in London"}'"""
+EXAMPLE_REQUESTS = {"text": ("-N ", "/generate_stream", GENERATE_BODY), "vector": ("", "/embed", POOLING_BODY),
+                    "labels": ("", "/classify", POOLING_BODY)}
+API_KEY_HEADER = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
-def banner(listener: socket.socket, num_shard: int, model: Model, served: Mapping[str, Any], *, keyed: bool) -> str:
-    """Return the banner. `served` is the router's ready message; `keyed`: whether clients need an API key."""
-    url, shards = url_of(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
-    flags, path, body = TRIALS[served.get("instead_of_text", "text")]
-    ask = f"curl {flags}{url}{path} -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {body}"
-    rows = {"note": model.notice, "runs": f"{served['dtype']} on {served['device']}", "cache": cache(served),
-            "clients": clients(listener, keyed=keyed), "try": ask, "stop": "Ctrl-C, twice to stop at once"}
+def make_banner(listener: socket.socket, num_shard: int, model: ResolvedModel, ready_message: Mapping[str, Any], *,
+                needs_key: bool) -> str:
+    """Return the banner. `ready_message` is the router's ready message; `needs_key`: whether clients need an API
+    key."""
+    url, shards = get_listener_url(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
+    flags, path, body = EXAMPLE_REQUESTS[ready_message.get("instead_of_text", "text")]
+    example_command = (
+        f"curl {flags}{url}{path} -H 'content-type: application/json'{API_KEY_HEADER if needs_key else ''} -d {body}")
+    rows = {"note": model.notice, "runs": f"{ready_message['dtype']} on {ready_message['device']}",
+            "cache": describe_kv_cache(ready_message),
+            "clients": describe_allowed_clients(listener, needs_key=needs_key), "try": example_command,
+            "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",
                       *(f"  {title:8} {text}" for title, text in rows.items() if text)])
 
 
-def url_of(listener: socket.socket) -> str:
+def get_listener_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def cache(served: Mapping[str, Any]) -> str:
-    if "instead_of_text" in served:
+def describe_kv_cache(ready_message: Mapping[str, Any]) -> str:
+    if "instead_of_text" in ready_message:
         return ""  # a model that generates no text has no KV cache
-    size = f", {served['bytes'] / 2**30:.2f} GiB" if served["bytes"] else ""
-    return f"{served['tokens']:,} tokens{size}: {served['why']}"
+    size = f", {ready_message['bytes'] / 2**30:.2f} GiB" if ready_message["bytes"] else ""
+    return f"{ready_message['tokens']:,} tokens{size}: {ready_message['why']}"
 
 
-def clients(listener: socket.socket, *, keyed: bool) -> str:
+def describe_allowed_clients(listener: socket.socket, *, needs_key: bool) -> str:
     if ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
         return "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"
-    return "whoever reaches this machine and has a key" if keyed else (
+    return "whoever reaches this machine and has a key" if needs_key else (
         "whoever reaches this machine, without a key; --api-key KEY asks for one")

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from shard.telemetry.logs import JsonLines
+from shard.telemetry.logs import JsonLogFormatter
 
-NAME = "launcher"
+LOGGER_NAME = "launcher"
 
 
-class Out(Protocol):
+class TextStream(Protocol):
     """Text stream that can be written to."""
 
     def write(self, text: str, /) -> object: ...
@@ -18,42 +18,42 @@ class Out(Protocol):
     def isatty(self) -> bool: ...
 
 
-class Voice:
+class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
-        self._format = JsonLines(NAME).format
+        self._format_record = JsonLogFormatter(LOGGER_NAME).format
 
-    def say(self, text: str, level: int = logging.INFO) -> None:
-        sys.stderr.write(f"{self._object(text, level) if self._as_json else f'weft: {text}'}\n")
+    def log(self, text: str, level: int = logging.INFO) -> None:
+        sys.stderr.write(f"{self._format_json(text, level) if self._as_json else f'weft: {text}'}\n")
         sys.stderr.flush()
 
     def warn(self, text: str) -> None:
-        self.say(text, logging.WARNING)
+        self.log(text, logging.WARNING)
 
-    def greet(self, banner: str) -> None:
+    def print_banner(self, banner: str) -> None:
         """Print the banner on stdout, for users at a terminal and for programs that wait for it; log it as JSON."""
         if self._as_json:
-            self.say(banner)
+            self.log(banner)
         else:
             print(banner, flush=True)
 
-    def screen(self) -> Out:
+    def make_stream(self) -> TextStream:
         """Return a stream for output that is formatted elsewhere, such as progress lines."""
-        return Lines(self.say) if self._as_json else sys.stderr
+        return LineStream(self.log) if self._as_json else sys.stderr
 
-    def _object(self, text: str, level: int) -> str:
-        return self._format(logging.LogRecord(NAME, level, "", 0, text, None, None))
+    def _format_json(self, text: str, level: int) -> str:
+        return self._format_record(logging.LogRecord(LOGGER_NAME, level, "", 0, text, None, None))
 
 
-class Lines:
+class LineStream:
     """Stream that passes each written line to `say`."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, log_line: Callable[[str], object]) -> None:
+        self._log_line = log_line
 
     def write(self, text: str) -> None:
         for line in text.splitlines():
-            self._say(line.removeprefix("weft: "))
+            self._log_line(line.removeprefix("weft: "))
 
     def flush(self) -> None:
         """Do nothing: lines are not buffered."""
@@ -63,4 +63,4 @@ class Lines:
         return False
 
 
-PLAIN = Voice()
+PLAIN_OUTPUT = Output()

@@ -7,34 +7,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, get_type_hints
 
-from launcher.hub.resolve import DEMO
+from launcher.hub.resolve import DEMO_MODEL
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
-from shard.telemetry.logs import LEVELS, Logs
-from shard.telemetry.traces import Traces
+from shard.telemetry.logs import LOG_LEVELS, LogSettings
+from shard.telemetry.traces import TraceSettings
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
-TGI_FLAGS = frozenset({
+TGI_COMPATIBLE_SETTINGS = frozenset({
     "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
     "max_client_batch_size", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens",
     "max_batch_total_tokens", "max_batch_size", "disable_grammar_support",
     "api_key", "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
     "model_id", "revision", "dtype", "json_output", "cors_allow_origin", "tokenizer_config_path", "otlp_endpoint",
     "otlp_service_name"})
-FOREIGN_VARIABLES = frozenset({
+RESERVED_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine
     "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
 })
-POSITIONAL = ("model_id",)  # may be given without their flag, in this order
-ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
-GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
-                               "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})
+POSITIONAL_SETTINGS = ("model_id",)  # may be given without their flag, in this order
+FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
+FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
+                                    "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
     model_id: str = setting(
-        DEMO, "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "
+        DEMO_MODEL,
+        "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "
         "it is in the cache. weft/demo comes with weft, with --dtype float32 --max-batch-total-tokens 32768 and "
         "adapters of its own (--adapter-source local) unless told "
         "otherwise; weft/simulated is none, and answers with made-up words.")
@@ -47,7 +48,7 @@ class LaunchConfig:
     adapter_disk_gb: float = setting(
         20.0, "Most gigabytes on disk of adapters that were fetched; those that were not used for longest go.", low=0)
     json_output: bool = setting(False, "Log as JSON, an object on each line, for programs that collect logs.")
-    log_level: str = setting("info", "The least that is logged.", choices=LEVELS)
+    log_level: str = setting("info", "The least that is logged.", choices=LOG_LEVELS)
     otlp_endpoint: str = setting(
         "", "Collector that gets a trace of every request, by OTLP over gRPC, such as http://127.0.0.1:4317; needs "
         "pip install 'weft[otel]'. Empty: nobody gets any.")
@@ -55,15 +56,15 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        Traces(self.otlp_endpoint)  # raises ValueError for an invalid address
+        TraceSettings(self.otlp_endpoint)  # raises ValueError for an invalid address
 
     @property
-    def logs(self) -> Logs:
-        return Logs(self.log_level, self.json_output)
+    def logs(self) -> LogSettings:
+        return LogSettings(self.log_level, self.json_output)
 
     @property
-    def traces(self) -> Traces:
-        return Traces(self.otlp_endpoint, self.otlp_service_name)
+    def traces(self) -> TraceSettings:
+        return TraceSettings(self.otlp_endpoint, self.otlp_service_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +77,35 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--" + self.name.replace("_", "-"), *ALIASES.get(self.name, ()))
+        return ("--" + self.name.replace("_", "-"), *FLAG_ALIASES.get(self.name, ()))
 
     @property
-    def variables(self) -> tuple[str, ...]:
+    def environment_variables(self) -> tuple[str, ...]:
         """Environment variables of the setting; the first one that is set is used."""
-        names = [f"WEFT_{self.name.upper()}"] + [self.name.upper()] * (self.name in TGI_FLAGS)
-        return tuple(name for name in names if name not in FOREIGN_VARIABLES)
+        names = [f"WEFT_{self.name.upper()}"] + [self.name.upper()] * (self.name in TGI_COMPATIBLE_SETTINGS)
+        return tuple(name for name in names if name not in RESERVED_VARIABLES)
 
 
-def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
-    types = get_type_hints(config)
-    for item in fields(config):
-        if item.name not in GIVEN_BY_LAUNCHER:
+def iterate_settings(config_class: Any, prefix: str = "") -> Iterator[Setting]:
+    types = get_type_hints(config_class)
+    for item in fields(config_class):
+        if item.name not in FIELDS_SET_BY_LAUNCHER:
             yield Setting(prefix + item.name, types[item.name], item)
 
 
-GROUPS: Mapping[str, tuple[Setting, ...]] = {
-    "Server": (*settings_of(LaunchConfig), *settings_of(RouterConfig)),
-    "Shards": tuple(settings_of(ShardConfig)),
-    "Simulated model": tuple(settings_of(SimulatedConfig, "simulated_")),
+SETTING_GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "Server": (*iterate_settings(LaunchConfig), *iterate_settings(RouterConfig)),
+    "Shards": tuple(iterate_settings(ShardConfig)),
+    "Simulated model": tuple(iterate_settings(SimulatedConfig, "simulated_")),
 }
 
 
-def make_configs(given: Mapping[str, Any]) -> tuple[LaunchConfig, RouterConfig, ShardConfig]:
+def make_configs(values: Mapping[str, Any]) -> tuple[LaunchConfig, RouterConfig, ShardConfig]:
     """Return the configs for the given settings, by name. Raises ValueError for a value out of bounds."""
-    def chosen(config: Any, prefix: str = "") -> dict[str, Any]:
-        return {item.field.name: given[item.name] for item in settings_of(config, prefix) if item.name in given}
+    def select_fields(config_class: Any, prefix: str = "") -> dict[str, Any]:
+        return {item.field.name: values[item.name] for item in iterate_settings(config_class, prefix)
+                if item.name in values}
 
-    simulated = SimulatedConfig(**chosen(SimulatedConfig, "simulated_"))
-    return (LaunchConfig(**chosen(LaunchConfig)), RouterConfig(**chosen(RouterConfig)),
-            ShardConfig(**chosen(ShardConfig), simulated=simulated))
+    simulated = SimulatedConfig(**select_fields(SimulatedConfig, "simulated_"))
+    return (LaunchConfig(**select_fields(LaunchConfig)), RouterConfig(**select_fields(RouterConfig)),
+            ShardConfig(**select_fields(ShardConfig), simulated=simulated))

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.compat.docs_table import rows
-from launcher.compat.flag_table import Table
-from launcher.compat.lorax import LORAX
-from launcher.compat.tgi import TGI
-from launcher.settings import GROUPS, Setting
+from launcher.compat.docs_table import format_flag_table_rows
+from launcher.compat.flag_table import FlagTable
+from launcher.compat.lorax import LORAX_FLAG_TABLE
+from launcher.compat.tgi import TGI_FLAG_TABLE
+from launcher.settings import SETTING_GROUPS, Setting
 
-PAGE, MIGRATING = Path("docs/configuration.md"), Path("docs/migrating.md")
-FOREIGN: Mapping[str, Table] = {"launcher/compat/tgi.py": TGI, "launcher/compat/lorax.py": LORAX}
-HEAD = """\
+CONFIGURATION_PAGE, MIGRATION_PAGE = Path("docs/configuration.md"), Path("docs/migrating.md")
+FOREIGN_FLAG_TABLES: Mapping[str, FlagTable] = {"launcher/compat/tgi.py": TGI_FLAG_TABLE,
+                                                "launcher/compat/lorax.py": LORAX_FLAG_TABLE}
+PAGE_HEADER = """\
 <!-- Written by `make docs` from the fields of the config dataclasses; change those. -->
 # Settings
 
@@ -29,54 +30,56 @@ stand without its flag: `weft serve org/name`. Where the Hub's cache is, the var
 Two names are left alone on purpose. `HOSTNAME` is set by shells and containers to the name of the machine. `WEFT_PORT`
 is set to a URL by Kubernetes beside a service called `weft`; the port's variable is `PORT`.
 """
-COLUMNS = ("Flag", "Variable", "Default", "Bounds", "Meaning")
+TABLE_COLUMNS = ("Flag", "Variable", "Default", "Bounds", "Meaning")
 
 
-def code(text: str) -> str:
+def format_code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def default(setting: Setting) -> str:
+def format_default(setting: Setting) -> str:
     value = setting.field.default
-    return "" if value in {None, "", ()} else code(str(value).lower() if isinstance(value, bool) else f"{value}")
+    return "" if value in {None, "", ()} else format_code(str(value).lower() if isinstance(value, bool) else f"{value}")
 
 
-def bounds(setting: Setting) -> str:
+def format_bounds(setting: Setting) -> str:
     rules = setting.field.metadata
     if rules["choices"]:
-        return ", ".join(map(code, rules["choices"]))
+        return ", ".join(map(format_code, rules["choices"]))
     parts = (f"{word} {rules[key]}" for word, key in (("from", "low"), ("to", "high")) if rules[key] is not None)
     return " ".join(parts)
 
 
-def row(*cells: str) -> str:
+def format_table_row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def table(settings: tuple[Setting, ...]) -> Iterator[str]:
-    yield row(*COLUMNS)
-    yield row(*("---" for _ in COLUMNS))
+def format_settings_table(settings: tuple[Setting, ...]) -> Iterator[str]:
+    yield format_table_row(*TABLE_COLUMNS)
+    yield format_table_row(*("---" for _ in TABLE_COLUMNS))
     for setting in settings:
-        names = ", ".join(map(code, setting.flags)), ", ".join(map(code, setting.variables))
-        yield row(*names, default(setting), bounds(setting), setting.field.metadata["help"])
+        names = ", ".join(map(format_code, setting.flags)), ", ".join(map(format_code, setting.environment_variables))
+        yield format_table_row(*names, format_default(setting), format_bounds(setting), setting.field.metadata["help"])
 
 
-def page() -> str:
-    parts = [f"## {title}\n\n" + "\n".join(table(settings)) + "\n" for title, settings in GROUPS.items()]
-    return "\n".join([HEAD, *parts])
+def make_configuration_page() -> str:
+    parts = [f"## {title}\n\n" + "\n".join(format_settings_table(settings)) + "\n" for title,
+             settings in SETTING_GROUPS.items()]
+    return "\n".join([PAGE_HEADER, *parts])
 
 
-def migrating() -> str:
+def make_migration_page() -> str:
     """Return the page with its tables replaced and all other text unchanged."""
-    text = MIGRATING.read_text()
-    for file, table in FOREIGN.items():
-        before, mark, after = text.partition(f"<!-- Written by `make docs` from {file}; change that. -->\n")
-        text = before + mark + "\n".join(rows(table)) + "\n" + re.sub(r"\A(\|.*\n)*", "", after)
+    text = MIGRATION_PAGE.read_text()
+    for file, flag_table in FOREIGN_FLAG_TABLES.items():
+        before, marker, after = text.partition(f"<!-- Written by `make docs` from {file}; change that. -->\n")
+        text = before + marker + "\n".join(format_flag_table_rows(flag_table)) + "\n" + re.sub(r"\A(\|.*\n)*",
+                                                                                               "", after)
     return text
 
 
 def main() -> None:
-    for path, text in ((PAGE, page()), (MIGRATING, migrating())):
+    for path, text in ((CONFIGURATION_PAGE, make_configuration_page()), (MIGRATION_PAGE, make_migration_page())):
         if "--check" not in sys.argv:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:

@@ -20,189 +20,196 @@ from typing import Any
 
 import uvloop
 
-from router.adapters.registry import Adapters
-from router.adapters.store_client import Store
-from router.config import API_KEY, HUB_TOKEN, RouterConfig
+from router.adapters.registry import AdapterRegistry
+from router.adapters.store_client import AdapterStoreClient
+from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from router.engine.engine import Engine
-from router.engine.health import LEAVING
+from router.engine.health import SHUTDOWN_REASON
 from router.errors import CannotStartNow
 from router.http.app import create_app
-from router.http.entrance import Entrance
-from router.http.transport.generate import About
-from router.http.transport.server import Server
-from router.parent import asked_to_stop, end_with_parent, tell
-from router.process import Order
-from router.recording.shelf import Shelf
-from router.scheduler.plan import ModelFacts
+from router.http.entrance import StandInServer
+from router.http.transport.generate import ServedModel
+from router.http.transport.server import HttpServer
+from router.parent import cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
+from router.process import RouterProcessArgs
+from router.recording.shelf import RecordingFolder
+from router.scheduler.plan import ModelInfo
 from router.shards.failures import ShardsLost
-from router.shards.shard_group import Shards
-from router.startup import Startup
-from router.telemetry.adapters import CountedStore
-from router.text.chat_template import ChatTemplate, plain_template
+from router.shards.shard_group import ShardGroup
+from router.startup import StartupProgress
+from router.telemetry.adapters import InstrumentedAdapterStore
+from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
-from router.text.tokenizer import Tokenizer, byte_tokenizer
-from router.validation.validator import Validator
+from router.text.tokenizer import Tokenizer, create_byte_tokenizer
+from router.validation.validator import RequestValidator
 from shard.telemetry.logs import start_logging
-from shard.telemetry.traces import Sender, make_sender
+from shard.telemetry.traces import SpanSender, make_span_sender
 
-MOMENT = 10.0  # seconds that new connections wait unanswered while a restarted router connects to warm shards
+# seconds that new connections wait unanswered while a restarted router connects to warm shards
+WARM_START_GRACE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
-TextFiles = tuple[Tokenizer, ChatTemplate | None]
+TokenizerAndTemplate = tuple[Tokenizer, ChatTemplate | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RouterProcess:
     engine: Engine
-    entrance: Entrance
-    validator: Validator
-    server: Server
-    shelf: Shelf | None
-    sender: Sender | None
+    stand_in_server: StandInServer
+    validator: RequestValidator
+    server: HttpServer
+    recording_folder: RecordingFolder | None
+    span_sender: SpanSender | None
 
     async def drain(self, seconds: float) -> None:
         """Reject new requests and wait at most `seconds` for the unfinished ones."""
-        self.engine.health.leave(LEAVING)
-        await self.server.close_door()
-        await self.entrance.shut_again(self.engine)
+        self.engine.health.shut_down(SHUTDOWN_REASON)
+        await self.server.stop_accepting()
+        await self.stand_in_server.start_during_shutdown(self.engine)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.engine.drained(), seconds)
+            await asyncio.wait_for(self.engine.wait_until_drained(), seconds)
 
     async def stop(self) -> None:
         await self.engine.stop()
         await self.server.close()
-        await self.entrance.close()
+        await self.stand_in_server.close()
         self.validator.close()
-        if self.validator.adapters is not None:
-            await self.validator.adapters.close()
-        if self.shelf is not None:
-            await asyncio.to_thread(self.shelf.close)
-        if self.sender is not None:
-            await asyncio.to_thread(self.sender.close)
+        if self.validator.adapter_registry is not None:
+            await self.validator.adapter_registry.close()
+        if self.recording_folder is not None:
+            await asyncio.to_thread(self.recording_folder.close)
+        if self.span_sender is not None:
+            await asyncio.to_thread(self.span_sender.close)
 
 
-async def start(order: Order) -> Running:
-    entrance = Entrance.of(order.config, order.listen_fd)
+async def start_router(args: RouterProcessArgs) -> RouterProcess:
+    stand_in_server = StandInServer.from_config(args.config, args.listen_fd)
     try:
-        files = text_files(order.folder, order.config.tokenizer_config_path)
-        shards = Shards(order.shards, order.config.shard_transport)
-        shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
-        engine = Engine(order.config, shards, files[0], lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
-        await start_engine(engine, entrance, Startup(order.progress))
-        running = await let_in(order, engine, entrance, files, shelf)
+        tokenizer_and_template = read_tokenizer_and_template(args.folder, args.config.tokenizer_config_path)
+        shards = ShardGroup(args.shards, args.config.shard_transport)
+        recording_folder = RecordingFolder(Path(args.record_folder), args.config) if args.record_folder else None
+        engine = Engine(args.config, shards, tokenizer_and_template[0],
+                        lambda why: send_to_parent(args.ready_fd, f"broken {why}"), recording_folder)
+        await start_engine(engine, stand_in_server, StartupProgress(args.progress))
+        process = await start_server(args, engine, stand_in_server, tokenizer_and_template, recording_folder)
     except BaseException:
-        await entrance.close()
+        await stand_in_server.close()
         raise
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
-    return running
+    return process
 
 
-def text_files(folder: str, tokenizer_config: str = "") -> TextFiles:
+def read_tokenizer_and_template(model_folder: str, tokenizer_config_path: str = "") -> TokenizerAndTemplate:
     """Read the tokenizer and the chat template; without a folder, return those of the simulated model.
 
     Called before anything else is started, so that invalid files are reported at once.
     """
-    if not folder:
-        return byte_tokenizer(), plain_template()
-    return read_tokenizer(Path(folder)), read_chat_template(Path(folder), tokenizer_config)
+    if not model_folder:
+        return create_byte_tokenizer(), simulated_model_template()
+    return read_tokenizer(Path(model_folder)), read_chat_template(Path(model_folder), tokenizer_config_path)
 
 
-async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> None:
+async def start_engine(engine: Engine, stand_in_server: StandInServer, startup_progress: StartupProgress) -> None:
     """Start the engine while clients wait.
 
-    If the shards are warm from an earlier router, the start is short and new connections wait for up to MOMENT seconds.
-    Otherwise, and after that time, probes report the startup progress and all other requests are rejected.
+    If the shards are warm from an earlier router, the start is short and new connections wait, for up to
+    WARM_START_GRACE_SECONDS. Otherwise, and after that time, probes report the startup progress and all other requests
+    are rejected.
     """
-    starting = asyncio.create_task(engine.start())
+    start_task = asyncio.create_task(engine.start())
     try:
-        if startup.is_warm():
-            await asyncio.wait([starting], timeout=MOMENT)
-        if not starting.done():
-            await entrance.shut(engine, startup.told)
-        await starting
+        if startup_progress.is_warm():
+            await asyncio.wait([start_task], timeout=WARM_START_GRACE_SECONDS)
+        if not start_task.done():
+            await stand_in_server.start_during_startup(engine, startup_progress.to_json)
+        await start_task
     finally:
-        starting.cancel()
-        await asyncio.wait([starting])
+        start_task.cancel()
+        await asyncio.wait([start_task])
 
 
-async def let_in(
-        order: Order, engine: Engine, entrance: Entrance, files: TextFiles, shelf: Shelf | None) -> Running:
+async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server: StandInServer,
+                       tokenizer_and_template: TokenizerAndTemplate,
+                       recording_folder: RecordingFolder | None) -> RouterProcess:
     adapters = None
     try:
-        sender = make_sender(order.traces, "router", log.warning)
-        if order.store and may_adapt(order.config, engine.facts):
-            store = counted(Store(order.store, order.hub_token), engine)
-            adapters = Adapters(order.config, store, engine.supply.resources, order.model)
-            await adapters.preload(engine.supply.resources.keep)
-        validator = Validator(order.config, engine.facts, *files, engine.supply.resources.of, adapters=adapters)
+        span_sender = make_span_sender(args.traces, "router", log.warning)
+        if args.store and check_adapter_support(args.config, engine.model_info):
+            store = wrap_store_with_metrics(AdapterStoreClient(args.store, args.hub_token), engine)
+            adapters = AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
+            await adapters.preload(engine.resource_controller.loader.load_and_pin)
+        validator = RequestValidator(args.config, engine.model_info, *tokenizer_and_template,
+                                     engine.resource_controller.loader.get_or_create, adapter_registry=adapters)
     except (ValueError, ShardsLost):
         if adapters is not None:
             await adapters.close()
         await engine.stop()
         raise
-    about = About(order.model, order.notice)
-    server = Server(create_app(engine, validator, order.config, entrance.keys, about, sender=sender))
-    running = Running(engine, entrance, validator, server, shelf, sender)
+    about = ServedModel(args.model, args.notice)
+    server = HttpServer(create_app(engine, validator, args.config, stand_in_server.api_keys, about,
+                                   span_sender=span_sender))
+    process = RouterProcess(engine, stand_in_server, validator, server, recording_folder, span_sender)
     try:
-        port = await server.open(entrance.listener)
+        port = await server.start(stand_in_server.listening_socket)
     except OSError:
-        await running.stop()
+        await process.stop()
         raise
-    await entrance.door.open()
-    tell(order.ready_fd, f"ready {port} {json.dumps(served(engine.facts))}")
-    return running
+    await stand_in_server.runner.stop()
+    send_to_parent(args.ready_fd, f"ready {port} {json.dumps(describe_model(engine.model_info))}")
+    return process
 
 
-def may_adapt(config: RouterConfig, facts: ModelFacts) -> bool:
+def check_adapter_support(config: RouterConfig, model_info: ModelInfo) -> bool:
     """Return whether the model takes adapters. Raises ValueError if it does not and the settings name some to load."""
-    if not facts.adapters and (config.adapter_id or config.preloaded_adapter_ids):
+    if not model_info.adapters and (config.adapter_id or config.preloaded_adapter_ids):
         raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
-    if not facts.adapters:
+    if not model_info.adapters:
         log.warning("this model takes no adapters; requests that name one are refused")
-    return facts.adapters
+    return model_info.adapters
 
 
-def counted(store: Store, engine: Engine) -> Store | CountedStore:
+def wrap_store_with_metrics(store: AdapterStoreClient, engine: Engine) -> AdapterStoreClient | InstrumentedAdapterStore:
     """Return a store whose fetches are counted, or the store itself if the engine has no adapter metrics."""
-    tally = engine.tally.adapters
-    return store if tally is None else CountedStore(store, tally)
+    adapter_metrics = engine.server_metrics.adapters
+    return store if adapter_metrics is None else InstrumentedAdapterStore(store, adapter_metrics)
 
 
-def served(facts: ModelFacts) -> dict[str, Any]:
+def describe_model(model_info: ModelInfo) -> dict[str, Any]:
     """Return the facts about the loaded model that the parent shows to the user."""
-    told = {"device": facts.device, "dtype": facts.dtype, "tokens": facts.num_blocks * facts.block_size,
-            "bytes": facts.cache_bytes, "why": facts.why}
-    return told if facts.generation else told | {"instead_of_text": facts.wishes[0]}
+    description = {"device": model_info.device, "dtype": model_info.dtype,
+                   "tokens": model_info.num_blocks * model_info.block_size, "bytes": model_info.cache_bytes,
+                   "why": model_info.cache_size_note}
+    return description if model_info.generation else description | {"instead_of_text": model_info.supported_kinds[0]}
 
 
-async def serve(order: Order) -> int:
+async def serve(args: RouterProcessArgs) -> int:
     """Run the router until it is asked to stop or fails; return the exit code."""
-    end_with_parent(order.parent_fd)
+    cancel_on_parent_exit(args.parent_fd)
     try:
-        running = await start(order)
+        process = await start_router(args)
     except (OSError, ValueError, ShardsLost) as error:
-        tell(order.ready_fd, f"failed {error.told if isinstance(error, ShardsLost) else error}")
+        send_to_parent(args.ready_fd, f"failed {error.shard_reason if isinstance(error, ShardsLost) else error}")
         return exit_code(error)
-    calm_collector()
+    tune_garbage_collector()
     try:
-        if await came_first(running.engine.crashed(), asked_to_stop()):
+        if await wait_for_either(process.engine.wait_until_crashed(), wait_for_stop_signal()):
             return 1
-        await running.drain(order.config.shutdown_timeout)
+        await process.drain(args.config.shutdown_timeout)
     finally:
-        await running.stop()
+        await process.stop()
     return 0
 
 
 def exit_code(error: OSError | ValueError | ShardsLost) -> int:
     """Return 2 if every start would fail alike until a setting, the model or the machine changes, else 1."""
     if isinstance(error, ShardsLost):
-        return 2 if error.refused else 1
+        return 2 if error.is_warmup_rejected else 1
     return 1 if isinstance(error, OSError | CannotStartNow) and not isinstance(error, PermissionError) else 2
 
 
-async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:
+async def wait_for_either(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:
     """Wait until either coroutine ends and cancel the other; return whether `first` has ended."""
     tasks = [asyncio.create_task(first), asyncio.create_task(second)]
     try:
@@ -214,7 +221,7 @@ async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, An
         await asyncio.wait(tasks)
 
 
-def calm_collector() -> None:
+def tune_garbage_collector() -> None:
     """Make garbage collection rare and cheap: exempt all present objects, which live as long as the process.
 
     Objects created per token are freed by reference counting, so the collection of cycles may wait.
@@ -225,10 +232,10 @@ def calm_collector() -> None:
 
 
 def main() -> None:
-    order = Order.from_json(sys.argv[1], os.environ.get(API_KEY, ""), os.environ.pop(HUB_TOKEN, ""))
-    start_logging("router", order.logs)
+    args = RouterProcessArgs.from_json(sys.argv[1], os.environ.get(API_KEY_ENV, ""), os.environ.pop(HUB_TOKEN_ENV, ""))
+    start_logging("router", args.logs)
     with suppress(asyncio.CancelledError):
-        raise SystemExit(uvloop.run(serve(order)))
+        raise SystemExit(uvloop.run(serve(args)))
 
 
 if __name__ == "__main__":

@@ -14,95 +14,95 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from router.config import RouterConfig
-from router.request import ANYONE, Tenant
+from router.request import DEFAULT_TENANT, Tenant
 
-SHOWN = 4  # characters of a key in messages, and never more than half of it
-MAX_NAME = 64
-EXAMPLE = '{"sk-one": {"tenant": "a", "weight": 3, "max_queue_requests": 8}}'
+MAX_SHOWN_KEY_CHARACTERS = 4  # characters of a key in messages, and never more than half of it
+MAX_NAME_LENGTH = 64
+EXAMPLE_KEY_FILE = '{"sk-one": {"tenant": "a", "weight": 3, "max_queue_requests": 8}}'
 
-Limit = Annotated[int, Field(ge=1)]
+PositiveLimit = Annotated[int, Field(ge=1)]
 
 
-class Entry(BaseModel):
+class ApiKeyEntry(BaseModel):
     """Entry of one key in the file. Unknown fields are errors: a misspelt limit would silently have no effect."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    tenant: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    tenant: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     weight: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
-    max_concurrent_requests: Limit | None = None
-    max_queue_requests: Limit | None = None
-    max_queue_tokens: Limit | None = None
+    max_concurrent_requests: PositiveLimit | None = None
+    max_queue_requests: PositiveLimit | None = None
+    max_queue_tokens: PositiveLimit | None = None
     role: Literal["user", "admin"] = "user"  # of the key: a tenant may have keys of both roles
 
     def as_tenant(self) -> Tenant:
         return Tenant(name=self.tenant, **self.model_dump(exclude={"tenant", "role"}))
 
 
-ENTRIES = TypeAdapter(dict[str, Entry])
+KEY_FILE_SCHEMA = TypeAdapter(dict[str, ApiKeyEntry])
 
 
-class Keys:
+class ApiKeys:
     """API keys, compared exactly and without leaking information by timing.
 
     The lookup is by a digest under a random salt, which an attacker cannot predict.
     """
 
-    def __init__(self, tenants: Mapping[str, Tenant], admins: Iterable[str] = ()) -> None:
-        """`admins` are the keys whose role is admin."""
+    def __init__(self, tenant_by_key: Mapping[str, Tenant], admin_keys: Iterable[str] = ()) -> None:
+        """`admin_keys` are the keys whose role is admin."""
         self._salt = secrets.token_bytes(32)
-        self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
-        self._admins = frozenset(map(self._digest, admins))
+        self._tenant_by_digest = {self._digest(key): tenant for key, tenant in tenant_by_key.items()}
+        self._admin_digests = frozenset(map(self._digest, admin_keys))
 
     @classmethod
-    def of(cls, config: RouterConfig) -> "Keys":
+    def from_config(cls, config: RouterConfig) -> "ApiKeys":
         """Read the keys named in the settings. Raises ValueError for an invalid file.
 
         The key of `--api-key` is the operator's, so its role is admin.
         """
-        entries = read_keys(Path(config.api_keys)) if config.api_keys else {}
-        tenants = {key: entry.as_tenant() for key, entry in entries.items()}
-        admins = [key for key, entry in entries.items() if entry.role == "admin"]
+        entries = read_key_file(Path(config.api_keys)) if config.api_keys else {}
+        tenant_by_key = {key: entry.as_tenant() for key, entry in entries.items()}
+        admin_keys = [key for key, entry in entries.items() if entry.role == "admin"]
         if not config.api_key:
-            return cls(tenants, admins)
-        if config.api_key in tenants:
-            raise ValueError(f"the key {shown(config.api_key)} of --api-key stands in {config.api_keys} as well")
-        check_keys("--api-key", [config.api_key])
-        return cls({**tenants, config.api_key: ANYONE}, [*admins, config.api_key])
+            return cls(tenant_by_key, admin_keys)
+        if config.api_key in tenant_by_key:
+            raise ValueError(f"the key {mask_key(config.api_key)} of --api-key stands in {config.api_keys} as well")
+        check_key_characters("--api-key", [config.api_key])
+        return cls({**tenant_by_key, config.api_key: DEFAULT_TENANT}, [*admin_keys, config.api_key])
 
     @property
-    def are_asked_for(self) -> bool:
-        return bool(self._tenants)
+    def are_required(self) -> bool:
+        return bool(self._tenant_by_digest)
 
-    def tenant_of(self, key: str) -> Tenant | None:
-        """Return the tenant of a key, or None if the key is unknown. ANYONE for every key if none are configured."""
-        return self._tenants.get(self._digest(key)) if self._tenants else ANYONE
+    def find_tenant(self, key: str) -> Tenant | None:
+        """Return the tenant of a key, or None if the key is unknown. DEFAULT_TENANT if no keys are configured."""
+        return self._tenant_by_digest.get(self._digest(key)) if self._tenant_by_digest else DEFAULT_TENANT
 
     def is_admin(self, key: str) -> bool:
         """Return whether this key may change what others use. True for every key if none are configured."""
-        return not self._tenants or self._digest(key) in self._admins
+        return not self._tenant_by_digest or self._digest(key) in self._admin_digests
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._salt, key.encode(errors="surrogateescape"), "sha256")
 
 
-def read_keys(file: Path) -> dict[str, Entry]:
+def read_key_file(file: Path) -> dict[str, ApiKeyEntry]:
     """Return the file's entries by key. Raises ValueError with a message about the first error."""
-    content = parse(file)
+    content = parse_json_file(file)
     try:
-        entries = ENTRIES.validate_python(content)
+        entries = KEY_FILE_SCHEMA.validate_python(content)
     except ValidationError as error:
-        raise ValueError(f"{file}: {fault(error)}") from None
+        raise ValueError(f"{file}: {describe_validation_error(error)}") from None
     if not entries:
-        raise ValueError(f"{file} holds no key; it should look like {EXAMPLE}")
-    check_keys(str(file), entries)
-    check_agreement(file, {key: entry.as_tenant() for key, entry in entries.items()})
+        raise ValueError(f"{file} holds no key; it should look like {EXAMPLE_KEY_FILE}")
+    check_key_characters(str(file), entries)
+    check_tenant_consistency(file, {key: entry.as_tenant() for key, entry in entries.items()})
     return entries
 
 
-def parse(file: Path) -> Any:
+def parse_json_file(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=reject_duplicate_names)
     except OSError as error:
         raise ValueError(f"cannot read {file} (--api-keys): {error.strerror}") from None
     except json.JSONDecodeError as error:
@@ -115,64 +115,65 @@ def parse(file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from None
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a dict. Raises ValueError for a repeated name, whose first value would be lost."""
-    found: dict[str, Any] = {}
+    json_object: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{shown(name)} stands there twice")
-        found[name] = value
-    return found
+        if name in json_object:
+            raise ValueError(f"{mask_key(name)} stands there twice")
+        json_object[name] = value
+    return json_object
 
 
-def check_keys(where: str, keys: Iterable[str]) -> None:
+def check_key_characters(source: str, keys: Iterable[str]) -> None:
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"{where}: the key {shown(key)} must be printable ASCII without blanks: headers carry "
+            raise ValueError(f"{source}: the key {mask_key(key)} must be printable ASCII without blanks: headers carry "
                              "nothing else")
 
 
-def check_agreement(file: Path, tenants: Mapping[str, Tenant]) -> None:
+def check_tenant_consistency(file: Path, tenant_by_key: Mapping[str, Tenant]) -> None:
     """Check that all keys of a tenant give it the same weight and limits. Raises ValueError."""
-    first: dict[str, tuple[str, Tenant]] = {}
-    for key, tenant in tenants.items():
-        other, known = first.setdefault(tenant.name, (key, tenant))
+    first_by_tenant: dict[str, tuple[str, Tenant]] = {}
+    for key, tenant in tenant_by_key.items():
+        first_key, first_tenant = first_by_tenant.setdefault(tenant.name, (key, tenant))
         for item in fields(Tenant):
-            one, two = getattr(known, item.name), getattr(tenant, item.name)
+            one, two = getattr(first_tenant, item.name), getattr(tenant, item.name)
             if one != two:
-                raise ValueError(f"{file}: keys {shown(other)} and {shown(key)} are of tenant {tenant.name}, but `"
-                                 f"{item.name}` is {plain(one)} for the one and {plain(two)} for the other")
+                raise ValueError(
+                    f"{file}: keys {mask_key(first_key)} and {mask_key(key)} are of tenant {tenant.name}, but `"
+                    f"{item.name}` is {describe_value(one)} for the one and {describe_value(two)} for the other")
 
 
-def fault(error: ValidationError) -> str:
+def describe_validation_error(error: ValidationError) -> str:
     """Describe the first error, without values that might be keys."""
-    first: Any = error.errors(include_url=False, include_context=False)[0]
-    match first["loc"]:
+    first_error: Any = error.errors(include_url=False, include_context=False)[0]
+    match first_error["loc"]:
         case (key, field, *_):
-            return f"key {shown(key)}: `{str(field)[:MAX_NAME]}` {reason(first)}"
+            return f"key {mask_key(key)}: `{str(field)[:MAX_NAME_LENGTH]}` {describe_error_reason(first_error)}"
         case (key,):
-            return f"key {shown(key)}: what it stands for {reason(first)}"
-    return f"what it holds {reason(first)}; it should look like {EXAMPLE}"
+            return f"key {mask_key(key)}: what it stands for {describe_error_reason(first_error)}"
+    return f"what it holds {describe_error_reason(first_error)}; it should look like {EXAMPLE_KEY_FILE}"
 
 
-def reason(fault: Any) -> str:
-    kind, text = fault["type"], fault["msg"].removeprefix("Input ").removeprefix("String ")
+def describe_error_reason(error: Any) -> str:
+    kind, text = error["type"], error["msg"].removeprefix("Input ").removeprefix("String ")
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
-        return f"is no setting; there are {', '.join(Entry.model_fields)}"
+        return f"is no setting; there are {', '.join(ApiKeyEntry.model_fields)}"
     rule = "must be an object" if kind in {"dict_type", "model_type"} else text.replace("should", "must")
-    return f"{rule}, got {plain(fault['input'])}"
+    return f"{rule}, got {describe_value(error['input'])}"
 
 
-def shown(key: str) -> str:
-    return ascii(key[:min(SHOWN, len(key) // 2)])[1:-1] + "…"
+def mask_key(key: str) -> str:
+    return ascii(key[:min(MAX_SHOWN_KEY_CHARACTERS, len(key) // 2)])[1:-1] + "…"
 
 
-def plain(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return a number, true, false or null as JSON, and of every other value only the type."""
     if value is None or isinstance(value, int | float):
-        return json.dumps(value)[:MAX_NAME]
+        return json.dumps(value)[:MAX_NAME_LENGTH]
     if isinstance(value, str):
         return "a string"
     return "an object" if isinstance(value, dict) else "a list"

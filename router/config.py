@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
-SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
-HUB_TOKEN = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
-ADAPTER_TOKEN = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
-API_KEY = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
+ORIGIN_PATTERN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
+ADAPTER_SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
+HUB_TOKEN_ENV = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
+ADAPTER_TOKEN_ENV = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
+API_KEY_ENV = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
@@ -68,14 +68,14 @@ class RouterConfig:
         4, "Most prompts in a request to /v1/completions or /vertex, or texts to /classify_batch.", low=1)
     adapter_source: str = setting(
         "hub", "Where adapters come from whose request does not say: the Hub (hub), a folder below --adapter-root "
-        "(local), or a bucket (s3).", choices=SOURCES)
+        "(local), or a bucket (s3).", choices=ADAPTER_SOURCES)
     adapter_id: str = setting("", "Adapter that requests go by which name none, as its source names it.")
     preloaded_adapter_ids: tuple[str, ...] = setting(
         (), "Adapter that is loaded at start and stays, as its source names it, or NAME=ID for one that requests call "
         "NAME; may be given several times.")
     preloaded_adapter_source: str = setting(
         "", "Where adapters come from that are loaded at start; by default as --adapter-source.",
-        choices=("", *SOURCES))
+        choices=("", *ADAPTER_SOURCES))
     max_active_adapters: int = setting(
         1024, "Most adapters that are loaded at once, on a GPU no more than 1,024; others wait until one of them can "
         "leave.", low=1)
@@ -128,8 +128,7 @@ class RouterConfig:
         "", "File like tokenizer_config.json whose `chat_template` is used instead of the model's own.")
     slow_client_buffer: int = setting(
         262_144, "Bytes that are kept for a client that does not read; its request pauses beyond.", low=4096)
-    slow_client_timeout: float = setting(
-        30.0, "Seconds after which a client that does not read is given up.", low=0)
+    slow_client_timeout: float = setting(30.0, "Seconds after which a client that does not read is given up.", low=0)
     step_timeout: float | None = setting(
         None, "Seconds after which a shard that does not answer counts as hung; by default ten times the longest step "
         "expected, at least 30.", low=0)
@@ -160,7 +159,7 @@ class RouterConfig:
             raise ValueError(f"--max-batch-total-tokens must be at least one block ({self.block_size}, --block-size), "
                              f"got {self.max_batch_total_tokens}")
         for origin in self.cors_allow_origin:
-            if not ORIGIN.fullmatch(origin):
+            if not ORIGIN_PATTERN.fullmatch(origin):
                 raise ValueError("--cors-allow-origin must be * or an origin without a path, such as "
                                  f"https://chat.example.org, got {origin}")
 

@@ -1,18 +1,18 @@
 """Errors of requests, as a tree.
 
     RequestError
-    ├── InvalidRequest       the request breaks a rule; the message names the field, the limit and the value
-    ├── ToolsFailed          the tools or the tool choice of the request are invalid
-    ├── TemplateFailed       the model has no chat template, or its template does not accept these messages
-    ├── Overloaded           rejected before it was queued; the client may try again after `retry_after` seconds
-    ├── AdapterMissing       there is no adapter of this name, or none that this client may use
-    ├── AdapterFailed        the adapter exists and cannot be fetched or loaded, or is invalid
-    ├── NotReady             the shards are not connected, or the server is starting or stopping
-    ├── GenerationFailed     the request was accepted and failed on a shard
+    ├── InvalidRequest      the request breaks a rule; the message names the field, the limit and the value
+    ├── InvalidTools        the tools or the tool choice of the request are invalid
+    ├── ChatTemplateFailed  the model has no chat template, or its template does not accept these messages
+    ├── Overloaded          rejected before it was queued; the client may try again after `retry_after` seconds
+    ├── AdapterNotFound     there is no adapter of this name, or none that this client may use
+    ├── AdapterLoadFailed   the adapter exists and cannot be fetched or loaded, or is invalid
+    ├── NotReady            the shards are not connected, or the server is starting or stopping
+    ├── GenerationFailed    the request was accepted and failed on a shard
     │   ├── EmbeddingFailed        an embedding request failed on a shard
     │   └── ClassificationFailed   a classification request failed on a shard
-    ├── TimedOut             the timeout that its client set has passed before the first token
-    └── Cancelled            the client left, or was too slow to read
+    ├── TimedOut            the timeout that its client set has passed before the first token
+    └── Cancelled           the client left, or was too slow to read
 
 `CannotStartNow` is not part of the tree: it is raised while the server starts.
 
@@ -22,7 +22,7 @@ the field's name in backticks.
 
 import re
 
-FIELD = re.compile(r"`(\w+)[^`]*`")  # also `messages.0.content`, of which the first name is the field
+FIELD_PATTERN = re.compile(r"`(\w+)[^`]*`")  # also `messages.0.content`, of which the first name is the field
 
 
 class RequestError(Exception):
@@ -34,23 +34,23 @@ class RequestError(Exception):
     @property
     def param(self) -> str:
         """The field of the request that is wrong; empty if it is none or not known."""
-        found = FIELD.match(str(self))
+        found = FIELD_PATTERN.match(str(self))
         return self._param or (found[1] if found else "")
 
 
 class InvalidRequest(RequestError, ValueError):
-    def __init__(self, message: str, kind: str = "", *, param: str = "", code: str = "") -> None:
-        """`kind` is TGI's `error_type` and `code` OpenAI's `code`, for errors that have one in these APIs."""
+    def __init__(self, message: str, error_type: str = "", *, param: str = "", code: str = "") -> None:
+        """`error_type` is TGI's `error_type` and `code` OpenAI's `code`, for errors that have one in these APIs."""
         super().__init__(message, param=param)
-        self.kind = kind
+        self.error_type = error_type
         self.code = code
 
 
-class ToolsFailed(RequestError):
+class InvalidTools(RequestError):
     pass
 
 
-class TemplateFailed(RequestError):
+class ChatTemplateFailed(RequestError):
     @property
     def param(self) -> str:
         return "messages"
@@ -62,11 +62,11 @@ class Overloaded(RequestError):
         self.retry_after = retry_after
 
 
-class AdapterMissing(RequestError):
+class AdapterNotFound(RequestError):
     pass
 
 
-class AdapterFailed(RequestError):
+class AdapterLoadFailed(RequestError):
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
         """`is_temporary`: another try may succeed, as the adapter itself is not known to be invalid."""
         super().__init__(message)

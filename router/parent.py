@@ -9,33 +9,33 @@ import asyncio
 import os
 import signal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def end_with_parent(parent_fd: int) -> None:
+def cancel_on_parent_exit(parent_fd: int) -> None:
     """Cancel the running task when the parent ends: no other process would restart or stop this one."""
     if parent_fd < 0:
         return
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
-    def gone() -> None:
+    def on_parent_exit() -> None:
         loop.remove_reader(parent_fd)
         task.cancel()
 
-    loop.add_reader(parent_fd, gone)
+    loop.add_reader(parent_fd, on_parent_exit)
 
 
-async def asked_to_stop() -> None:
+async def wait_for_stop_signal() -> None:
     """Wait for SIGINT or SIGTERM, then restore the default action: a second signal ends the process at once."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, asked.set)
-    await asked.wait()
-    for number in SIGNALS:
+    loop, stop_requested = asyncio.get_running_loop(), asyncio.Event()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop_requested.set)
+    await stop_requested.wait()
+    for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
 
 
-def tell(ready_fd: int, line: str) -> None:
+def send_to_parent(ready_fd: int, message: str) -> None:
     if ready_fd >= 0:
-        os.write(ready_fd, f"{' '.join(line.split())}\n".encode())
+        os.write(ready_fd, f"{' '.join(message.split())}\n".encode())

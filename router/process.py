@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.config import RouterConfig
-from shard.telemetry.logs import Logs
-from shard.telemetry.traces import Traces
+from shard.telemetry.logs import LogSettings
+from shard.telemetry.traces import TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RouterProcessArgs:
     """Start parameters of a router process."""
 
     config: RouterConfig
@@ -31,17 +31,18 @@ class Order:
     store: tuple[str, ...] = ()  # command of the adapter store's process; empty: adapters are not served
     record_folder: str = ""  # folder of the recordings; empty: nothing is recorded
     progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
-    logs: Logs = field(default_factory=Logs)
-    traces: Traces = field(default_factory=Traces)
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
     hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
 
     @classmethod
-    def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "Order":
+    def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "RouterProcessArgs":
         """Parse the JSON. Secrets are not part of it, since other users can read the arguments of a process."""
-        given: dict[str, Any] = json.loads(text)
+        parsed: dict[str, Any] = json.loads(text)
         settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                    for name, value in given["config"].items()}
+                                    for name, value in parsed["config"].items()}
         config = RouterConfig(**{"api_key": api_key, **settings})
-        lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress", "store")}
-        nested = {"config": config, "logs": Logs(**given.get("logs", {})), "traces": Traces(**given.get("traces", {}))}
-        return cls(**given | nested | lists | {"hub_token": hub_token})
+        tuple_fields = {name: tuple(parsed.get(name, ())) for name in ("shards", "progress", "store")}
+        nested_fields = {"config": config, "logs": LogSettings(**parsed.get("logs", {})),
+                         "traces": TraceSettings(**parsed.get("traces", {}))}
+        return cls(**parsed | nested_fields | tuple_fields | {"hub_token": hub_token})

@@ -37,15 +37,15 @@ class SamplingParams:
     biases: tuple[float, ...] = ()  # one for each of the biased tokens
 
 
-class Wish(StrEnum):
+class RequestKind(StrEnum):
     """Kind of result that a request asks for."""
 
-    TEXT = "text"  # a continuation of the prompt
-    VECTOR = "vector"  # the embedding of the prompt
-    LABELS = "labels"  # the likeliest label of each prompt token
+    GENERATE = "text"  # a continuation of the prompt
+    EMBED = "vector"  # the embedding of the prompt
+    CLASSIFY = "labels"  # the likeliest label of each prompt token
 
 
-EMBEDDED = (Wish.VECTOR, Wish.LABELS)  # prompts run whole in one step and use no KV cache
+POOLING_KINDS = (RequestKind.EMBED, RequestKind.CLASSIFY)  # prompts run whole in one step and use no KV cache
 
 ADAPTER, GRAMMAR = "adapter", "grammar"
 
@@ -56,8 +56,8 @@ class Resource:
 
     kind: str
     id: int
-    takes: int = field(default=0, compare=False)  # upper bound of its bytes on a shard
-    stays: bool = field(default=False, compare=False)  # whether it is never unloaded once it is loaded
+    max_bytes: int = field(default=0, compare=False)  # upper bound of its bytes on a shard
+    is_pinned: bool = field(default=False, compare=False)  # whether it is never unloaded once it is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +74,35 @@ class Tenant:
     max_queue_tokens: int | None = None
 
 
-ANYONE = Tenant()
+DEFAULT_TENANT = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     id: str
     prompt: tuple[int, ...]
-    max_new_tokens: int  # 0 unless `wish` is TEXT
-    key: int = 0  # 64-bit key of every random draw of this request
+    max_new_tokens: int  # 0 unless `kind` is GENERATE
+    random_key: int = 0  # 64-bit key of every random draw of this request
     sampling: SamplingParams = field(default_factory=SamplingParams)
     end_tokens: frozenset[int] = frozenset()  # empty if generation ignores the model's end tokens
     stop_strings: tuple[str, ...] = ()
     prompt_logprobs: bool = False
     priority: int = 0  # a level counts as ten seconds of age in the queue
-    tenant: Tenant = ANYONE
+    tenant: Tenant = DEFAULT_TENANT
     timeout: float | None = None  # seconds from arrival; a request that cannot start by then never reaches a shard
     # Start of the hash chain, equal for requests that may share cached blocks, and the chained hashes of the prompt's
     # full blocks; both are empty if blocks are not shared.
-    namespace: bytes = b""
+    cache_namespace: bytes = b""
     block_hashes: tuple[bytes, ...] = ()
     adapter: Resource | None = None
     grammar: Resource | None = None
     adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
-    wish: Wish = Wish.TEXT
+    kind: RequestKind = RequestKind.GENERATE
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
 
     @property
-    def needs(self) -> tuple[Resource, ...]:
+    def needed_resources(self) -> tuple[Resource, ...]:
         return tuple(resource for resource in (self.adapter, self.grammar) if resource is not None)
-

@@ -10,54 +10,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PHASES = ("load", "check", "warm-up", "ready")  # in their order
+STARTUP_PHASES = ("load", "check", "warm-up", "ready")  # in their order
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ShardStartupProgress:
     """Startup progress of one shard: `done` of `total` units of the phase, in `seconds`."""
 
-    phase: str = PHASES[0]
+    phase: str = STARTUP_PHASES[0]
     done: int = 0
     total: int = 0  # 0: unknown
     seconds: float = 0.0
 
     @property
-    def eta(self) -> float | None:
+    def eta_seconds(self) -> float | None:
         """Seconds until the end of the phase at the current rate; None if unknown."""
         return self.seconds * (self.total - self.done) / self.done if 0 < self.done <= self.total else None
 
 
-def read_stage(path: Path) -> Stage:
+def read_shard_progress(path: Path) -> ShardStartupProgress:
     """Read the progress of a shard; without a valid file it is at the beginning."""
     with suppress(OSError, ValueError, TypeError):
-        stage = Stage(**json.loads(path.read_bytes()))
-        if stage.phase in PHASES:
-            return stage
-    return Stage()
+        progress = ShardStartupProgress(**json.loads(path.read_bytes()))
+        if progress.phase in STARTUP_PHASES:
+            return progress
+    return ShardStartupProgress()
 
 
-class Startup:
-    def __init__(self, files: Iterable[str] = ()) -> None:
-        """`files` are the progress files, one for each shard."""
-        self._files = tuple(Path(file) for file in files)
+class StartupProgress:
+    def __init__(self, progress_files: Iterable[str] = ()) -> None:
+        """`progress_files` are the progress files, one for each shard."""
+        self._progress_files = tuple(Path(file) for file in progress_files)
 
     def is_warm(self) -> bool:
         """Whether the shards were ready for an earlier router."""
-        return bool(self._files) and all(read_stage(file).phase == PHASES[-1] for file in self._files)
+        return bool(self._progress_files) and all(read_shard_progress(file).phase == STARTUP_PHASES[-1]
+                                                  for file in self._progress_files)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the progress of the slowest shard's phase, as JSON data for probes.
 
         Bytes are sums over all shards in that phase. The phase is never `ready`, since the router is not ready yet.
         """
-        stages = [read_stage(file) for file in self._files] or [Stage()]
-        place = min(PHASES.index(stage.phase) for stage in stages)
-        behind = [stage for stage in stages if stage.phase == PHASES[place]]
-        told: dict[str, Any] = {"phase": PHASES[min(place, 2)]}
-        total = sum(stage.total for stage in behind)
-        if place == 0 and total:
-            told |= {"bytes": sum(stage.done for stage in behind), "total": total}
-        if all(stage.eta is not None for stage in behind):
-            told["eta_seconds"] = round(max(stage.eta or 0.0 for stage in behind), 1)
-        return told
+        shard_progress = [read_shard_progress(file) for file in self._progress_files] or [ShardStartupProgress()]
+        phase_index = min(STARTUP_PHASES.index(stage.phase) for stage in shard_progress)
+        slowest_shards = [stage for stage in shard_progress if stage.phase == STARTUP_PHASES[phase_index]]
+        result: dict[str, Any] = {"phase": STARTUP_PHASES[min(phase_index, 2)]}
+        total = sum(stage.total for stage in slowest_shards)
+        if phase_index == 0 and total:
+            result |= {"bytes": sum(stage.done for stage in slowest_shards), "total": total}
+        if all(stage.eta_seconds is not None for stage in slowest_shards):
+            result["eta_seconds"] = round(max(stage.eta_seconds or 0.0 for stage in slowest_shards), 1)
+        return result

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from shard.simulator.faults import Faults
-from shard.telemetry.logs import Logs
-from shard.telemetry.traces import Traces
+from shard.simulator.faults import FaultScript
+from shard.telemetry.logs import LogSettings
+from shard.telemetry.traces import TraceSettings
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
@@ -20,7 +20,7 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8")
-ATTENTIONS = ("auto", "reference", "cpu", "triton")
+ATTENTION_CHOICES = ("auto", "reference", "cpu", "triton")
 DIST_BACKENDS = ("auto", "memory", "nccl")
 
 
@@ -51,7 +51,7 @@ class SimulatedConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        Faults(self.faults)
+        FaultScript(self.faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ShardConfig:
         "on machines with more than four.", low=0)
     attention: str = setting(
         "auto", "Implementation of attention. auto: cpu on CPU, triton on CUDA; reference: plain and slow.",
-        choices=ATTENTIONS)
+        choices=ATTENTION_CHOICES)
     cuda_graphs: bool = setting(
         True, "Whether steps in which nobody starts are replayed as CUDA graphs, where the whole model is on one GPU.")
     exact: bool = setting(
@@ -108,8 +108,8 @@ class ShardConfig:
         0.1, "Share of the memory for adapters, where they are served: on CUDA of the whole GPU, on CPU of what is "
         "available once the model is loaded, for all shards together.", low=0.001, high=0.9)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
-    logs: Logs = field(default_factory=Logs)
-    traces: Traces = field(default_factory=Traces)
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -117,21 +117,21 @@ class ShardConfig:
             raise ValueError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
 
     @classmethod
-    def from_json(cls, text: str) -> "ShardConfig":
-        given = json.loads(text)
-        kinds = {"simulated": SimulatedConfig, "logs": Logs, "traces": Traces}
-        nested = {name: kind(**given.get(name, {})) for name, kind in kinds.items()}
-        return cls(**{**given, **nested})
+    def from_json(cls, json_text: str) -> "ShardConfig":
+        values = json.loads(json_text)
+        nested_types = {"simulated": SimulatedConfig, "logs": LogSettings, "traces": TraceSettings}
+        nested = {name: kind(**values.get(name, {})) for name, kind in nested_types.items()}
+        return cls(**{**values, **nested})
 
 
 def check_bounds(config: Any) -> None:
-    for item in fields(config):
-        value, rules = getattr(config, item.name), item.metadata
-        if value is None or not rules:
+    for config_field in fields(config):
+        value, bounds = getattr(config, config_field.name), config_field.metadata
+        if value is None or not bounds:
             continue
-        if rules["choices"] and value not in rules["choices"]:
-            raise ValueError(f"{item.name} must be one of {', '.join(rules['choices'])}, got {value}")
-        if rules["low"] is not None and not value >= rules["low"]:
-            raise ValueError(f"{item.name} must be at least {rules['low']}, got {value}")
-        if rules["high"] is not None and not value <= rules["high"]:
-            raise ValueError(f"{item.name} must be at most {rules['high']}, got {value}")
+        if bounds["choices"] and value not in bounds["choices"]:
+            raise ValueError(f"{config_field.name} must be one of {', '.join(bounds['choices'])}, got {value}")
+        if bounds["low"] is not None and not value >= bounds["low"]:
+            raise ValueError(f"{config_field.name} must be at least {bounds['low']}, got {value}")
+        if bounds["high"] is not None and not value <= bounds["high"]:
+            raise ValueError(f"{config_field.name} must be at most {bounds['high']}, got {value}")

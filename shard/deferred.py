@@ -8,26 +8,26 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Later(Generic[Answer]):
+class PendingResult(Generic[Answer]):
     def __init__(self, wait: Callable[[], object], finish: Callable[[], Answer]) -> None:
         """Create a pending answer. `wait` returns when the computation is over; any thread may call it. `finish` is
         called once, in the thread that began the computation."""
         self.wait = wait
         self._finish = finish
-        self.answer: Future[Answer] = Future()
+        self.future: Future[Answer] = Future()
 
     def finish(self) -> Answer:
         """Return the answer, or raise the error of the computation; the same each time."""
-        if not self.answer.done():
+        if not self.future.done():
             try:
                 answer = self._finish()
             except Exception as error:
-                self.answer.set_exception(error)
+                self.future.set_exception(error)
             else:
-                self.answer.set_result(answer)
-        return self.answer.result()
+                self.future.set_result(answer)
+        return self.future.result()
 
-    def settle(self) -> None:
-        """Finish without raising; `answer` has the result or the error."""
+    def finish_without_raising(self) -> None:
+        """Finish without raising; `future` has the result or the error."""
         with suppress(Exception):
             self.finish()

@@ -1,17 +1,17 @@
 """Errors of messages that are not applied, and of steps without memory. Any other exception means a failed step."""
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """Message that is invalid, whatever the shard's state."""
 
 
-class Refused(Exception):
+class RejectedMessage(Exception):
     """Message that does not fit the shard's state."""
 
 
-class NoRoom(Refused, ValueError):
+class StartupOutOfMemory(RejectedMessage, ValueError):
     """Too little memory for the model, its cache or its largest step. Another start may find enough."""
 
 
-class Exhausted(Exception):
+class StepOutOfMemory(Exception):
     """Too little memory for a step. A smaller step may fit."""

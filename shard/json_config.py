@@ -4,10 +4,10 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-MOST = sys.float_info.max  # an int may be larger, and cannot become a float then
+MAX_FLOAT = sys.float_info.max  # an int may be larger, and cannot become a float then
 
 
-class Given:
+class JsonConfig:
     def __init__(self, values: dict[str, Any], source: str) -> None:
         self._values = values
         self.source = source
@@ -16,53 +16,54 @@ class Given:
     def values(self) -> dict[str, Any]:
         return dict(self._values)
 
-    def get(self, *names: str) -> Any:
+    def get(self, *keys: str) -> Any:
         """Return the value of the first of these keys that is present and not null."""
-        return next((self._values[name] for name in names if self._values.get(name) is not None), None)
+        return next((self._values[name] for name in keys if self._values.get(name) is not None), None)
 
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.get(name) if self.get(name) is not None else default
+    def get_positive_int(self, key: str, default: int | None = None) -> int:
+        value = self.get(key) if self.get(key) is not None else default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{self.source}: {name} must be a whole number of at least 1, got {value}")
+            raise ValueError(f"{self.source}: {key} must be a whole number of at least 1, got {value}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.get(name) if self.get(name) is not None else default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST:
-            raise ValueError(f"{self.source}: {name} must be a number above 0, got {value}")
+    def get_positive_number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key) if self.get(key) is not None else default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_FLOAT:
+            raise ValueError(f"{self.source}: {key} must be a number above 0, got {value}")
         return float(value)
 
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self.get(name)
+    def get_bool(self, key: str, *, default: bool) -> bool:
+        value = self.get(key)
         return default if value is None else bool(value)
 
-    def one_of(self, name: str, value: object, supported: Collection[Any]) -> Any:
+    def check_supported(self, key: str, value: object, supported: Collection[Any]) -> Any:
         """Return `value`, which is given under this name or its default; raises ValueError if it is not supported."""
         if value not in tuple(supported):  # a dict would raise TypeError for a value without a hash
-            raise self.refusal(f"{name} {value}", supported)
+            raise self.make_unsupported_error(f"{key} {value}", supported)
         return value
 
-    def refusal(self, what: str, supported: Collection[Any]) -> ValueError:
-        return ValueError(f"{self.source}: {what} is not supported; supported: {', '.join(map(str, supported))}")
+    def make_unsupported_error(self, description: str, supported: Collection[Any]) -> ValueError:
+        return ValueError(f"{self.source}: {description} is not supported; supported: {', '.join(map(str, supported))}")
 
     # -- derived objects
 
-    def usually(self, **values: Any) -> "Given":
+    def with_defaults_for_absent_keys(self, **values: Any) -> "JsonConfig":
         """Return a copy with defaults for absent keys; an explicit null is kept."""
-        return Given(values | self._values, self.source)
+        return JsonConfig(values | self._values, self.source)
 
-    def with_defaults(self, **values: Any) -> "Given":
+    def with_defaults(self, **values: Any) -> "JsonConfig":
         """Return a copy with defaults for keys that are absent or null."""
-        return Given(values | {name: value for name, value in self._values.items() if value is not None}, self.source)
+        return JsonConfig(values | {name: value for name, value in self._values.items() if value is not None},
+                          self.source)
 
-    def within(self, *names: str) -> "Given":
+    def get_subconfig(self, *keys: str) -> "JsonConfig":
         """Return the object of the first of these names that is there; an empty one, if none is."""
-        name = next((name for name in names if self._values.get(name) is not None), names[0])
-        values = self.get(name) or {}
+        key = next((name for name in keys if self._values.get(name) is not None), keys[0])
+        values = self.get(key) or {}
         if not isinstance(values, Mapping):
-            raise ValueError(f"{self.source}: {name} must be an object, got {values!r}")
-        return self.instead(dict(values), name)
+            raise ValueError(f"{self.source}: {key} must be an object, got {values!r}")
+        return self.make_subconfig(dict(values), key)
 
-    def instead(self, values: dict[str, Any], name: str) -> "Given":
-        """Return an object with these values; errors name it as `name` in this source."""
-        return Given(values, f"{self.source}: {name}")
+    def make_subconfig(self, values: dict[str, Any], key: str) -> "JsonConfig":
+        """Return an object with these values; errors name it as `key` in this source."""
+        return JsonConfig(values, f"{self.source}: {key}")

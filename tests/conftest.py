@@ -29,15 +29,16 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
-from support.process_list import child_pids, command_line
-from support.shared_probe_cache import KEPT
-from support.triton_interpreter import prepare_interpreter
+from support.process_list import list_child_pids, read_command_line
+from support.shared_probe_cache import SHARED_FOLDER_NAME
+from support.triton_interpreter import patch_interpreter
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE = 10.0  # seconds to wait for leftovers that are already ending, such as a thread after its last task
-BLOCKING = (  # blocking calls, each with the case in which the call returns at once
+# seconds to wait for leftovers that are already ending, such as a thread after its last task
+LEFTOVER_TIMEOUT_SECONDS = 10.0
+BLOCKING_CALLS = (  # blocking calls, each with the case in which the call returns at once
     (time, "sleep", lambda *_: False),
     (subprocess.Popen, "wait", lambda process, *_, **__: process.returncode is not None),
     (subprocess.Popen, "communicate", lambda *_, **__: False),
@@ -56,9 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "weft", deadline=None, database=None, print_blob=True, derandomize=config.option.markexpr != "long",
         phases=set(hypothesis.Phase) - {hypothesis.Phase.explain})  # explain traces every line, which is slow
     hypothesis.settings.load_profile("weft")
-    for owner, name, returns_at_once in BLOCKING:
-        setattr(owner, name, never_in_a_loop(getattr(owner, name), returns_at_once))
-    own_temporary_folder(config)
+    for owner, name, returns_at_once in BLOCKING_CALLS:
+        setattr(owner, name, forbid_in_event_loop(getattr(owner, name), returns_at_once))
+    create_temporary_folder(config)
 
 
 def pytest_collection() -> None:
@@ -73,16 +74,16 @@ def pytest_collection_finish() -> None:
     collecting after each test is fast.
     """
     if (warmup := sys.modules.get("shard.workers.warmup")) is not None:
-        warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
+        warmup.SLOW_STEP_SECONDS["cpu"] = warmup.MAX_REPEATED_SECONDS = 0.0
     if "torch" in sys.modules and importlib.util.find_spec("triton"):  # available on Linux only
-        prepare_interpreter()
+        patch_interpreter()
     gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 1_000, 1_000)  # so that a test's objects are not in the oldest generation at its end
 
 
-def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
+def forbid_in_event_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if asyncio._get_running_loop() is not None and not returns_at_once(*args, **kwargs):
@@ -91,11 +92,11 @@ def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[...,
     return checked
 
 
-def own_temporary_folder(config: pytest.Config) -> None:
+def create_temporary_folder(config: pytest.Config) -> None:
     """Create a temporary folder for tests and the processes that they start; nothing else uses it, not even pytest."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="weft-tests-")
-    Path(tempfile.tempdir, KEPT).mkdir()
+    Path(tempfile.tempdir, SHARED_FOLDER_NAME).mkdir()
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"]))
 
 
@@ -103,7 +104,7 @@ def own_temporary_folder(config: pytest.Config) -> None:
 # Nothing is left behind
 
 
-def descriptors() -> set[str]:
+def list_open_descriptors() -> set[str]:
     """Return the open file descriptors, named by target and a count instead of their number.
 
     Libraries close a descriptor and open a similar one under another number.
@@ -115,63 +116,64 @@ def descriptors() -> set[str]:
     return {f"{kind} {number}" for kind, count in found.items() for number in range(count)}
 
 
-def threads() -> set[str]:
+def list_threads() -> set[str]:
     return {f"{thread.name} {thread.ident}" for thread in threading.enumerate()}
 
 
-def children() -> set[str]:
+def list_child_processes() -> set[str]:
     """Return our child processes and, since we are their subreaper, the orphans of ended ones."""
     with suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
-        return {f"{pid} {' '.join(command_line(pid))}" for pid in child_pids(os.getpid())}
+        return {f"{pid} {' '.join(read_command_line(pid))}" for pid in list_child_pids(os.getpid())}
     return set()
 
 
-def files() -> set[str]:
+def list_temporary_files() -> set[str]:
     return set(os.listdir(tempfile.gettempdir()))
 
 
-KINDS = {"descriptor": descriptors, "thread": threads, "child": children, "file": files}
+RESOURCE_LISTERS = {"descriptor": list_open_descriptors, "thread": list_threads, "child": list_child_processes,
+                    "file": list_temporary_files}
 
 
-def snapshot() -> set[str]:
-    return {f"{kind} {thing}" for kind, find in KINDS.items() for thing in find()}
+def snapshot_resources() -> set[str]:
+    return {f"{kind} {thing}" for kind, find in RESOURCE_LISTERS.items() for thing in find()}
 
 
-def left_since(before: set[str]) -> set[str]:
+def wait_for_leftovers(before: set[str]) -> set[str]:
     """Return what exists now and did not exist before the test.
 
     If there is anything, wait up to PATIENCE seconds until it has ended, and collect garbage meanwhile.
     """
-    end, old = time.monotonic() + PATIENCE, cycle([*[1] * 20, 2])
-    while (left := snapshot() - before) and time.monotonic() < end:
+    end, old = time.monotonic() + LEFTOVER_TIMEOUT_SECONDS, cycle([*[1] * 20, 2])
+    while (leftovers := snapshot_resources() - before) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect(next(old))  # young generations, and every 21st time all of them
-    return left
+    return leftovers
 
 
 @pytest.fixture(scope="session")
-def complaints() -> Iterator[list[str]]:
+def asyncio_errors() -> Iterator[list[str]]:
     """Collect what asyncio reports: tasks that are pending when their loop ends, and unhandled errors."""
-    found: list[str] = []
+    errors: list[str] = []
     cancel_all_tasks = asyncio.runners._cancel_all_tasks
 
-    def note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
-        found.extend(f"task {task.get_coro()}" for task in asyncio.all_tasks(loop))
+    def record_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
+        errors.extend(f"task {task.get_coro()}" for task in asyncio.all_tasks(loop))
         cancel_all_tasks(loop)
 
     listener = logging.Handler(logging.ERROR)
-    listener.emit = lambda record: found.append(f"error {record.getMessage()} {record.exc_info}")
+    listener.emit = lambda record: errors.append(f"error {record.getMessage()} {record.exc_info}")
     logging.getLogger("asyncio").addHandler(listener)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio.runners, "_cancel_all_tasks", note_and_cancel)
-        yield found
+        patch.setattr(asyncio.runners, "_cancel_all_tasks", record_and_cancel)
+        yield errors
     logging.getLogger("asyncio").removeHandler(listener)
 
 
 @pytest.fixture(scope="session")
-def kept_by_libraries() -> None:
+def process_wide_setup() -> None:
     """Make uvloop create its signal pipe, which it keeps from its first loop on, before any test is checked.
 
     Also make this process the subreaper of its descendants, so that orphaned ones become its children.
@@ -181,7 +183,7 @@ def kept_by_libraries() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_was_there_before_is_no_garbage() -> None:
+def freeze_existing_objects() -> None:
     """Exclude all existing objects from garbage collection.
 
     Most objects belong to libraries; scanning them after every test would take longer than the tests.
@@ -191,16 +193,16 @@ def what_was_there_before_is_no_garbage() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(
-        complaints: list[str], kept_by_libraries: None, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    complaints.clear()
-    before = snapshot()
+def check_no_leaks(
+        asyncio_errors: list[str], process_wide_setup: None, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    asyncio_errors.clear()
+    before = snapshot_resources()
     yield
     for record in caplog.get_records("call"):  # pytest keeps records, and their tracebacks keep frames alive
         record.exc_info, record.args = None, ()
-    left = left_since(before)
-    for thing in left:
+    leftovers = wait_for_leftovers(before)
+    for thing in leftovers:
         if thing.startswith("child "):
             os.kill(int(thing.split()[1]), signal.SIGKILL)
-    if left or complaints:
-        pytest.fail("left behind:\n  " + "\n  ".join([*sorted(left), *complaints]), pytrace=False)
+    if leftovers or asyncio_errors:
+        pytest.fail("left behind:\n  " + "\n  ".join([*sorted(leftovers), *asyncio_errors]), pytrace=False)

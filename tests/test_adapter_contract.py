@@ -8,269 +8,299 @@ from typing import Any
 
 import grpc
 import pytest
-from support.peft_adapters import tiny_adapter
-from support.small_checkpoints import tiny_checkpoint
+from support.peft_adapters import make_tiny_adapter
+from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.pb import shard_pb2 as pb
 from shard.simulator.worker import SimulatedWorker
-from shard.workers.decoder import ModelWorker
-from tests.shard.messages import Row, decode, embed, filtered, keep, prefill, rows_of, vectors_of
-from tests.shard.peer import Peer, code_of
-from tests.shard.peer import play as play_with
+from shard.workers.decoder import DecoderWorker
+from tests.shard.messages import (
+    SequenceRow,
+    get_embeddings,
+    get_tokens_by_sequence,
+    make_decode,
+    make_embed,
+    make_filter,
+    make_keep,
+    make_prefill,
+)
+from tests.shard.peer import ShardClient, await_status_code
+from tests.shard.peer import play_scenario as play_with
 
-Code = grpc.StatusCode
-WORKERS = {
+StatusCode = grpc.StatusCode
+WORKER_FACTORIES = {
     "simulated": lambda _, config: SimulatedWorker(config),
-    "model": lambda model, config: ModelWorker(replace(config, model=str(model), threads=1, adaptable=True)),
+    "model": lambda model, config: DecoderWorker(replace(config, model=str(model), threads=1, adaptable=True)),
 }
 PROMPT = list(b"weave me something nice")
-SHORT = list(b"abc")
+SHORT_PROMPT = list(b"abc")
 
 
-@pytest.fixture(params=WORKERS)
-def play(request: pytest.FixtureRequest, tmp_path: Path, model: Path) -> Callable[..., None]:
-    return partial(play_with, partial(WORKERS[request.param], model), tmp_path)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", max_position_embeddings=256)
+@pytest.fixture(params=WORKER_FACTORIES)
+def play_scenario(request: pytest.FixtureRequest, tmp_path: Path, model_folder: Path) -> Callable[..., None]:
+    return partial(play_with, partial(WORKER_FACTORIES[request.param], model_folder), tmp_path)
 
 
 @pytest.fixture(scope="module")
-def wide(model: Path) -> list[Path]:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", max_position_embeddings=256)
+
+
+@pytest.fixture(scope="module")
+def full_adapter_folders(model_folder: Path) -> list[Path]:
     """Return two adapters that change every linear."""
-    return [tiny_adapter(model, seed=seed, r=4) for seed in (1, 2)]
+    return [make_tiny_adapter(model_folder, seed=seed, r=4) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
-def narrow(model: Path) -> Path:
+def q_proj_adapter_folder(model_folder: Path) -> Path:
     """Return an adapter of the same rank that changes only `q_proj`."""
-    return tiny_adapter(model, seed=3, r=4, target_modules=["q_proj"])
+    return make_tiny_adapter(model_folder, seed=3, r=4, target_modules=["q_proj"])
 
 
 @pytest.fixture
-def broken(wide: list[Path], tmp_path: Path) -> Path:
+def broken_adapter_folder(full_adapter_folders: list[Path], tmp_path: Path) -> Path:
     """Return an adapter with truncated weights; the simulated worker, which reads no files, rejects it by a fault."""
     folder = tmp_path / "broken"
     folder.mkdir()
-    for path in wide[0].iterdir():
+    for path in full_adapter_folders[0].iterdir():
         (folder / path.name).write_bytes(path.read_bytes()[:-1 if path.suffix == ".safetensors" else None])
     return folder
 
 
-async def load(shard: Peer, number: int, folder: Path) -> pb.LoadAnswer:
-    asked = pb.LoadRequest(epoch=shard.epoch, kind=pb.KIND_ADAPTER, id=number, source=str(folder))
-    answer: pb.LoadAnswer = await shard.stub.Load(asked)
+async def load_adapter(shard: ShardClient, adapter_id: int, folder: Path) -> pb.LoadAnswer:
+    request = pb.LoadRequest(epoch=shard.epoch, kind=pb.KIND_ADAPTER, id=adapter_id, source=str(folder))
+    answer: pb.LoadAnswer = await shard.stub.Load(request)
     return answer
 
 
-async def unload(shard: Peer, number: int) -> None:
-    await shard.stub.Unload(pb.UnloadRequest(epoch=shard.epoch, kind=pb.KIND_ADAPTER, id=number))
+async def unload_adapter(shard: ShardClient, adapter_id: int) -> None:
+    await shard.stub.Unload(pb.UnloadRequest(epoch=shard.epoch, kind=pb.KIND_ADAPTER, id=adapter_id))
 
 
-async def loaded(shard: Peer) -> list[int]:
+async def list_loaded_adapters(shard: ShardClient) -> list[int]:
     return list((await shard.stub.Info(pb.InfoRequest())).loaded_adapters)
 
 
-async def heard(shard: Peer, adapter: int, *, steps: int = 3) -> list[tuple[int, float]]:
+async def generate_alone(shard: ShardClient, adapter_id: int, *, steps: int = 3) -> list[tuple[int, float]]:
     """Return tokens and logprobs of a sequence that runs alone with this adapter, in a new epoch."""
     await shard.reset()
-    answers = [await shard.send(prefill(1, Row(7, PROMPT, [0, 1], adapter=adapter)))]
-    answers += [await shard.send(decode(1)) for _ in range(steps)]
+    answers = [await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1], adapter_id=adapter_id)))]
+    answers += [await shard.send(make_decode(1)) for _ in range(steps)]
     return [(answer.tokens[0], answer.logprobs[0]) for answer in answers]
 
 
-class TestAdapters:
-    def test_a_sequence_may_name_what_was_loaded_until_it_is_unloaded(self, play: Any, narrow: Path) -> None:
-        async def story(shard: Peer) -> None:
+class TestAdapterContract:
+    def test_sequences_can_use_an_adapter_until_it_is_unloaded(self, play_scenario: Any,
+                                                               q_proj_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
             assert (await shard.stub.Info(pb.InfoRequest())).adapters
-            await load(shard, 5, narrow)
-            await shard.send(prefill(1, Row(7, SHORT, [0], adapter=5)))
-            await shard.send(filtered(1))
-            await unload(shard, 5)
-            assert await loaded(shard) == []
-            assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=5))) == Code.FAILED_PRECONDITION
-        play(story)
+            await load_adapter(shard, 5, q_proj_adapter_folder)
+            await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=5)))
+            await shard.send(make_filter(1))
+            await unload_adapter(shard, 5)
+            assert await list_loaded_adapters(shard) == []
+            assert await shard.get_status_code(
+                make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=5))) == StatusCode.FAILED_PRECONDITION
+        play_scenario(scenario)
 
-    def test_reset_keeps_what_is_loaded(self, play: Any, wide: list[Path], narrow: Path) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 9, wide[0])
-            await load(shard, 5, narrow)
-            before = await heard(shard, 5)
+    def test_reset_keeps_loaded_adapters(self, play_scenario: Any, full_adapter_folders: list[Path],
+                                         q_proj_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 9, full_adapter_folders[0])
+            await load_adapter(shard, 5, q_proj_adapter_folder)
+            before = await generate_alone(shard, 5)
             await shard.reset()
-            assert await loaded(shard) == [5, 9]
-            assert await heard(shard, 5) == before
-        play(story)
+            assert await list_loaded_adapters(shard) == [5, 9]
+            assert await generate_alone(shard, 5) == before
+        play_scenario(scenario)
 
     @pytest.mark.parametrize("number", [5, 2**64 - 1])
-    def test_a_sequence_that_names_what_is_not_loaded_is_refused_and_changes_nothing(
-            self, play: Any, narrow: Path, number: int) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 4, narrow)
-            await shard.send(prefill(1, Row(7, SHORT, [0], adapter=4)))
-            state = shard.state()
-            assert await shard.code(prefill(2, Row(8, SHORT, [1]), Row(9, SHORT, [2], adapter=number))) == (
-                Code.FAILED_PRECONDITION)
-            assert shard.state() == state
-            assert await shard.code(decode(1)) == Code.FAILED_PRECONDITION
+    def test_sequence_with_an_unloaded_adapter_is_rejected_without_effect(
+            self, play_scenario: Any, q_proj_adapter_folder: Path, number: int) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 4, q_proj_adapter_folder)
+            await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=4)))
+            state = shard.describe_state()
+            assert await shard.get_status_code(make_prefill(2, SequenceRow(8, SHORT_PROMPT, [1]), SequenceRow(
+                9, SHORT_PROMPT, [2], adapter_id=number))) == (StatusCode.FAILED_PRECONDITION)
+            assert shard.describe_state() == state
+            assert await shard.get_status_code(make_decode(1)) == StatusCode.FAILED_PRECONDITION
             await shard.reset()
-            assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=4))) == Code.OK
-        play(story)
+            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0],
+                                                                           adapter_id=4))) == StatusCode.OK
+        play_scenario(scenario)
 
-    def test_a_text_that_names_what_is_not_loaded_is_refused(self, play: Any, narrow: Path) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 4, narrow)
-            assert await shard.code(embed(SHORT, SHORT, adapters=[4, 5])) == Code.FAILED_PRECONDITION
+    def test_pooling_input_with_an_unloaded_adapter_is_rejected(self, play_scenario: Any,
+                                                                q_proj_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 4, q_proj_adapter_folder)
+            assert await shard.get_status_code(make_embed(SHORT_PROMPT, SHORT_PROMPT,
+                                                          adapters=[4, 5])) == StatusCode.FAILED_PRECONDITION
             await shard.reset()
-            assert await shard.code(embed(SHORT, SHORT, adapters=[4, 0])) == Code.OK
-        play(story)
+            assert await shard.get_status_code(make_embed(SHORT_PROMPT, SHORT_PROMPT, adapters=[4, 0])) == StatusCode.OK
+        play_scenario(scenario)
 
-    def test_in_a_step_each_goes_by_its_own_to_the_bit(self, play: Any, wide: list[Path], narrow: Path) -> None:
-        async def story(shard: Peer) -> None:
-            for number, folder in enumerate((*wide, narrow), 1):
-                await load(shard, number, folder)
-            alone = [await heard(shard, adapter) for adapter in range(4)]
+    def test_mixed_adapters_in_a_step_give_the_bits_of_each_alone(self, play_scenario: Any,
+                                                                  full_adapter_folders: list[Path],
+                                                                  q_proj_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            for number, folder in enumerate((*full_adapter_folders, q_proj_adapter_folder), 1):
+                await load_adapter(shard, number, folder)
+            alone = [await generate_alone(shard, adapter) for adapter in range(4)]
             assert len({tuple(said) for said in alone}) == 4
             await shard.reset()
-            rows = [Row(10 + adapter, PROMPT, [2 * adapter, 2 * adapter + 1], adapter=adapter) for adapter in range(4)]
-            together = [await shard.send(prefill(1, *rows)), *[await shard.send(decode(1)) for _ in range(3)]]
+            rows = [SequenceRow(10 + adapter, PROMPT, [2 * adapter, 2 * adapter + 1], adapter_id=adapter)
+                    for adapter in range(4)]
+            together = [await shard.send(make_prefill(1, *rows)), *[await shard.send(make_decode(1)) for _ in range(3)]]
             for place, said in enumerate(alone):
                 assert [(answer.tokens[place], answer.logprobs[place]) for answer in together] == said
-        play(story)
+        play_scenario(scenario)
 
-    def test_a_chunk_and_those_alongside_go_by_their_own(self, play: Any, wide: list[Path]) -> None:
-        async def story(shard: Peer) -> None:
-            for number, folder in enumerate(wide, 1):
-                await load(shard, number, folder)
-            one, other = await heard(shard, 1), await heard(shard, 2)
+    def test_prefill_chunk_and_decodes_alongside_use_their_own_adapters(self, play_scenario: Any,
+                                                                        full_adapter_folders: list[Path]) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            for number, folder in enumerate(full_adapter_folders, 1):
+                await load_adapter(shard, number, folder)
+            one, other = await generate_alone(shard, 1), await generate_alone(shard, 2)
             await shard.reset()
-            begun = await shard.send(prefill(1, Row(7, PROMPT, [0, 1], adapter=1)))
-            halfway = await shard.send(prefill(1, Row(8, PROMPT, [2, 3], adapter=2), run=[(8, 0, 9)], alongside=True))
-            ended = await shard.send(prefill(1, run=[(8, 9, len(PROMPT) - 9)], alongside=True))
-            said = [rows_of(answer)[7][0] for answer in (begun, halfway, ended)]
+            begun = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1], adapter_id=1)))
+            halfway = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [2, 3], adapter_id=2),
+                                                    chunk_rows=[(8, 0, 9)], alongside=True))
+            ended = await shard.send(make_prefill(1, chunk_rows=[(8, 9, len(PROMPT) - 9)], alongside=True))
+            said = [get_tokens_by_sequence(answer)[7][0] for answer in (begun, halfway, ended)]
             assert said == [token for token, _ in one[:3]]
-            assert rows_of(ended)[8] == [other[0][0]]
-        play(story)
+            assert get_tokens_by_sequence(ended)[8] == [other[0][0]]
+        play_scenario(scenario)
 
-    def test_who_is_sent_again_goes_on_by_its_adapter(self, play: Any, wide: list[Path]) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 1, wide[0])
-            said = [token for token, _ in await heard(shard, 1)]
+    def test_resent_sequence_keeps_its_adapter(self, play_scenario: Any, full_adapter_folders: list[Path]) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 1, full_adapter_folders[0])
+            said = [token for token, _ in await generate_alone(shard, 1)]
             await shard.reset()
-            again = Row(9, PROMPT + said[:2], [5, 6], prompt=len(PROMPT), adapter=1)
-            assert rows_of(await shard.send(prefill(2, again)))[9] == [said[2]]
-            assert rows_of(await shard.send(decode(2)))[9] == [said[3]]
-        play(story)
+            again = SequenceRow(9, PROMPT + said[:2], [5, 6], num_prompt_tokens=len(PROMPT), adapter_id=1)
+            assert get_tokens_by_sequence(await shard.send(make_prefill(2, again)))[9] == [said[2]]
+            assert get_tokens_by_sequence(await shard.send(make_decode(2)))[9] == [said[3]]
+        play_scenario(scenario)
 
-    def test_a_text_goes_by_its_own_whoever_else_is_there(self, play: Any, wide: list[Path]) -> None:
-        async def story(shard: Peer) -> None:
-            for number, folder in enumerate(wide, 1):
-                await load(shard, number, folder)
-            together = vectors_of(await shard.send(embed(PROMPT, PROMPT, PROMPT, adapters=[0, 1, 2])))
+    def test_embedding_uses_its_own_adapter_whatever_the_other_texts_use(self, play_scenario: Any,
+                                                                         full_adapter_folders: list[Path]) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            for number, folder in enumerate(full_adapter_folders, 1):
+                await load_adapter(shard, number, folder)
+            together = get_embeddings(await shard.send(make_embed(PROMPT, PROMPT, PROMPT, adapters=[0, 1, 2])))
             assert len({tuple(vector) for vector in together}) == 3
             for adapter, vector in enumerate(together):
-                assert vectors_of(await shard.send(embed(PROMPT, adapters=[adapter]))) == [vector]
-        play(story)
+                assert get_embeddings(await shard.send(make_embed(PROMPT, adapters=[adapter]))) == [vector]
+        play_scenario(scenario)
 
     # -- loading and unloading
 
-    def test_what_cannot_be_loaded_is_refused_and_nobody_notices(
-            self, play: Any, narrow: Path, broken: Path) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 4, narrow)
-            undisturbed = await heard(shard, 4)
+    def test_failed_load_does_not_affect_running_sequences(
+            self, play_scenario: Any, q_proj_adapter_folder: Path, broken_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 4, q_proj_adapter_folder)
+            undisturbed = await generate_alone(shard, 4)
             await shard.reset()
-            first = await shard.send(prefill(1, Row(7, PROMPT, [0, 1], adapter=4)))
-            assert await code_of(load(shard, 5, broken)) == Code.FAILED_PRECONDITION
-            assert await loaded(shard) == [4]
-            answers = [first, *[await shard.send(decode(1)) for _ in range(3)]]
+            first = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1], adapter_id=4)))
+            assert await await_status_code(load_adapter(shard, 5,
+                                                        broken_adapter_folder)) == StatusCode.FAILED_PRECONDITION
+            assert await list_loaded_adapters(shard) == [4]
+            answers = [first, *[await shard.send(make_decode(1)) for _ in range(3)]]
             assert [(answer.tokens[0], answer.logprobs[0]) for answer in answers] == undisturbed
-            await load(shard, 5, narrow)
-            assert await loaded(shard) == [4, 5]
-        play(story, faults="refuse@load:2")
+            await load_adapter(shard, 5, q_proj_adapter_folder)
+            assert await list_loaded_adapters(shard) == [4, 5]
+        play_scenario(scenario, faults="refuse@load:2")
 
-    def test_it_comes_beside_the_steps(self, play: Any, narrow: Path) -> None:
+    def test_load_completes_while_steps_wait(self, play_scenario: Any, q_proj_adapter_folder: Path) -> None:
         """A load completes while an early message waits for the one before it."""
-        async def story(shard: Peer) -> None:
-            early = await shard.early(decode(1), order=2)
-            assert (await load(shard, 5, narrow)).bytes > 0
-            await shard.send(prefill(1, Row(7, SHORT, [0], adapter=5)), order=1)
+        async def scenario(shard: ShardClient) -> None:
+            early = await shard.send_and_wait_for_receipt(make_decode(1), order=2)
+            assert (await load_adapter(shard, 5, q_proj_adapter_folder)).bytes > 0
+            await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=5)), order=1)
             assert (await early).order == 2
-        play(story)
+        play_scenario(scenario)
 
-    def test_who_stays_notices_nothing_when_an_adapter_leaves(self, play: Any, wide: list[Path], narrow: Path) -> None:
+    def test_unloading_an_adapter_does_not_affect_other_sequences(self, play_scenario: Any,
+                                                                  full_adapter_folders: list[Path],
+                                                                  q_proj_adapter_folder: Path) -> None:
         """A sequence with the unloaded adapter is still in the batch until the next message."""
-        async def story(shard: Peer) -> None:
-            await load(shard, 1, wide[0])
-            await load(shard, 2, narrow)
-            undisturbed = [token for token, _ in await heard(shard, 2)]
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 1, full_adapter_folders[0])
+            await load_adapter(shard, 2, q_proj_adapter_folder)
+            undisturbed = [token for token, _ in await generate_alone(shard, 2)]
             await shard.reset()
-            rows = Row(7, PROMPT, [0, 1], adapter=1), Row(8, PROMPT, [2, 3], adapter=2)
-            said = [rows_of(await shard.send(prefill(1, *rows)))[8]]
-            await unload(shard, 1)
-            said += [rows_of(await shard.send(decode(1, keep=keep(8))))[8], rows_of(await shard.send(decode(1)))[8]]
+            rows = SequenceRow(7, PROMPT, [0, 1], adapter_id=1), SequenceRow(8, PROMPT, [2, 3], adapter_id=2)
+            said = [get_tokens_by_sequence(await shard.send(make_prefill(1, *rows)))[8]]
+            await unload_adapter(shard, 1)
+            said += [get_tokens_by_sequence(await shard.send(make_decode(1, keep=make_keep(8))))[8],
+                     get_tokens_by_sequence(await shard.send(make_decode(1)))[8]]
             assert [token for [token] in said] == undisturbed[:3]
-        play(story)
+        play_scenario(scenario)
 
-    def test_a_number_may_be_given_to_another(self, play: Any, wide: list[Path], narrow: Path) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 1, narrow)
-            expected = await heard(shard, 1)
-            await unload(shard, 1)
-            await load(shard, 1, wide[0])
-            await unload(shard, 1)
-            await load(shard, 1, narrow)
-            assert await heard(shard, 1) == expected
-        play(story)
+    def test_adapter_id_can_be_reused(self, play_scenario: Any, full_adapter_folders: list[Path],
+                                      q_proj_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 1, q_proj_adapter_folder)
+            expected = await generate_alone(shard, 1)
+            await unload_adapter(shard, 1)
+            await load_adapter(shard, 1, full_adapter_folders[0])
+            await unload_adapter(shard, 1)
+            await load_adapter(shard, 1, q_proj_adapter_folder)
+            assert await generate_alone(shard, 1) == expected
+        play_scenario(scenario)
 
-    def test_what_is_loaded_again_takes_the_place_of_what_was_there(
-            self, play: Any, wide: list[Path], narrow: Path) -> None:
+    def test_reloading_an_adapter_id_replaces_the_adapter(
+            self, play_scenario: Any, full_adapter_folders: list[Path], q_proj_adapter_folder: Path) -> None:
         """After a loss of shards the router may load an adapter again whose first load it never saw completed.
 
         The replaced adapter must not affect adapters that are loaded later.
         """
-        async def story(shard: Peer) -> None:
-            await load(shard, 1, narrow)
-            expected = await heard(shard, 1)
-            await unload(shard, 1)
-            await load(shard, 1, wide[0])
-            await load(shard, 1, narrow)
-            await load(shard, 2, narrow)
-            assert await loaded(shard) == [1, 2]
-            said = await heard(shard, 1), await heard(shard, 2)
-            if isinstance(shard.worker, ModelWorker):  # output of the simulated worker depends on the number
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 1, q_proj_adapter_folder)
+            expected = await generate_alone(shard, 1)
+            await unload_adapter(shard, 1)
+            await load_adapter(shard, 1, full_adapter_folders[0])
+            await load_adapter(shard, 1, q_proj_adapter_folder)
+            await load_adapter(shard, 2, q_proj_adapter_folder)
+            assert await list_loaded_adapters(shard) == [1, 2]
+            said = await generate_alone(shard, 1), await generate_alone(shard, 2)
+            if isinstance(shard.worker, DecoderWorker):  # output of the simulated worker depends on the number
                 assert said == (expected, expected)
-            await unload(shard, 1)
-            assert await loaded(shard) == [2]
-        play(story)
+            await unload_adapter(shard, 1)
+            assert await list_loaded_adapters(shard) == [2]
+        play_scenario(scenario)
 
-    def test_of_what_cannot_be_loaded_again_nothing_is_left(
-            self, play: Any, wide: list[Path], broken: Path) -> None:
-        async def story(shard: Peer) -> None:
-            await load(shard, 1, wide[0])
-            assert await code_of(load(shard, 1, broken)) == Code.FAILED_PRECONDITION
-            assert await loaded(shard) == []
-            assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=1))) == Code.FAILED_PRECONDITION
-        play(story, faults="refuse@load:2")
+    def test_failed_reload_leaves_the_adapter_id_unloaded(
+            self, play_scenario: Any, full_adapter_folders: list[Path], broken_adapter_folder: Path) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 1, full_adapter_folders[0])
+            assert await await_status_code(load_adapter(shard, 1,
+                                                        broken_adapter_folder)) == StatusCode.FAILED_PRECONDITION
+            assert await list_loaded_adapters(shard) == []
+            assert await shard.get_status_code(
+                make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=1))) == StatusCode.FAILED_PRECONDITION
+        play_scenario(scenario, faults="refuse@load:2")
 
-    def test_what_is_not_loaded_cannot_be_unloaded(self, play: Any, narrow: Path) -> None:
+    def test_unloading_what_is_not_loaded_is_an_error(self, play_scenario: Any, q_proj_adapter_folder: Path) -> None:
         """Adapters and grammars are numbered separately."""
-        async def story(shard: Peer) -> None:
-            await load(shard, 5, narrow)
+        async def scenario(shard: ShardClient) -> None:
+            await load_adapter(shard, 5, q_proj_adapter_folder)
             grammar = pb.UnloadRequest(epoch=1, kind=pb.KIND_GRAMMAR, id=5)
-            assert await code_of(shard.stub.Unload(grammar)) == Code.FAILED_PRECONDITION
-            assert await code_of(unload(shard, 6)) == Code.FAILED_PRECONDITION
-            assert await loaded(shard) == [5]
-            await unload(shard, 5)
-            assert await code_of(unload(shard, 5)) == Code.FAILED_PRECONDITION
-            assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
-        play(story)
+            assert await await_status_code(shard.stub.Unload(grammar)) == StatusCode.FAILED_PRECONDITION
+            assert await await_status_code(unload_adapter(shard, 6)) == StatusCode.FAILED_PRECONDITION
+            assert await list_loaded_adapters(shard) == [5]
+            await unload_adapter(shard, 5)
+            assert await await_status_code(unload_adapter(shard, 5)) == StatusCode.FAILED_PRECONDITION
+            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0]))) == StatusCode.OK
+        play_scenario(scenario)
 
-    def test_it_takes_as_much_every_time(self, play: Any, wide: list[Path]) -> None:
-        async def story(shard: Peer) -> None:
-            took = [(await load(shard, 1, wide[0])).bytes, (await load(shard, 2, wide[1])).bytes]
-            await unload(shard, 1)
-            took.append((await load(shard, 1, wide[1])).bytes)
+    def test_reported_adapter_bytes_are_the_same_every_time(self, play_scenario: Any,
+                                                            full_adapter_folders: list[Path]) -> None:
+        async def scenario(shard: ShardClient) -> None:
+            took = [(await load_adapter(shard, 1, full_adapter_folders[0])).bytes,
+                    (await load_adapter(shard, 2, full_adapter_folders[1])).bytes]
+            await unload_adapter(shard, 1)
+            took.append((await load_adapter(shard, 1, full_adapter_folders[1])).bytes)
             assert took[0] == took[1] == took[2] > 0
-        play(story)
+        play_scenario(scenario)

@@ -12,84 +12,87 @@ import pytest
 
 from router.config import RouterConfig
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("router", "shard", "launcher", "benchmarks")
-DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "router/README.md", "benchmarks/README.md", *DOCS]
+REPOSITORY_ROOT = Path(__file__).parents[1]
+TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
+DOCS_PAGES = sorted(path.relative_to(REPOSITORY_ROOT).as_posix() for path in REPOSITORY_ROOT.glob("docs/*.md"))
+CHECKED_PAGES = ["README.md", "CONTRIBUTING.md", "router/README.md", "benchmarks/README.md", *DOCS_PAGES]
 # Where the server listens needs no explanation.
-NOT_EXPLAINED = {"hostname", "port"}
+UNEXPLAINED_SETTINGS = {"hostname", "port"}
 
 
-def text(page: str) -> str:
-    return (ROOT / page).read_text()
+def read_page(page: str) -> str:
+    return (REPOSITORY_ROOT / page).read_text()
 
 
-def in_code(page: str) -> set[str]:
-    return set(re.findall(r"`([^`\n]+)`", text(page)))
+def find_inline_code(page: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", read_page(page)))
 
 
-def modules() -> Iterator[str]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+def iter_modules() -> Iterator[str]:
+    for package in TOP_LEVEL_PACKAGES:
+        for path in sorted((REPOSITORY_ROOT / package).rglob("*.py")):
             if path.parent.name != "pb" and path.name != "__init__.py":
-                yield path.relative_to(ROOT).as_posix()
+                yield path.relative_to(REPOSITORY_ROOT).as_posix()
 
 
-def methods() -> dict[str, set[str]]:
+def collect_methods_by_class() -> dict[str, set[str]]:
     """Return the method names of each of our classes, by class name."""
     found: dict[str, set[str]] = {}
-    for module in modules():
-        for node in ast.walk(ast.parse(text(module))):
+    for module in iter_modules():
+        for node in ast.walk(ast.parse(read_page(module))):
             if isinstance(node, ast.ClassDef):
                 names = {item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
                 found.setdefault(node.name, set()).update(names)
     return found
 
 
-def packages() -> Iterator[str]:
+def iter_packages() -> Iterator[str]:
     """Folders with modules of their own; those inside a package of models, sources or training belong to it."""
     inside = ("shard/models/", "launcher/adapters/", "launcher/demo/", "router/http/", "benchmarks/bench/")
-    for folder in sorted({str(Path(module).parent) for module in modules()}):
-        if not folder.startswith(inside) and folder not in PACKAGES:
+    for folder in sorted({str(Path(module).parent) for module in iter_modules()}):
+        if not folder.startswith(inside) and folder not in TOP_LEVEL_PACKAGES:
             yield folder + "/"
 
 
-def test_every_package_has_its_line() -> None:
-    rows = re.findall(rf"^\| `((?:{'|'.join(PACKAGES)})/\S+/)` \|", text("docs/architecture.md"), re.MULTILINE)
-    assert sorted({*rows} - {"shard/pb/", "launcher/demo/"}) == sorted(packages())
+def test_every_package_is_listed_in_the_architecture_page() -> None:
+    rows = re.findall(rf"^\| `((?:{'|'.join(TOP_LEVEL_PACKAGES)})/\S+/)` \|", read_page("docs/architecture.md"),
+                      re.MULTILINE)
+    assert sorted({*rows} - {"shard/pb/", "launcher/demo/"}) == sorted(iter_packages())
 
 
-def test_the_walk_names_methods_that_exist() -> None:
-    known = methods()
-    named = [name.split(".") for name in in_code("docs/architecture.md") if re.fullmatch(r"[A-Z]\w+\.\w+", name)]
+def test_methods_named_in_the_architecture_page_exist() -> None:
+    known = collect_methods_by_class()
+    named = [name.split(".") for name in find_inline_code("docs/architecture.md")
+             if re.fullmatch(r"[A-Z]\w+\.\w+", name)]
     assert [f"{owner}.{method}" for owner, method in named if method not in known.get(owner, ())] == []
 
 
-def test_the_readers_guide_explains_every_setting() -> None:
-    flags = {"--" + item.name.replace("_", "-") for item in fields(RouterConfig) if item.name not in NOT_EXPLAINED}
-    assert {flag for flag in flags if flag not in text("router/README.md")} == set()
+def test_router_readme_explains_every_setting() -> None:
+    flags = {"--" + item.name.replace("_", "-") for item in fields(RouterConfig)
+             if item.name not in UNEXPLAINED_SETTINGS}
+    assert {flag for flag in flags if flag not in read_page("router/README.md")} == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_name_tests_and_files_that_exist(page: str) -> None:
-    files = {name for name in in_code(page) if re.fullmatch(r"[\w./]+/[\w.]+\.(py|proto|md)", name)}
-    assert {name for name in files if not (ROOT / name).exists()} == set()
-    tests = {name for name in in_code(page) if re.fullmatch(r"test_\w+", name)}
-    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+@pytest.mark.parametrize("page", CHECKED_PAGES)
+def test_tests_and_files_named_on_pages_exist(page: str) -> None:
+    files = {name for name in find_inline_code(page) if re.fullmatch(r"[\w./]+/[\w.]+\.(py|proto|md)", name)}
+    assert {name for name in files if not (REPOSITORY_ROOT / name).exists()} == set()
+    tests = {name for name in find_inline_code(page) if re.fullmatch(r"test_\w+", name)}
+    sources = "".join(path.read_text() for path in (REPOSITORY_ROOT / "tests").rglob("*.py"))
     assert {name for name in tests if f"def {name}(" not in sources} == set()
 
 
-def test_every_dependency_has_its_reason() -> None:
-    project = tomllib.loads(text("pyproject.toml"))["project"]
+def test_every_dependency_has_a_documented_reason() -> None:
+    project = tomllib.loads(read_page("pyproject.toml"))["project"]
     wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    table = text("docs/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
+    table = read_page("docs/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
     reasons = re.findall(r"^\| ([\w-]+) \| .+ \|$", table, re.MULTILINE)
     names = {re.split(r"[<>=\[]", name)[0] for name in wanted} - {project["name"]}  # one extra has all of another
     assert sorted(reasons) == sorted(["package", *names])
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", text(page))
+@pytest.mark.parametrize("page", CHECKED_PAGES)
+def test_links_on_pages_lead_to_existing_files(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", read_page(page))
     files = {link.partition("#")[0] for link in links if "://" not in link}
-    assert {file for file in files if file and not (ROOT / page).parent.joinpath(file).exists()} == set()
+    assert {file for file in files if file and not (REPOSITORY_ROOT / page).parent.joinpath(file).exists()} == set()

@@ -10,13 +10,13 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from support.weft_process import serving
+from support.weft_process import run_weft_process
 
-from launcher.demo.training.corpus.voices import VOICES
+from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("router", "shard", "launcher", "benchmarks")
-MOST = 10_000_000  # bytes; the bundled demo model takes eight million of them
+REPOSITORY_ROOT = Path(__file__).parents[1]
+TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
+MAX_ARCHIVE_BYTES = 10_000_000  # bytes; the bundled demo model takes eight million of them
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +26,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     # The set-up has run, in this environment or another.
-    subprocess.run(["make", "-o", ".venv/ready", f"VENV={sys.executable} -P", f"DIST={folder}", "dist"], cwd=ROOT,
-                   env=environment, check=True, capture_output=True)
+    subprocess.run(["make", "-o", ".venv/ready", f"VENV={sys.executable} -P", f"DIST={folder}", "dist"],
+                   cwd=REPOSITORY_ROOT, env=environment, check=True, capture_output=True)
     [found] = folder.glob("weft-*.whl")
     return found
 
 
-def environment_with(wheel: Path, folder: Path) -> Path:
+def create_environment_with_wheel(wheel: Path, folder: Path) -> Path:
     """Create a virtual environment with nothing but the wheel; return its Python."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -41,83 +41,85 @@ def environment_with(wheel: Path, folder: Path) -> Path:
     return python
 
 
-def test_the_wheel_has_the_model_its_voices_and_the_notices(wheel: Path) -> None:
+def test_wheel_contains_demo_model_adapters_and_licenses(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
     model = {f"launcher/demo/model/{name}" for name in (
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
         "README.md")}
-    voices = {f"launcher/demo/adapters/{voice}/{name}" for voice in VOICES
+    voices = {f"launcher/demo/adapters/{voice}/{name}" for voice in REWRITERS_BY_VOICE
               for name in ("adapter_config.json", "adapter_model.safetensors")}
     assert model | voices <= names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 
-def test_the_wheel_has_the_packages_and_nothing_that_was_measured(wheel: Path) -> None:
+def test_wheel_contains_all_packages_and_no_measurements(wheel: Path) -> None:
     """Benchmark records, which nothing reads at run time, once were 69 of the wheel's 81 MB."""
     names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
-               if "training" not in path.parts}
+    modules = {path.relative_to(REPOSITORY_ROOT).as_posix() for package in TOP_LEVEL_PACKAGES
+               for path in (REPOSITORY_ROOT / package).rglob("*.py") if "training" not in path.parts}
     assert modules <= names
-    assert {name.partition("/")[0] for name in names} == {*PACKAGES}
+    assert {name.partition("/")[0] for name in names} == {*TOP_LEVEL_PACKAGES}
     assert not [name for name in names if "/results/" in name or "/training/" in name]
     assert {Path(name).suffix for name in names} == {
         ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors"}
-    assert wheel.stat().st_size <= MOST
+    assert wheel.stat().st_size <= MAX_ARCHIVE_BYTES
 
 
-def test_the_archive_of_sources_has_no_records_either(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-P", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=ROOT,
-                   check=True, capture_output=True)
+def test_source_archive_contains_no_benchmark_records(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-P", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path],
+                   cwd=REPOSITORY_ROOT, check=True, capture_output=True)
     [archive] = tmp_path.glob("weft-*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {"pyproject.toml", "router/config.py", "tests/test_dist.py", "launcher/demo/model/config.json"} <= names
     assert not [name for name in names if name.startswith("benchmarks/results/")]
-    assert archive.stat().st_size <= MOST
+    assert archive.stat().st_size <= MAX_ARCHIVE_BYTES
 
 
-def test_the_repository_keeps_pages_figures_and_plots_of_measurements_but_no_records() -> None:
-    kept = {path.suffix for path in (ROOT / "benchmarks" / "results").rglob("*") if path.is_file()}
+def test_repository_contains_no_benchmark_records() -> None:
+    kept = {path.suffix for path in (REPOSITORY_ROOT / "benchmarks" / "results").rglob("*") if path.is_file()}
     assert kept <= {".md", ".txt", ".json", ".csv", ".png"}
 
 
-def test_benchmarks_run_from_the_wheel_and_keep_their_results_where_they_were_called(
+def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(
         wheel: Path, tmp_path: Path) -> None:
-    python = environment_with(wheel, tmp_path / "environment")
+    python = create_environment_with_wheel(wheel, tmp_path / "environment")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     (here := tmp_path / "here").mkdir()
-    where = "from benchmarks.harness.results import RESULTS, save; save('loom', 'weft'); print(RESULTS)"
-    told = subprocess.run([python, "-P", "-c", where], cwd=here, check=True, capture_output=True, text=True)
-    assert told.stdout == "results\n"
+    program = ("from benchmarks.harness.results import RESULTS_FOLDER, save_report; save_report('loom', 'weft'); "
+               "print(RESULTS_FOLDER)")
+    completed = subprocess.run([python, "-P", "-c", program], cwd=here, check=True, capture_output=True, text=True)
+    assert completed.stdout == "results\n"
     assert [path.read_text() for path in (here / "results").iterdir()] == ["weft"]
     for command in ("bench", "study"):
         subprocess.run([python.with_name("weft"), command, "--help"], cwd=here, check=True, capture_output=True)
 
 
-def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_server_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """Dependencies come from the current environment, weft itself from the wheel."""
-    python = environment_with(wheel, tmp_path / "environment")
+    python = create_environment_with_wheel(wheel, tmp_path / "environment")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     (home := tmp_path / "home").mkdir()
-    with serving(home, command=(python.with_name("weft"),)) as weft:
+    with run_weft_process(home, command=(python.with_name("weft"),)) as weft:
         assert "weft/demo" in weft.banner[0]
-        [shard] = weft.pids("shard.rpc.server")
+        [shard] = weft.find_child_pids("shard.rpc.server")
         assert str(python) in Path(f"/proc/{shard}/cmdline").read_text()
         assert len(weft.generate(10)) > 10
 
 
-def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, tmp_path: Path) -> None:
+def test_image_install_script_adds_commands_of_other_servers(wheel: Path, tmp_path: Path) -> None:
     """The script runs without a network; dependencies come from the current environment."""
     environment, parts = tmp_path / "environment", tmp_path / "parts"
     venv.create(environment, with_pip=False)
     parts.mkdir()
-    for part in (wheel, ROOT / "constraints.txt"):
+    for part in (wheel, REPOSITORY_ROOT / "constraints.txt"):
         (parts / part.name).symlink_to(part)
     variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1",
                  "PIP_PYTHON": str(environment / "bin" / "python")}
-    subprocess.run([ROOT / "deploy/docker/install.sh", parts], env=variables, check=True, capture_output=True)
+    subprocess.run([REPOSITORY_ROOT / "deploy/docker/install.sh", parts], env=variables, check=True,
+                   capture_output=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     for command, line in (
@@ -134,11 +136,11 @@ def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_weft_serves_where_the_wheel_was_installed_with_all_it_needs(wheel: Path, tmp_path: Path) -> None:
+def test_server_runs_from_a_wheel_with_installed_dependencies(wheel: Path, tmp_path: Path) -> None:
     """Dependencies come from pip's package index, which takes minutes."""
     venv.create(tmp_path / "environment", with_pip=True)
     python = tmp_path / "environment" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt",
-                    wheel], check=True)
-    with serving(tmp_path, command=(python.with_name("weft"),)) as weft:
+    subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c",
+                    REPOSITORY_ROOT / "constraints.txt", wheel], check=True)
+    with run_weft_process(tmp_path, command=(python.with_name("weft"),)) as weft:
         assert len(weft.generate(10)) > 10

@@ -10,28 +10,29 @@ from threading import Thread
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SCRIPTS = ROOT / "deploy/docker"
-STEPS = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-         if line and not line.startswith("#")]
-MAPPED = ("MODEL_ID", "REVISION", "QUANTIZE", "NUM_SHARD", "TRUST_REMOTE_CODE", "PORT")
+REPOSITORY_ROOT = Path(__file__).parents[1]
+SCRIPTS_FOLDER = REPOSITORY_ROOT / "deploy/docker"
+DOCKERFILE_STEPS = [line.split(maxsplit=1)
+                    for line in (REPOSITORY_ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines() if line
+                    and not line.startswith("#")]
+MAPPED_VARIABLES = ("MODEL_ID", "REVISION", "QUANTIZE", "NUM_SHARD", "TRUST_REMOTE_CODE", "PORT")
 
 
-def step(word: str) -> str:
-    [arguments] = [rest for first, rest in STEPS if first == word]
+def get_step_arguments(instruction: str) -> str:
+    [arguments] = [rest for first, rest in DOCKERFILE_STEPS if first == instruction]
     return arguments
 
 
-def variables() -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in step("ENV").split())
+def parse_env_step() -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in get_step_arguments("ENV").split())
 
 
-def run(name: str, *arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([SCRIPTS / name, *arguments], capture_output=True, text=True, check=False,
+def run_script(name: str, *arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([SCRIPTS_FOLDER / name, *arguments], capture_output=True, text=True, check=False,
                           env={"PATH": os.environ["PATH"]} | environment)
 
 
-def program(folder: Path, name: str, text: str) -> dict[str, str]:
+def write_fake_program(folder: Path, name: str, text: str) -> dict[str, str]:
     """Write a shell script; return environment variables with which it is found first."""
     (path := folder / name).write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -41,109 +42,110 @@ def program(folder: Path, name: str, text: str) -> dict[str, str]:
 # -- the Dockerfile
 
 
-def test_every_step_is_a_script_that_is_there_and_can_be_run() -> None:
-    text = (ROOT / "Dockerfile").read_text()
+def test_every_dockerfile_script_exists_and_is_executable() -> None:
+    text = (REPOSITORY_ROOT / "Dockerfile").read_text()
     named = set(re.findall(r"/opt/weft/(\S+\.sh)", text))
-    assert named == {path.name for path in SCRIPTS.iterdir()}
-    assert all(os.access(SCRIPTS / name, os.X_OK) for name in named)
-    for word, rest in STEPS:
+    assert named == {path.name for path in SCRIPTS_FOLDER.iterdir()}
+    assert all(os.access(SCRIPTS_FOLDER / name, os.X_OK) for name in named)
+    for word, rest in DOCKERFILE_STEPS:
         assert word != "RUN" or re.fullmatch(r'(PIP_ARGS="\$PIP_ARGS" )?/opt/weft/\w+\.sh [/\w: ]+', rest)
 
 
-def test_a_compiler_is_installed_and_the_lists_are_not_kept(tmp_path: Path) -> None:
+def test_compiler_is_installed_and_package_lists_are_removed(tmp_path: Path) -> None:
     """Triton needs a C compiler on a GPU."""
     (lists := tmp_path / "lists").mkdir()
     (lists / "some").write_text("packages")
-    done = run("compiler.sh", lists, **program(tmp_path, "apt-get", 'echo "$@"'))
+    done = run_script("compiler.sh", lists, **write_fake_program(tmp_path, "apt-get", 'echo "$@"'))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["update", "install --yes --no-install-recommends gcc libc6-dev"]
     assert list(lists.iterdir()) == []
 
 
-def test_what_is_copied_is_let_through_to_docker() -> None:
-    ignored, *kept = (ROOT / ".dockerignore").read_text().split()
-    sources = {name for word, rest in STEPS if word == "COPY" for name in rest.split()[:-1]}
+def test_dockerignore_lets_through_exactly_what_is_copied() -> None:
+    ignored, *kept = (REPOSITORY_ROOT / ".dockerignore").read_text().split()
+    sources = {name for word, rest in DOCKERFILE_STEPS if word == "COPY" for name in rest.split()[:-1]}
     assert ignored == "*"
     assert {name.rstrip("/") for name in sources} == {line.removeprefix("!") for line in kept}
-    assert "ls $(DIST)/weft-*.whl" in (ROOT / "Makefile").read_text()
+    assert "ls $(DIST)/weft-*.whl" in (REPOSITORY_ROOT / "Makefile").read_text()
 
 
-def test_it_looks_like_the_image_that_it_replaces() -> None:
-    assert variables()["PORT"] == step("EXPOSE") == "80"
-    assert variables()["HF_HOME"] == "/data"
-    assert step("ENTRYPOINT") == '["/opt/weft/entrypoint.sh"]'
+def test_image_has_port_data_folder_and_entrypoint_of_tgi() -> None:
+    assert parse_env_step()["PORT"] == get_step_arguments("EXPOSE") == "80"
+    assert parse_env_step()["HF_HOME"] == "/data"
+    assert get_step_arguments("ENTRYPOINT") == '["/opt/weft/entrypoint.sh"]'
 
 
-def test_whoever_serves_is_not_root_and_owns_the_folder_of_the_models() -> None:
-    assert step("USER") == "1000:1000"
-    assert ["RUN", f"/opt/weft/prepare.sh {variables()['HF_HOME']} {step('USER')}"] in STEPS
+def test_image_user_is_not_root_and_owns_the_models_folder() -> None:
+    assert get_step_arguments("USER") == "1000:1000"
+    assert ["RUN",
+            f"/opt/weft/prepare.sh {parse_env_step()['HF_HOME']} {get_step_arguments('USER')}"] in DOCKERFILE_STEPS
 
 
 # -- its scripts
 
 
-def test_a_folder_is_made_and_given_away(tmp_path: Path) -> None:
-    done = run("prepare.sh", tmp_path / "a/b", f"{os.getuid()}:{os.getgid()}")
+def test_prepare_script_creates_the_folder_with_its_owner(tmp_path: Path) -> None:
+    done = run_script("prepare.sh", tmp_path / "a/b", f"{os.getuid()}:{os.getgid()}")
     assert (done.returncode, (tmp_path / "a/b").is_dir(), done.stderr) == (0, True, "")
 
 
-def test_the_wheel_is_installed_in_the_versions_that_were_tested(tmp_path: Path) -> None:
-    found = program(tmp_path, "python3", 'printf "%s\\n" "$@"')
+def test_install_script_installs_the_wheel_with_constraints(tmp_path: Path) -> None:
+    found = write_fake_program(tmp_path, "python3", 'printf "%s\\n" "$@"')
     wheel = tmp_path / "weft-1.0-py3-none-any.whl"
     wheel.touch()
-    done = run("install.sh", tmp_path, PIP_ARGS="--one 1", **found)
+    done = run_script("install.sh", tmp_path, PIP_ARGS="--one 1", **found)
     assert done.stdout.split()[:3] == ["-m", "pip", "install"]
     assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", f"{wheel}[otel]"]
 
 
 @pytest.mark.parametrize("wheels", [(), ("weft-1.whl", "weft-2.whl")])
-def test_without_just_one_wheel_it_is_said_what_to_do(tmp_path: Path, wheels: tuple[str, ...]) -> None:
+def test_install_script_explains_when_there_is_not_exactly_one_wheel(tmp_path: Path, wheels: tuple[str, ...]) -> None:
     for name in wheels:
         (tmp_path / name).touch()
-    done = run("install.sh", tmp_path)
+    done = run_script("install.sh", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith(f"weft: {tmp_path} must hold one wheel, found {tmp_path}/weft-")
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
+def run_entrypoint(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """Return a function that runs the entry point and returns the launcher's arguments and its mapped variables."""
-    found = program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
-    program(tmp_path, "lorax-launcher", 'printf "%s\\n" lorax "$@" --; env')
+    found = write_fake_program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
+    write_fake_program(tmp_path, "lorax-launcher", 'printf "%s\\n" lorax "$@" --; env')
 
-    def start(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
-        done = run("entrypoint.sh", *arguments, **found | environment)
+    def run_with_arguments(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
+        done = run_script("entrypoint.sh", *arguments, **found | environment)
         assert (done.returncode, done.stderr) == (0, "")
-        words, _, told = done.stdout.partition("--\n")
-        given = dict(line.split("=", 1) for line in told.splitlines())
-        return words.split(), {name: given[name] for name in MAPPED if name in given}
-    return start
+        words, _, environment_lines = done.stdout.partition("--\n")
+        given = dict(line.split("=", 1) for line in environment_lines.splitlines())
+        return words.split(), {name: given[name] for name in MAPPED_VARIABLES if name in given}
+    return run_with_arguments
 
 
-def test_what_follows_the_image_s_name_are_flags_of_the_launcher(launched: Callable[..., object]) -> None:
-    assert launched("--model-id", "org/name", PORT="80") == (["--model-id", "org/name"], {"PORT": "80"})
+def test_image_arguments_are_launcher_flags(run_entrypoint: Callable[..., object]) -> None:
+    assert run_entrypoint("--model-id", "org/name", PORT="80") == (["--model-id", "org/name"], {"PORT": "80"})
 
 
-def test_sagemaker_s_variables_become_those_of_the_launcher(launched: Callable[..., object]) -> None:
+def test_sagemaker_variables_become_launcher_variables(run_entrypoint: Callable[..., object]) -> None:
     given = {"HF_MODEL_ID": "org/name", "HF_MODEL_REVISION": "v2", "HF_MODEL_QUANTIZE": "awq", "SM_NUM_GPUS": "4",
              "HF_MODEL_TRUST_REMOTE_CODE": "false", "PORT": "80"}
-    assert launched("serve", **given) == ([], {
+    assert run_entrypoint("serve", **given) == ([], {
         "MODEL_ID": "org/name", "REVISION": "v2", "QUANTIZE": "awq", "NUM_SHARD": "4", "TRUST_REMOTE_CODE": "false",
         "PORT": "8080"})
 
 
-def test_another_launcher_may_be_named_under_sagemaker_too(launched: Callable[..., object]) -> None:
-    assert launched("--eager", WEFT_LAUNCHER="lorax-launcher") == (["lorax", "--eager"], {})
-    assert launched("serve", WEFT_LAUNCHER="lorax-launcher", HF_MODEL_ID="org/name") == (
+def test_sagemaker_can_use_another_launcher(run_entrypoint: Callable[..., object]) -> None:
+    assert run_entrypoint("--eager", WEFT_LAUNCHER="lorax-launcher") == (["lorax", "--eager"], {})
+    assert run_entrypoint("serve", WEFT_LAUNCHER="lorax-launcher", HF_MODEL_ID="org/name") == (
         ["lorax"], {"MODEL_ID": "org/name", "PORT": "8080"})
 
 
-def test_what_sagemaker_does_not_say_is_left_open(launched: Callable[..., object]) -> None:
-    assert launched("serve", HF_MODEL_ID="org/name", SM_NUM_GPUS="0") == (
+def test_unset_sagemaker_variables_are_left_out(run_entrypoint: Callable[..., object]) -> None:
+    assert run_entrypoint("serve", HF_MODEL_ID="org/name", SM_NUM_GPUS="0") == (
         [], {"MODEL_ID": "org/name", "PORT": "8080"})
 
 
-class Health(BaseHTTPRequestHandler):
+class FakeHealthHandler(BaseHTTPRequestHandler):
     status = 200
 
     def do_GET(self) -> None:
@@ -155,8 +157,8 @@ class Health(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def port() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
+def health_port() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), FakeHealthHandler) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield str(server.server_address[1])
@@ -166,15 +168,15 @@ def port() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_container_is_as_healthy_as_the_server_says(
-        port: str, monkeypatch: pytest.MonkeyPatch, status: int, code: int) -> None:
-    monkeypatch.setattr(Health, "status", status)
-    done = run("healthcheck.sh", PORT=port)
+def test_healthcheck_script_follows_the_health_status(
+        health_port: str, monkeypatch: pytest.MonkeyPatch, status: int, code: int) -> None:
+    monkeypatch.setattr(FakeHealthHandler, "status", status)
+    done = run_script("healthcheck.sh", PORT=health_port)
     assert (done.returncode, done.stderr.count("\n")) == (code, code)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_not_healthy() -> None:
-    done = run("healthcheck.sh", PORT="1")
+def test_healthcheck_script_fails_without_a_server() -> None:
+    done = run_script("healthcheck.sh", PORT="1")
     assert done.returncode == 1
     assert done.stderr.startswith("weft: not healthy: ")

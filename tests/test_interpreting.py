@@ -15,29 +15,29 @@ SIZE = 64
 
 
 @triton.jit
-def multiply(a, b, found, SIZE: tl.constexpr):  # noqa: N803 - known when a kernel is compiled
-    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    tl.store(found + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision="ieee"))
+def matmul_kernel(a, b, product, SIZE: tl.constexpr):  # noqa: N803 - known when a kernel is compiled
+    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    tl.store(product + offsets, tl.dot(tl.load(a + offsets), tl.load(b + offsets), input_precision="ieee"))
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def run_matmul_kernel(a: Tensor, b: Tensor) -> Tensor:
     found = torch.empty(SIZE, SIZE)
-    multiply[1,](a, b, found, SIZE)
+    matmul_kernel[1,](a, b, found, SIZE)
     return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_row_has_its_bits_at_any_place_and_beside_any_other(dtype: torch.dtype) -> None:
+def test_row_result_does_not_depend_on_its_place_or_other_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(2, SIZE, SIZE).to(dtype).unbind()
-    found = product(a, b)
+    found = run_matmul_kernel(a, b)
     for shift in (1, 5):
-        assert torch.equal(product(a.roll(shift, 0), b), found.roll(shift, 0))
-    assert torch.equal(product(torch.cat([a[7:8], torch.zeros(SIZE - 1, SIZE, dtype=dtype)]), b)[0], found[7])
+        assert torch.equal(run_matmul_kernel(a.roll(shift, 0), b), found.roll(shift, 0))
+    assert torch.equal(run_matmul_kernel(torch.cat([a[7:8], torch.zeros(SIZE - 1, SIZE, dtype=dtype)]), b)[0], found[7])
     torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=0, atol=1e-4)
 
 
-def test_terms_are_added_in_one_order() -> None:
+def test_terms_are_added_in_a_fixed_order() -> None:
     """Four terms are added half by half; the values are such that another order gives another sum."""
     terms = np.float32([1.0, 1e8, 2.0, -1e8])
     ((found,),) = row_wise_product(terms[None, :], np.ones((4, 1), np.float32), np.dtype(np.float32))

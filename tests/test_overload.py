@@ -8,34 +8,36 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from support.cost_model_clock import Clockwork, Life, Model
+from support.cost_model_clock import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request
 from router.scheduler.plan import Prefill
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
-GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
-POLICY = Policy(max_concurrent_requests=10**6, stall_seconds=0.050)
-Range = tuple[int, int]
+GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
+BASE_SETTINGS = SchedulerSettings(max_concurrent_requests=10**6, max_stall_seconds=0.050)
+IntRange = tuple[int, int]
 
 
-def wanted(rng: random.Random, prompt: Range, output: Range, timeout: float | None = None) -> Request:
+def make_random_request(rng: random.Random, prompt: IntRange, output: IntRange,
+                        timeout: float | None = None) -> Request:
     return Request(str(rng.random()), (7,) * rng.randint(*prompt), rng.randint(*output), timeout=timeout)
 
 
-def waves(seed: int, policy: Policy, num_blocks: int, load: tuple[float, Range, Range]) -> list[Life]:
+def run_load_waves(seed: int, settings: SchedulerSettings, num_blocks: int,
+                   load: tuple[float, IntRange, IntRange]) -> list[RequestHistory]:
     """Run requests at twice the rate for twenty seconds, then at half the rate, and so on.
 
     Return the requests from the second half of the time that waited for more than 0.1 seconds.
     """
     rng, at = random.Random(seed), 0.0
-    world = Clockwork(policy, GPU_8B, num_blocks, seed=seed, foresee=True)
+    world = SchedulerSimulation(settings, GPU_8B_COSTS, num_blocks, seed=seed, predicts_waits=True)
     rate, prompt, output = load
     for _ in range(700):
         at += rng.expovariate(rate * (0.5 if int(at / 20) % 2 else 2.0))
-        world.arrive(wanted(rng, prompt, output), at)
+        world.add_arrival(make_random_request(rng, prompt, output), at)
     world.run()
-    return [life for life in world.lives.values() if life.arrival > at / 2 and life.before_start > 0.1]
+    return [life for life in world.histories.values() if life.arrived_at > at / 2 and life.seconds_to_start > 0.1]
 
 
 @pytest.mark.slow
@@ -44,68 +46,72 @@ def waves(seed: int, policy: Policy, num_blocks: int, load: tuple[float, Range, 
     ({"max_batch_size": 256}, 700, (9.0, (16, 256), (16, 512))),
     ({"max_batch_size": 64}, 40_000, (5.0, (2000, 6000), (16, 64)))],
     ids=["places in the batch", "the cache", "prompts"])
-def test_waits_are_foreseen_whatever_is_scarce(
-        policy: dict[str, int], num_blocks: int, load: tuple[float, Range, Range]) -> None:
-    lives = [life for seed in (1, 2, 3) for life in waves(seed, replace(POLICY, **policy), num_blocks, load)]
+def test_predicted_waits_match_actual_waits_for_every_bottleneck(
+        policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange]) -> None:
+    lives = [life for seed in (1, 2, 3)
+             for life in run_load_waves(seed, replace(BASE_SETTINGS, **policy), num_blocks, load)]
     assert len(lives) > 150
-    assert median(abs(life.foreseen - life.before_start) / life.before_start for life in lives) <= 0.20
+    assert median(abs(life.predicted_wait - life.seconds_to_start) / life.seconds_to_start for life in lives) <= 0.20
 
 
-def test_nobody_starts_after_its_time_has_run_out() -> None:
-    world, rng = Clockwork(replace(POLICY, max_batch_size=8), GPU_8B, seed=1), random.Random(4)
+def test_no_request_starts_after_its_timeout() -> None:
+    world, rng = SchedulerSimulation(replace(BASE_SETTINGS, max_batch_size=8), GPU_8B_COSTS, seed=1), random.Random(4)
     for number in range(300):
-        world.arrive(wanted(rng, (16, 256), (16, 256), timeout=rng.uniform(0.05, 2.0)), 0.02 * number)
+        world.add_arrival(make_random_request(rng, (16, 256), (16, 256), timeout=rng.uniform(0.05, 2.0)), 0.02 * number)
     starts: dict[int, float] = {}
     world.run()
-    for step in world.taken:
-        newcomers = [one for message in step.plan.messages if isinstance(message, Prefill) for one in message.newcomers]
-        starts |= {one.sequence: step.sent_at for one in newcomers if one.sequence not in starts}
-    for number, life in world.lives.items():
+    for step in world.timed_steps:
+        newcomers = [one for message in step.plan.messages if isinstance(message, Prefill)
+                     for one in message.new_sequences]
+        starts |= {one.sequence_id: step.sent_at for one in newcomers if one.sequence_id not in starts}
+    for number, life in world.histories.items():
         assert life.request.timeout is not None
         assert number in starts or life.is_expired
-        assert starts.get(number, 0.0) <= life.arrival + life.request.timeout
+        assert starts.get(number, 0.0) <= life.arrived_at + life.request.timeout
         assert life.ended_at is not None
-        assert life.ended_at <= life.arrival + life.request.timeout + 0.1 or not life.is_expired
-    assert world.refused > 50  # requests that would not start in time are rejected at once
-    assert sum(life.is_expired for life in world.lives.values()) > 5
+        assert life.ended_at <= life.arrived_at + life.request.timeout + 0.1 or not life.is_expired
+    assert world.num_rejected > 50  # requests that would not start in time are rejected at once
+    assert sum(life.is_expired for life in world.histories.values()) > 5
 
 
-def throughput(rate: float, seconds: float, **policy: float) -> tuple[Clockwork, float]:
+def measure_throughput(rate: float, seconds: float, **settings: float) -> tuple[SchedulerSimulation, float]:
     """Return the simulation and its generated tokens per second, from the fifth second on."""
-    world, rng, at = Clockwork(replace(POLICY, max_batch_size=32, **policy), GPU_8B, seed=1), random.Random(1), 0.0
+    world, rng, at = SchedulerSimulation(replace(BASE_SETTINGS, max_batch_size=32, **settings), GPU_8B_COSTS,
+                                         seed=1), random.Random(1), 0.0
     while at < seconds:
         at += rng.expovariate(rate)
-        world.arrive(wanted(rng, (16, 256), (16, 512)), at)
-    world.run(until=lambda w: w.now >= seconds)
-    times = [time for life in world.lives.values() for time in life.token_times if time >= 5.0]
+        world.add_arrival(make_random_request(rng, (16, 256), (16, 512)), at)
+    world.run(should_stop=lambda w: w.now >= seconds)
+    times = [time for life in world.histories.values() for time in life.token_times if time >= 5.0]
     return world, len(times) / (seconds - 5.0)
 
 
 @pytest.mark.slow
-def test_with_five_times_the_capacity_the_excess_is_refused_and_the_rest_served_as_promised() -> None:
-    _, peak = throughput(40.0, 25.0, max_concurrent_requests=400)
-    world, served = throughput(5 * peak / 264, 25.0, max_queue_seconds=1.0)
+def test_excess_load_is_rejected_and_the_rest_served_in_time() -> None:
+    _, peak = measure_throughput(40.0, 25.0, max_concurrent_requests=400)
+    world, served = measure_throughput(5 * peak / 264, 25.0, max_queue_seconds=1.0)
     assert served >= 0.95 * peak
-    waits = sorted(life.before_start for life in world.lives.values() if life.story and life.token_times)
+    waits = sorted(life.seconds_to_start for life in world.histories.values() if life.timeline and life.token_times)
     assert waits[int(0.99 * len(waits))] <= 1.2
-    assert world.refused > 0.7 * (world.refused + len(world.lives))
+    assert world.num_rejected > 0.7 * (world.num_rejected + len(world.histories))
 
 
 @pytest.mark.parametrize("bound", [{"max_queue_requests": 10}, {"max_queue_tokens": 2000}])
-def test_a_bound_on_the_queue_is_kept_and_does_not_count_what_can_start(bound: dict[str, int]) -> None:
-    world, rng = Clockwork(replace(POLICY, max_batch_size=32, **bound), GPU_8B, seed=1), random.Random(1)
+def test_queue_limit_is_kept_and_excludes_requests_that_can_start(bound: dict[str, int]) -> None:
+    world, rng = SchedulerSimulation(replace(BASE_SETTINGS, max_batch_size=32, **bound), GPU_8B_COSTS,
+                                     seed=1), random.Random(1)
     for _ in range(32):
-        world.arrive(wanted(rng, (16, 256), (64, 512)))
-    longest = 0
+        world.add_arrival(make_random_request(rng, (16, 256), (64, 512)))
+    max_queue_length = 0
     for number in range(300):
-        world.arrive(wanted(rng, (16, 256), (64, 512)), 0.5 + 0.01 * number)
+        world.add_arrival(make_random_request(rng, (16, 256), (64, 512)), 0.5 + 0.01 * number)
 
-    def look(world: Clockwork) -> bool:
-        nonlocal longest
-        longest = max(longest, world.core.num_waiting() if world.now > 0.5 else 0)
+    def record_queue_length(world: SchedulerSimulation) -> bool:
+        nonlocal max_queue_length
+        max_queue_length = max(max_queue_length, world.scheduler.num_waiting() if world.now > 0.5 else 0)
         return False
 
-    world.run(until=look)
-    assert not [life for life in world.lives.values() if life.is_refused]
-    assert world.refused > 100
-    assert 0 < longest <= 32
+    world.run(should_stop=record_queue_length)
+    assert not [life for life in world.histories.values() if life.is_rejected]
+    assert world.num_rejected > 100
+    assert 0 < max_queue_length <= 32

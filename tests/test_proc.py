@@ -6,35 +6,35 @@ import sys
 import threading
 
 import pytest
-from support.process_list import child_pids, command_line
+from support.process_list import list_child_pids, read_command_line
 
-WAIT = "import sys; sys.stdin.read()"
+WAITING_PROGRAM = "import sys; sys.stdin.read()"
 
 
-def test_threads_that_end_meanwhile_lose_no_child() -> None:
+def test_children_are_listed_while_threads_start_and_end() -> None:
     """A thread may end between the listing of threads and the reading of its children."""
-    looked = threading.Event()
+    is_done = threading.Event()
 
-    def come_and_go() -> None:
-        while not looked.is_set():
+    def start_and_join_threads() -> None:
+        while not is_done.is_set():
             for thread in [threading.Thread(target=int) for _ in range(20)]:
                 thread.start()
                 thread.join()
 
-    with subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE) as child:
-        others = threading.Thread(target=come_and_go)
+    with subprocess.Popen([sys.executable, "-c", WAITING_PROGRAM], stdin=subprocess.PIPE) as child:
+        others = threading.Thread(target=start_and_join_threads)
         others.start()
         try:
-            assert all(child.pid in child_pids(os.getpid()) for _ in range(300))
+            assert all(child.pid in list_child_pids(os.getpid()) for _ in range(300))
         finally:
-            looked.set()
+            is_done.set()
             others.join()
-        assert command_line(child.pid)[1:] == ["-c", WAIT]
+        assert read_command_line(child.pid)[1:] == ["-c", WAITING_PROGRAM]
 
 
-def test_who_is_gone_has_no_command_and_no_list() -> None:
+def test_ended_process_has_no_command_line_and_no_children() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    assert command_line(child.pid) == []
+    assert read_command_line(child.pid) == []
     with pytest.raises(FileNotFoundError):
-        child_pids(child.pid)
+        list_child_pids(child.pid)

@@ -11,25 +11,25 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cost_model_clock import Clockwork, Model
-from support.simulated_world import named
+from support.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.simulated_world import add_block_hashes
 
-from router.request import ANYONE, Request, Tenant
-from router.scheduler.cost_model import CostModel, Load
-from router.scheduler.settings import Policy
+from router.request import DEFAULT_TENANT, Request, Tenant
+from router.scheduler.cost_model import CostModel, StepLoad
+from router.scheduler.settings import SchedulerSettings
 
 # An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of KV cache per token. A 0.5B model on two CPU cores.
-GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
-CPU_HALF_B = Model(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
-MODELS = {"8B on a GPU": (GPU_8B, 0.050), "0.5B on two cores": (CPU_HALF_B, 0.150)}
-ROOMY = Policy(max_concurrent_requests=100_000)
+GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
+CPU_HALF_B_COSTS = TrueCosts(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
+COSTS_WITH_STALL_SECONDS = {"8B on a GPU": (GPU_8B_COSTS, 0.050), "0.5B on two cores": (CPU_HALF_B_COSTS, 0.150)}
+BASE_SETTINGS = SchedulerSettings(max_concurrent_requests=100_000)
 
 
-def request(number, prompt, output, **fields):
-    return Request(str(number), (7,) * prompt, output, **fields)
+def make_request(number, prompt_length, max_new_tokens, **fields):
+    return Request(str(number), (7,) * prompt_length, max_new_tokens, **fields)
 
 
-def unlucky(rng):
+def draw_step_noise(rng):
     """Return the factor on a step's time, lognormal(0.1) and tripled in 1 % of the steps, and whether tripled."""
     outlier = rng.random() < 0.01
     return rng.lognormvariate(0, 0.1) * (3.0 if outlier else 1.0), outlier
@@ -38,46 +38,50 @@ def unlucky(rng):
 # -- the stall promise
 
 
-def long_prompts(model, promise, arrivals, assumed=1.0):
+def run_long_prompts(true_costs, stall_seconds, num_prompts, cost_scale=1.0):
     """Run 8,192-token prompts while 64 sequences decode; each decoding sequence that ends is replaced by another."""
-    world = Clockwork(replace(ROOMY, stall_seconds=promise), model, seed=1, luck=unlucky)
-    world.assume(assumed)
-    prompts = [request(n, 8192, 1) for n in range(arrivals)]
+    world = SchedulerSimulation(replace(BASE_SETTINGS, max_stall_seconds=stall_seconds), true_costs, seed=1,
+                                draw_noise=draw_step_noise)
+    world.scale_cost_model(cost_scale)
+    prompts = [make_request(n, 8192, 1) for n in range(num_prompts)]
     ended = []
 
-    def follow(life):
+    def replace_ended_request(life):
         if len(life.request.prompt) == 8192:
             ended.append(life)
         else:
-            world.arrive(decoding(world.random), world.now)
+            world.add_arrival(make_decoding_request(world.random), world.now)
 
-    world.on_end = follow
+    world.on_end = replace_ended_request
     for _ in range(64):
-        world.arrive(decoding(world.random))
+        world.add_arrival(make_decoding_request(world.random))
     for number, prompt in enumerate(prompts):
-        world.arrive(prompt, 0.5 + 2.0 * 8192 * model.per_token * (number + world.random.random()))
-    world.run(until=lambda _: len(ended) == arrivals)
+        world.add_arrival(prompt,
+                          0.5 + 2.0 * 8192 * true_costs.seconds_per_prompt_token * (number + world.random.random()))
+    world.run(should_stop=lambda _: len(ended) == num_prompts)
     return world
 
 
-def decoding(rng):
-    return request(rng.random(), rng.randint(16, 512), rng.randint(256, 2048))
+def make_decoding_request(rng):
+    return make_request(rng.random(), rng.randint(16, 512), rng.randint(256, 2048))
 
 
-def stalls(world, model, skip=0):
-    """Return the seconds that prompt chunks added to each mixed step, without outliers and the first `skip` steps."""
-    mixed = [step for step in world.taken[skip:]
+def compute_stalls(world, true_costs, num_skipped_steps=0):
+    """Return the seconds that prompt chunks added to each mixed step, without outliers and the first
+    `num_skipped_steps` steps."""
+    mixed = [step for step in world.timed_steps[num_skipped_steps:]
              if step.chunk_load.chunk_tokens and step.load.rows > step.chunk_load.rows and not step.is_outlier]
-    return [step.seconds - model.seconds(Load(step.load.rows - step.chunk_load.rows, 0,
-                                              step.load.context - step.chunk_load.context)) for step in mixed]
+    return [step.seconds
+            - true_costs.compute_step_seconds(StepLoad(step.load.rows - step.chunk_load.rows, 0,
+                                                       step.load.context - step.chunk_load.context)) for step in mixed]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_long_prompts_keep_the_stall_promise(name):
-    model, promise = MODELS[name]
-    world = long_prompts(model, promise, arrivals=300)
-    found = stalls(world, model)
+@pytest.mark.parametrize("name", COSTS_WITH_STALL_SECONDS)
+def test_long_prompts_keep_the_stall_limit(name):
+    model, promise = COSTS_WITH_STALL_SECONDS[name]
+    world = run_long_prompts(model, promise, num_prompts=300)
+    found = compute_stalls(world, model)
     kept = sum(stall <= 1.1 * promise for stall in found) / len(found)
     assert kept >= 0.99
     # The promise is used, too: prompts are not starved to keep it.
@@ -85,88 +89,94 @@ def test_long_prompts_keep_the_stall_promise(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COSTS_WITH_STALL_SECONDS)
 @pytest.mark.parametrize("assumed", [0.5, 2.0])
-def test_with_a_model_wrong_by_two_the_promise_holds_again_after_fifty_steps(name, assumed):
-    model, promise = MODELS[name]
-    found = stalls(long_prompts(model, promise, arrivals=30, assumed=assumed), model, skip=50)
+def test_stall_limit_holds_again_after_fifty_steps_of_a_wrong_cost_model(name, assumed):
+    model, promise = COSTS_WITH_STALL_SECONDS[name]
+    found = compute_stalls(run_long_prompts(model, promise, num_prompts=30, cost_scale=assumed), model,
+                           num_skipped_steps=50)
     assert sum(stall <= 1.1 * promise for stall in found) / len(found) >= 0.99
 
 
 # -- the share of waiting prompts
 
 
-class Cautious(CostModel):
+class FixedCostModel(CostModel):
     """Cost model with true coefficients and a given caution factor, which learns nothing."""
 
-    caution = 1.0
+    safety_factor = 1.0
 
     def observe(self, load, seconds):
         return 1.0
 
 
-def newcomers(model, decoding, waiting, prompt, caution):
-    """Run `waiting` requests for one token that arrive at once while `decoding` sequences decode.
+def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_length, safety_factor):
+    """Run `num_waiting` requests for one token that arrive at once while `decoding` sequences decode.
 
     Return the simulation and the time of arrival.
     """
-    world = Clockwork(replace(ROOMY, stall_seconds=0.05, max_batch_size=128), model)
-    world.core.costs = costs = Cautious((model.per_step, model.per_row, model.per_token, model.per_place))
-    costs.caution = caution
-    for number in range(decoding):
-        world.arrive(request(number, 16, 10**5))
-    world.run(until=lambda w: len(w.lives) == decoding and all(len(life.token_times) > 3 for life in w.lives.values()))
-    came = world.now
-    for number in range(waiting):
-        world.arrive(request(f"new {number}", prompt, 1), came)
+    world = SchedulerSimulation(replace(BASE_SETTINGS, max_stall_seconds=0.05, max_batch_size=128), true_costs)
+    world.scheduler.cost_model = costs = FixedCostModel((true_costs.seconds_per_step, true_costs.seconds_per_row,
+                                                         true_costs.seconds_per_prompt_token,
+                                                         true_costs.seconds_per_slot))
+    costs.safety_factor = safety_factor
+    for number in range(num_decoding):
+        world.add_arrival(make_request(number, 16, 10**5))
+    world.run(should_stop=lambda w: len(w.histories) == num_decoding
+              and all(len(life.token_times) > 3 for life in w.histories.values()))
+    arrived_at = world.now
+    for number in range(num_waiting):
+        world.add_arrival(make_request(f"new {number}", prompt_length, 1), arrived_at)
     ended = []
     world.on_end = ended.append
-    world.run(until=lambda _: len(ended) == waiting)
-    return world, came
+    world.run(should_stop=lambda _: len(ended) == num_waiting)
+    return world, arrived_at
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(step=st.floats(0.002, 2.0), decoding=st.integers(1, 64), waiting=st.integers(1, 64), blocks=st.integers(1, 12),
        token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
-def test_however_slow_a_step_decodes_hold_newcomers_up_for_no_longer_than_their_prompts_take(
+def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(
         *, step, decoding, waiting, blocks, token, caution):
     """Prompts delay decoding sequences by no more than the stall promise or what they earned: L5, from outside."""
-    model = Model(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
-    world, came = newcomers(model, decoding, waiting, 16 * blocks, caution)
-    alone = model.seconds(Load(decoding, 0, 100 * decoding))
-    block = model.seconds(Load(1, 16, 700)) - model.seconds(Load())
-    prompt = model.seconds(Load(1, 16 * blocks, 16 * blocks)) - model.seconds(Load()) + blocks * model.per_row
-    lives = [life for life in world.lives.values() if life.arrival >= came]
+    model = TrueCosts(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
+    world, came = run_simultaneous_arrivals(model, decoding, waiting, 16 * blocks, caution)
+    alone = model.compute_step_seconds(StepLoad(decoding, 0, 100 * decoding))
+    block = model.compute_step_seconds(StepLoad(1, 16, 700)) - model.compute_step_seconds(StepLoad())
+    prompt = model.compute_step_seconds(StepLoad(1, 16 * blocks, 16 * blocks)) - model.compute_step_seconds(
+        StepLoad()) + blocks * model.seconds_per_row
+    lives = [life for life in world.histories.values() if life.arrived_at >= came]
     for place, life in enumerate(lives, 1):
         # Besides its prompt and those before it: the steps in flight, its own step, and the others in that step.
-        assert life.wait <= 2.0 * place * prompt * 1.01 + 4.0 * alone + max(0.05, 2.0 * alone)
+        assert life.seconds_to_first_token <= 2.0 * place * prompt * 1.01 + 4.0 * alone + max(0.05, 2.0 * alone)
     most = max(0.05, 2.0 * alone * max(1.0, waiting / decoding), block)
-    gaps = [b - a for life in world.lives.values() for a, b in pairwise(life.token_times) if a > came]
+    gaps = [b - a for life in world.histories.values() for a, b in pairwise(life.token_times) if a > came]
     assert max(gaps) <= 1.01 * (alone + most)
 
 
 # A 0.5B model in float32 on two cores without AVX-512: a step takes longer than the stall promise allows to add.
-SLOW_HALF_B = Model(0.17, 0.0083, 0.0053, 1e-6, "cpu")
+SLOW_CPU_COSTS = TrueCosts(0.17, 0.0083, 0.0053, 1e-6, "cpu")
 
 
-def closed_loop(clients, stall_seconds, rounds=4):
+def run_closed_loop(num_clients, stall_seconds, rounds=4):
     """Return tokens per second and the median time to first token of clients that each wait for their response."""
-    world = Clockwork(replace(ROOMY, stall_seconds=stall_seconds), SLOW_HALF_B, seed=1, luck=unlucky, latency=0.001)
-    world.on_end = lambda _: len(world.lives) < clients * rounds and world.arrive(
-        request(len(world.lives), 128, 128), world.now + 0.003)
-    for number in range(clients):
-        world.arrive(request(number, 128, 128), 0.001 * number)
+    world = SchedulerSimulation(replace(BASE_SETTINGS, max_stall_seconds=stall_seconds), SLOW_CPU_COSTS, seed=1,
+                                draw_noise=draw_step_noise, latency=0.001)
+    world.on_end = lambda _: len(world.histories) < num_clients * rounds and world.add_arrival(
+        make_request(len(world.histories), 128, 128), world.now + 0.003)
+    for number in range(num_clients):
+        world.add_arrival(make_request(number, 128, 128), 0.001 * number)
     world.run()
-    return (sum(len(life.token_times) for life in world.lives.values()) / world.now,
-            median(life.wait for life in world.lives.values()))
+    return (sum(len(life.token_times) for life in world.histories.values()) / world.now,
+            median(life.seconds_to_first_token for life in world.histories.values()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [4, 16, 32])
-def test_on_a_slow_machine_the_default_serves_as_much_as_any_longer_stall(clients):
-    tokens, wait = closed_loop(clients, 0.150)
-    best, its_wait = max(closed_loop(clients, stall) for stall in (0.05, 0.5, 1.0, 2.0))
+def test_default_stall_limit_is_best_on_a_slow_machine(clients):
+    tokens, wait = run_closed_loop(clients, 0.150)
+    best, its_wait = max(run_closed_loop(clients, stall) for stall in (0.05, 0.5, 1.0, 2.0))
     assert tokens >= 0.95 * best
     assert wait <= 1.2 * its_wait
 
@@ -174,170 +184,185 @@ def test_on_a_slow_machine_the_default_serves_as_much_as_any_longer_stall(client
 # -- preemption
 
 
-def burst(seed, max_yields, model, *, cached=False):
+def run_burst(seed, max_yields, true_costs, *, has_prefix_cache=False):
     """Run 64 requests at once whose final lengths sum to twice the cache; no two requests share a prefix.
 
-    With `cached` each request may find its own blocks in the prefix cache. Return the recomputed tokens as a share of
-    all tokens, and the total time.
+    With `has_prefix_cache` each request may find its own blocks in the prefix cache. Return the recomputed tokens as a
+    share of all tokens, and the total time.
     """
     rng = random.Random(seed)
-    requests = [request(n, rng.randint(32, 256), rng.randint(16, 512)) for n in range(64)]
-    if cached:
-        requests = [replace(named(replace(one, tenant=Tenant(one.id)), 16), tenant=ANYONE) for one in requests]
+    requests = [make_request(n, rng.randint(32, 256), rng.randint(16, 512)) for n in range(64)]
+    if has_prefix_cache:
+        requests = [replace(add_block_hashes(replace(one, tenant=Tenant(one.id)), 16), tenant=DEFAULT_TENANT)
+                    for one in requests]
     blocks = sum(r.max_length for r in requests) // 2 // 16
-    world = Clockwork(replace(ROOMY, max_yields=max_yields), model, blocks, seed=seed, luck=unlucky)
+    world = SchedulerSimulation(replace(BASE_SETTINGS, max_preemptions=max_yields), true_costs, blocks, seed=seed,
+                                draw_noise=draw_step_noise)
     for one in requests:
-        world.arrive(one)
+        world.add_arrival(one)
     world.run()
     tokens = sum(r.max_length for r in requests)
-    recomputed = world.prompt_tokens_run - sum(len(r.prompt) for r in requests)
+    recomputed = world.num_prompt_tokens_run - sum(len(r.prompt) for r in requests)
     return recomputed / tokens, world.now
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_yielding_recomputes_little_and_beats_reserving_everything(name):
-    model, _ = MODELS[name]
-    on_demand = [burst(seed, 3, model) for seed in range(20)]
-    reserving = [burst(seed, 0, model) for seed in range(20)]
+@pytest.mark.parametrize("name", COSTS_WITH_STALL_SECONDS)
+def test_preemption_recomputes_little_and_beats_reservation(name):
+    model, _ = COSTS_WITH_STALL_SECONDS[name]
+    on_demand = [run_burst(seed, 3, model) for seed in range(20)]
+    reserving = [run_burst(seed, 0, model) for seed in range(20)]
     assert median(share for share, _ in on_demand) <= 0.12
     assert median(r[1] / d[1] for d, r in zip(on_demand, reserving, strict=True)) >= 0.9
     assert all(share == 0.0 for share, _ in reserving)
 
 
 @pytest.mark.slow
-def test_with_the_cache_yielding_recomputes_less():
-    shares = [burst(seed, 3, GPU_8B, cached=True)[0] for seed in range(20)]
+def test_prefix_cache_reduces_recomputation_after_preemption():
+    shares = [run_burst(seed, 3, GPU_8B_COSTS, has_prefix_cache=True)[0] for seed in range(20)]
     assert median(shares) <= 0.10
 
 
 # -- the effect of each setting
 
 
-def crowd(prompt=256, gap=0.02, num_blocks=40_000, block_size=16, latency=0.0, **policy):
-    """Run 80 requests that arrive `gap` seconds apart; return the simulation when all are served."""
-    world = Clockwork(replace(ROOMY, **policy), GPU_8B, num_blocks, seed=3, block_size=block_size, latency=latency)
+def run_arrivals(prompt_length=256, gap_seconds=0.02, num_blocks=40_000, block_size=16, latency_seconds=0.0,
+                 **settings):
+    """Run 80 requests that arrive `gap_seconds` seconds apart; return the simulation when all are served."""
+    world = SchedulerSimulation(replace(BASE_SETTINGS, **settings), GPU_8B_COSTS, num_blocks, seed=3,
+                                block_size=block_size, latency=latency_seconds)
     for number in range(80):
-        world.arrive(request(number, prompt, 128), gap * number)
+        world.add_arrival(make_request(number, prompt_length, 128), gap_seconds * number)
     return world.run()
 
 
-def mean_wait(world):
-    return sum(life.wait for life in world.lives.values()) / len(world.lives)
+def compute_mean_wait(world):
+    return sum(life.seconds_to_first_token for life in world.histories.values()) / len(world.histories)
 
 
-def longest_gap(world):
+def get_longest_gap(world):
     """Return the longest time between two tokens of a sequence."""
-    return max(b - a for life in world.lives.values() for a, b in pairwise(life.token_times))
+    return max(b - a for life in world.histories.values() for a, b in pairwise(life.token_times))
 
 
-def largest(world, what):
-    return max(what(step) for step in world.taken)
+def get_max_over_steps(world, measure_step):
+    return max(measure_step(step) for step in world.timed_steps)
 
 
-def decode_steps(world):
-    return sum(not step.chunk_load.chunk_tokens for step in world.taken)
+def count_decode_steps(world):
+    return sum(not step.chunk_load.chunk_tokens for step in world.timed_steps)
 
 
-def test_max_batch_size_bounds_who_runs_and_a_smaller_one_lets_them_wait_longer():
-    few, many = crowd(max_batch_size=8), crowd(max_batch_size=64)
-    assert largest(few, lambda step: step.load.rows) == 8
-    assert mean_wait(few) > 2 * mean_wait(many)
+def test_max_batch_size_limits_running_requests_at_the_cost_of_waits():
+    few, many = run_arrivals(max_batch_size=8), run_arrivals(max_batch_size=64)
+    assert get_max_over_steps(few, lambda step: step.load.rows) == 8
+    assert compute_mean_wait(few) > 2 * compute_mean_wait(many)
 
 
-def test_max_batch_prefill_tokens_bounds_a_step_and_a_smaller_one_makes_prompts_slower():
-    small, large = crowd(max_prefill_tokens=80, gap=0.0), crowd(max_prefill_tokens=4096, gap=0.0, stall_seconds=10.0)
-    assert largest(small, lambda step: step.chunk_load.chunk_tokens) <= 80
-    assert mean_wait(small) > 2 * mean_wait(large)
-    assert longest_gap(small) < longest_gap(large)
+def test_max_batch_prefill_tokens_limits_chunks_at_the_cost_of_waits():
+    small, large = run_arrivals(max_prefill_tokens=80,
+                                gap_seconds=0.0), run_arrivals(max_prefill_tokens=4096, gap_seconds=0.0,
+                                                               max_stall_seconds=10.0)
+    assert get_max_over_steps(small, lambda step: step.chunk_load.chunk_tokens) <= 80
+    assert compute_mean_wait(small) > 2 * compute_mean_wait(large)
+    assert get_longest_gap(small) < get_longest_gap(large)
 
 
-def test_max_batch_total_tokens_is_the_cache_and_a_smaller_one_serves_fewer_at_once():
-    small, large = crowd(num_blocks=100), crowd(num_blocks=2000)
-    assert largest(small, lambda step: step.load.rows) < largest(large, lambda step: step.load.rows)
+def test_max_batch_total_tokens_limits_concurrency():
+    small, large = run_arrivals(num_blocks=100), run_arrivals(num_blocks=2000)
+    assert get_max_over_steps(small,
+                              lambda step: step.load.rows) < get_max_over_steps(large, lambda step: step.load.rows)
     assert small.now > large.now
 
 
-def test_max_concurrent_requests_refuses_who_comes_beyond():
-    assert crowd(max_concurrent_requests=10, gap=0.0).refused == 70
-    assert crowd(max_concurrent_requests=80, gap=0.0).refused == 0
+def test_max_concurrent_requests_rejects_the_excess():
+    assert run_arrivals(max_concurrent_requests=10, gap_seconds=0.0).num_rejected == 70
+    assert run_arrivals(max_concurrent_requests=80, gap_seconds=0.0).num_rejected == 0
 
 
-def test_max_queue_requests_bounds_who_waits_and_a_smaller_one_refuses_more():
-    few, many = crowd(max_batch_size=8, max_queue_requests=4), crowd(max_batch_size=8, max_queue_requests=40)
-    assert few.refused > many.refused
-    assert mean_wait(few) < 0.5 * mean_wait(many)
+def test_max_queue_requests_limits_waits_by_rejecting():
+    few, many = run_arrivals(max_batch_size=8,
+                             max_queue_requests=4), run_arrivals(max_batch_size=8, max_queue_requests=40)
+    assert few.num_rejected > many.num_rejected
+    assert compute_mean_wait(few) < 0.5 * compute_mean_wait(many)
 
 
-def test_max_queue_tokens_counts_prompts():
-    few, many = (crowd(max_batch_size=8, max_queue_tokens=tokens) for tokens in (4 * 256, 40 * 256))
-    assert few.refused > many.refused
-    assert mean_wait(few) < 0.5 * mean_wait(many)
+def test_max_queue_tokens_limits_waits_by_rejecting():
+    few, many = (run_arrivals(max_batch_size=8, max_queue_tokens=tokens) for tokens in (4 * 256, 40 * 256))
+    assert few.num_rejected > many.num_rejected
+    assert compute_mean_wait(few) < 0.5 * compute_mean_wait(many)
 
 
-def test_max_queue_ms_bounds_the_wait_itself():
-    few, many = crowd(max_batch_size=8, max_queue_seconds=0.5), crowd(max_batch_size=8, max_queue_seconds=5.0)
-    assert few.refused > many.refused
-    assert max(life.before_start for life in few.lives.values()) < 1.0 < mean_wait(many)
+def test_max_queue_ms_limits_the_waiting_time():
+    few, many = run_arrivals(max_batch_size=8,
+                             max_queue_seconds=0.5), run_arrivals(max_batch_size=8, max_queue_seconds=5.0)
+    assert few.num_rejected > many.num_rejected
+    assert max(life.seconds_to_start for life in few.histories.values()) < 1.0 < compute_mean_wait(many)
 
 
-def conversations(**policy):
+def run_shared_prefixes(**settings):
     """Run requests with eight different prefixes in a cache that holds half of the prefixes."""
-    world = Clockwork(replace(ROOMY, max_batch_size=2, **policy), GPU_8B, 200, seed=3)
+    world = SchedulerSimulation(replace(BASE_SETTINGS, max_batch_size=2, **settings), GPU_8B_COSTS, 200, seed=3)
     for number in range(160):
         prompt = (number % 8,) * 640 + (number,)
-        world.arrive(named(Request(str(number), prompt, 32), 16), 0.01 * number)
+        world.add_arrival(add_block_hashes(Request(str(number), prompt, 32), 16), 0.01 * number)
     return world.run()
 
 
-def test_a_larger_max_passed_over_ms_finds_more_in_the_cache():
-    short, long = conversations(passed_over_seconds=0.0), conversations(passed_over_seconds=5.0)
-    assert long.prompt_tokens_run < 0.6 * short.prompt_tokens_run
-    assert mean_wait(long) < mean_wait(short)
+def test_larger_max_passed_over_ms_raises_prefix_cache_hits():
+    short, long = run_shared_prefixes(max_passed_over_seconds=0.0), run_shared_prefixes(max_passed_over_seconds=5.0)
+    assert long.num_prompt_tokens_run < 0.6 * short.num_prompt_tokens_run
+    assert compute_mean_wait(long) < compute_mean_wait(short)
 
 
-def test_without_the_cache_every_prompt_is_computed_whole():
-    assert crowd(gap=0.05).prompt_tokens_run == 80 * 256
-    shared = Clockwork(ROOMY, GPU_8B, 40_000, seed=3)
+def test_prompts_are_computed_whole_unless_their_prefix_is_cached():
+    assert run_arrivals(gap_seconds=0.05).num_prompt_tokens_run == 80 * 256
+    shared = SchedulerSimulation(BASE_SETTINGS, GPU_8B_COSTS, 40_000, seed=3)
     for number in range(80):
-        shared.arrive(named(request(number, 256, 128), 16), 0.05 * number)
-    assert shared.run().prompt_tokens_run == 256 + 79 * 16
+        shared.add_arrival(add_block_hashes(make_request(number, 256, 128), 16), 0.05 * number)
+    assert shared.run().num_prompt_tokens_run == 256 + 79 * 16
 
 
-def test_a_smaller_stall_promise_means_shorter_gaps_and_slower_prompts():
-    tight, loose = crowd(prompt=4000, stall_seconds=0.01, gap=0.5), crowd(prompt=4000, stall_seconds=0.5, gap=0.5)
-    assert longest_gap(tight) < 0.5 * longest_gap(loose)
-    assert mean_wait(tight) > mean_wait(loose)
+def test_smaller_stall_limit_means_shorter_gaps_and_slower_prompts():
+    tight, loose = run_arrivals(prompt_length=4000, max_stall_seconds=0.01,
+                                gap_seconds=0.5), run_arrivals(prompt_length=4000, max_stall_seconds=0.5,
+                                                               gap_seconds=0.5)
+    assert get_longest_gap(tight) < 0.5 * get_longest_gap(loose)
+    assert compute_mean_wait(tight) > compute_mean_wait(loose)
 
 
-def test_pause_stalls_the_running_for_a_whole_prompt_and_mixed_does_not():
-    paused, mixed = crowd(prompt=4000, mixed=False, gap=0.5), crowd(prompt=4000, gap=0.5, stall_seconds=0.05)
-    assert longest_gap(paused) > 2 * longest_gap(mixed)
+def test_pause_policy_stalls_running_requests_longer_than_mixed():
+    paused, mixed = run_arrivals(prompt_length=4000, mixed=False,
+                                 gap_seconds=0.5), run_arrivals(prompt_length=4000, gap_seconds=0.5,
+                                                                max_stall_seconds=0.05)
+    assert get_longest_gap(paused) > 2 * get_longest_gap(mixed)
 
 
-def test_under_pause_a_larger_waiting_served_ratio_lets_newcomers_wait_and_spares_the_running():
-    eager = crowd(mixed=False, waiting_served_ratio=0.0, max_waiting_tokens=10**6)
-    patient = crowd(mixed=False, waiting_served_ratio=0.5, max_waiting_tokens=10**6)
-    assert mean_wait(patient) > mean_wait(eager)
-    assert len(patient.taken) - decode_steps(patient) < len(eager.taken) - decode_steps(eager)
+def test_larger_waiting_served_ratio_delays_newcomers_under_pause():
+    eager = run_arrivals(mixed=False, waiting_served_ratio=0.0, max_waiting_tokens=10**6)
+    patient = run_arrivals(mixed=False, waiting_served_ratio=0.5, max_waiting_tokens=10**6)
+    assert compute_mean_wait(patient) > compute_mean_wait(eager)
+    assert len(patient.timed_steps) - count_decode_steps(patient) < len(eager.timed_steps) - count_decode_steps(eager)
 
 
-def test_under_pause_max_waiting_tokens_bounds_how_long_newcomers_wait():
-    short = crowd(mixed=False, waiting_served_ratio=10.0, max_waiting_tokens=5)
-    long = crowd(mixed=False, waiting_served_ratio=10.0, max_waiting_tokens=50)
-    assert mean_wait(short) < mean_wait(long)
+def test_max_waiting_tokens_limits_newcomer_waits_under_pause():
+    short = run_arrivals(mixed=False, waiting_served_ratio=10.0, max_waiting_tokens=5)
+    long = run_arrivals(mixed=False, waiting_served_ratio=10.0, max_waiting_tokens=50)
+    assert compute_mean_wait(short) < compute_mean_wait(long)
 
 
-def idle_share(world):
-    return 1.0 - sum(step.seconds for step in world.taken) / world.now
+def compute_idle_share(world):
+    return 1.0 - sum(step.seconds for step in world.timed_steps) / world.now
 
 
-def test_looking_ahead_keeps_the_shards_busy_while_messages_travel():
-    one, two = crowd(look_ahead=1, latency=0.002, gap=0.0), crowd(look_ahead=2, latency=0.002, gap=0.0)
-    assert idle_share(one) > 0.2
-    assert idle_share(two) < 0.05
+def test_look_ahead_keeps_shards_busy_despite_latency():
+    one, two = run_arrivals(look_ahead=1, latency_seconds=0.002,
+                            gap_seconds=0.0), run_arrivals(look_ahead=2, latency_seconds=0.002, gap_seconds=0.0)
+    assert compute_idle_share(one) > 0.2
+    assert compute_idle_share(two) < 0.05
 
 
-def test_larger_blocks_waste_more_of_the_cache_and_serve_fewer_at_once():
-    small, large = crowd(num_blocks=640, block_size=16), crowd(num_blocks=20, block_size=512)
-    assert largest(small, lambda step: step.load.rows) > largest(large, lambda step: step.load.rows)
+def test_larger_blocks_waste_cache_and_reduce_concurrency():
+    small, large = run_arrivals(num_blocks=640, block_size=16), run_arrivals(num_blocks=20, block_size=512)
+    assert get_max_over_steps(small,
+                              lambda step: step.load.rows) > get_max_over_steps(large, lambda step: step.load.rows)

@@ -9,65 +9,65 @@ from google.protobuf.descriptor import Descriptor
 
 from shard.pb import shard_pb2 as pb
 
-CONTRACT = Path(__file__).parents[1] / "proto" / "shard.proto"
-BLOCK = re.compile(r"(message|enum|service|oneof) (\w+) {")
-METHOD = re.compile(r"rpc (\w+)\(")
-VALUE = re.compile(r"(?:repeated |optional )?(?:[\w.]+ |map<.+> )?(\w+) = \d+")  # an enum's value, or a field
-COMMENT = re.compile(r"//.*\w")  # a line of dashes between sections is no comment
-TRANSPARENT = "oneof"  # the fields in it are fields of the message
+PROTO_PATH = Path(__file__).parents[1] / "proto" / "shard.proto"
+BLOCK_PATTERN = re.compile(r"(message|enum|service|oneof) (\w+) {")
+METHOD_PATTERN = re.compile(r"rpc (\w+)\(")
+VALUE_PATTERN = re.compile(r"(?:repeated |optional )?(?:[\w.]+ |map<.+> )?(\w+) = \d+")  # an enum's value, or a field
+COMMENT_PATTERN = re.compile(r"//.*\w")  # a line of dashes between sections is no comment
+NAMELESS_BLOCK_KIND = "oneof"  # the fields in it are fields of the message
 
 
-def things(text: str) -> Iterator[tuple[str, bool]]:
+def iter_definitions(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the full name of every message, enum, enum value, field, oneof and method, and whether it has a comment.
 
     The comment is on the line above or at the end of the line. The service is left out, since the head of the file
     describes it.
     """
-    around: list[tuple[str, str]] = []
+    open_blocks: list[tuple[str, str]] = []
     above = ""
     for line in map(str.strip, text.splitlines()):
         code = line.partition("//")[0].strip()
-        documented = COMMENT.match(above) is not None or COMMENT.search(line) is not None
-        names = [name for kind, name in around if kind != TRANSPARENT]
-        if found := BLOCK.match(code):
+        documented = COMMENT_PATTERN.match(above) is not None or COMMENT_PATTERN.search(line) is not None
+        names = [name for kind, name in open_blocks if kind != NAMELESS_BLOCK_KIND]
+        if found := BLOCK_PATTERN.match(code):
             if found[1] != "service":
                 yield ".".join([*names, found[2]]), documented
-            around += [(found[1], found[2])] * ("}" not in code)
-        elif found := METHOD.match(code) or VALUE.match(code):
+            open_blocks += [(found[1], found[2])] * ("}" not in code)
+        elif found := METHOD_PATTERN.match(code) or VALUE_PATTERN.match(code):
             yield ".".join([*names, found[1]]), documented
         elif code == "}":
-            around.pop()
+            open_blocks.pop()
         above = line
 
 
-def undocumented(text: str) -> list[str]:
-    return [name for name, documented in things(text) if not documented]
+def find_undocumented(text: str) -> list[str]:
+    return [name for name, documented in iter_definitions(text) if not documented]
 
 
-def known() -> Iterator[str]:
+def iter_generated_names() -> Iterator[str]:
     """Yield the full names of everything in the generated code but the service."""
     contract = pb.DESCRIPTOR
     for message in contract.message_types_by_name.values():
-        yield from inside(message)
+        yield from iter_message_names(message)
     for enum in contract.enum_types_by_name.values():
         yield from [enum.name, *(f"{enum.name}.{name}" for name in enum.values_by_name)]
     for service in contract.services_by_name.values():
         yield from [f"{service.name}.{method.name}" for method in service.methods]
 
 
-def inside(message: Descriptor) -> Iterator[str]:
+def iter_message_names(message: Descriptor) -> Iterator[str]:
     """Yield the full names of a message, its fields and oneofs; messages and enums must not be nested."""
     assert not [*message.nested_types, *message.enum_types]
     names = [*message.fields_by_name, *message.oneofs_by_name]
     yield from [message.name, *(f"{message.name}.{name}" for name in names)]
 
 
-def test_nothing_is_without_a_comment_of_its_own() -> None:
-    assert undocumented(CONTRACT.read_text()) == []
+def test_every_proto_definition_has_a_comment() -> None:
+    assert find_undocumented(PROTO_PATH.read_text()) == []
 
 
-def test_the_walk_finds_all_that_the_generated_code_knows() -> None:
-    assert sorted(name for name, _ in things(CONTRACT.read_text())) == sorted(known())
+def test_parser_finds_every_generated_name() -> None:
+    assert sorted(name for name, _ in iter_definitions(PROTO_PATH.read_text())) == sorted(iter_generated_names())
 
 
 @pytest.mark.parametrize(("text", "missing"), [
@@ -79,5 +79,5 @@ def test_the_walk_finds_all_that_the_generated_code_knows() -> None:
     ("// Said.\nmessage A {\n  // Said.\n  oneof b {\n    C c = 1;\n  }\n  C d = 2;\n}\n", ["A.c", "A.d"]),
     ("// Said.\nservice A {\n  rpc Do(B) returns (C);\n}\n", ["A.Do"]),
 ])
-def test_what_lacks_one_is_named(text: str, missing: list[str]) -> None:
-    assert undocumented(text) == missing
+def test_undocumented_definitions_are_found(text: str, missing: list[str]) -> None:
+    assert find_undocumented(text) == missing

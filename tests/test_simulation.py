@@ -6,33 +6,35 @@ import os
 import random
 
 import pytest
-from support.simulated_world import Client, World
+from support.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
-from router.request import ANYONE, EMBEDDED, Request, Resource, Tenant, Wish
+from router.request import DEFAULT_TENANT, POOLING_KINDS, Request, RequestKind, Resource, Tenant
 from shard.config import SimulatedConfig
-from shard.simulator.faults import KINDS, WRONGS
+from shard.simulator.faults import ANSWER_DEFECTS, FAULT_KINDS
 
 SEEDS = range(200)
-LONG = 5000
+NUM_LONG_SEEDS = 5000
 ADAPTER = Resource("adapter", 1)
-ADAPTERS = [ADAPTER, Resource("adapter", 2, takes=10), Resource("adapter", 3, takes=10)]
-POISON = 255
-POINTS = [(kind, verb) for kind, (verbs, _) in KINDS.items() for verb in verbs]
-RARE = [(kind, verb) for kind, verb in POINTS if verb in {"concat", "unload"}]  # calls that few schedules have
-FAULT_POINTS = {*(f"{kind}@{verb}" for kind, verb in POINTS), *(f"wrong:{wrong}" for wrong in WRONGS),
-                f"poison:{POISON}"}
-FEW = {"warmup": 1, "reset": 3, "filter": 8, "concat": 1, "load": 2, "unload": 1, "embed": 6}  # calls of a shard
+ADAPTERS = [ADAPTER, Resource("adapter", 2, max_bytes=10), Resource("adapter", 3, max_bytes=10)]
+POISON_TOKEN = 255
+FAULT_CALLS = [(kind, verb) for kind, (verbs, _) in FAULT_KINDS.items() for verb in verbs]
+# calls that few schedules have
+RARE_FAULT_CALLS = [(kind, verb) for kind, verb in FAULT_CALLS if verb in {"concat", "unload"}]
+FAULT_POINTS = {*(f"{kind}@{verb}" for kind, verb in FAULT_CALLS), *(f"wrong:{wrong}" for wrong in ANSWER_DEFECTS),
+                f"poison:{POISON_TOKEN}"}
+# calls of a shard
+MAX_CALL_NUMBER_BY_VERB = {"warmup": 1, "reset": 3, "filter": 8, "concat": 1, "load": 2, "unload": 1, "embed": 6}
 
 
-def random_fault(rng):
-    kind, verb = rng.choice(POINTS + RARE)
-    argument = {"wrong": rng.choice(WRONGS), "late": "0.3", "slow": "1", "fail_sequence": "2"}.get(kind, "")
-    text = f"{kind}@{verb}:{rng.randint(1, FEW.get(verb, 25))}"
+def make_random_fault(rng):
+    kind, verb = rng.choice(FAULT_CALLS + RARE_FAULT_CALLS)
+    argument = {"wrong": rng.choice(ANSWER_DEFECTS), "late": "0.3", "slow": "1", "fail_sequence": "2"}.get(kind, "")
+    text = f"{kind}@{verb}:{rng.randint(1, MAX_CALL_NUMBER_BY_VERB.get(verb, 25))}"
     return f"{text}:{argument}" if argument else text
 
 
-def random_world(seed, **more):
+def make_random_world(seed, **world_options):
     rng = random.Random(seed)
     config = RouterConfig(
         max_batch_prefill_tokens=rng.choice([32, 64, 256]), max_batch_size=rng.choice([2, 6, 12]),
@@ -42,92 +44,92 @@ def random_world(seed, **more):
         adapter_cycle_time_s=rng.choice([0.0, 0.2]), batching=rng.choice([*["continuous"] * 4, "static", "none"]),
         static_window_ms=rng.choice([0.0, 200.0]), static_equal_lengths=rng.random() < 0.3,
         recompute=rng.random() < 0.2)
-    faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 5, 10]))] + [f"poison@{POISON}"]
-    share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of pooling requests
+    faults = [make_random_fault(rng) for _ in range(rng.choice([0, 1, 5, 10]))] + [f"poison@{POISON_TOKEN}"]
+    pooling_share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of pooling requests
     model = SimulatedConfig(
-        generation=share < 1.0, num_labels=5,
+        generation=pooling_share < 1.0, num_labels=5,
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
         mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults),
         seconds_per_chunk_token=rng.choice([0.00005, 0.002, 0.02]))  # so that a block is cheaper than a step, or dearer
-    world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1), **more)
-    carries_out = rng.random() < 0.5
-    for client in random_clients(rng, ADAPTERS if carries_out else [ADAPTER], share):
-        world.add(client)
-    if carries_out:
-        world.move_seconds, world.load_fails = 0.05, lambda _: world.random.random() < 0.1
+    world = SimulatedWorld(config, model, seed, draw_noise=lambda r: r.lognormvariate(0, 0.1), **world_options)
+    loads_resources = rng.random() < 0.5
+    for client in make_random_clients(rng, ADAPTERS if loads_resources else [ADAPTER], pooling_share):
+        world.add_client(client)
+    if loads_resources:
+        world.move_seconds, world.fails_to_load = 0.05, lambda _: world.random.random() < 0.1
     else:
-        world.at(rng.random(), lambda: world.provide(ADAPTER, present=rng.random() < 0.8))
+        world.schedule_at(rng.random(), lambda: world.set_resource_present(ADAPTER, present=rng.random() < 0.8))
     return world
 
 
-def random_clients(rng, adapters, share):
-    now, clients, beginnings = 0.0, [], [tuple(rng.randrange(255) for _ in range(90)) for _ in range(2)]
-    tenants = rng.choice([[ANYONE], [Tenant("one"), Tenant("three", weight=3.0)]])
+def make_random_clients(rng, adapters, pooling_share):
+    now, clients, shared_prefixes = 0.0, [], [tuple(rng.randrange(255) for _ in range(90)) for _ in range(2)]
+    tenants = rng.choice([[DEFAULT_TENANT], [Tenant("one"), Tenant("three", weight=3.0)]])
     for number in range(20):
         now += rng.choice([0.0, 0.0, 0.01, 0.2, 1.0])
         prompt = tuple(rng.randrange(255) for _ in range(rng.randint(1, 120)))
         if rng.random() < 0.5:
-            prompt = rng.choice(beginnings)[:rng.randint(1, 90)] + prompt[:30]
+            prompt = rng.choice(shared_prefixes)[:rng.randint(1, 90)] + prompt[:30]
         if rng.random() < 0.02:
-            prompt = (*prompt, POISON)
-        wish = rng.choice(EMBEDDED) if rng.random() < share else Wish.TEXT
-        if wish in EMBEDDED:
+            prompt = (*prompt, POISON_TOKEN)
+        wish = rng.choice(POOLING_KINDS) if rng.random() < pooling_share else RequestKind.GENERATE
+        if wish in POOLING_KINDS:
             prompt = prompt[-rng.choice([30, 30, 120]):]  # prompts too long for one step fail at once
-        output = rng.randint(1, 70) if wish is Wish.TEXT else 0
+        output = rng.randint(1, 70) if wish is RequestKind.GENERATE else 0
         request = Request(
-            str(number), prompt, output, wish=wish, key=rng.getrandbits(64), end_tokens=frozenset({256}),
+            str(number), prompt, output, kind=wish, random_key=rng.getrandbits(64), end_tokens=frozenset({256}),
             priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
             timeout=rng.random() * 3 if rng.random() < 0.1 else None,
             adapter=rng.choice(adapters) if rng.random() < 0.2 else None)
         leaves_at = now + rng.random() * 3 if rng.random() < 0.2 else None
         stops_after = rng.randint(1, output) if output and rng.random() < 0.3 else None
-        clients.append(Client(request, now, leaves_at, stops_after))
+        clients.append(SimulatedClient(request, now, leaves_at, stops_after))
     return clients
 
 
-def run(seed):
-    world = random_world(seed)
-    for client in world.everyone[::5]:
-        world.at(client.arrival + 0.1, lambda client=client: world.hold(client, 0.5))
+def run_random_world(seed):
+    world = make_random_world(seed)
+    for client in world.all_clients[::5]:
+        world.schedule_at(client.arrives_at + 0.1, lambda client=client: world.hold_client(client, 0.5))
     world.run(max_events=20_000)
     world.check_idle()
-    world.check_ends()
-    world.check_stories()
+    world.check_end_reasons()
+    world.check_timelines()
     world.check_replay()
-    for client in world.everyone:
-        if client.end.startswith("failed: the step failed"):
+    for client in world.all_clients:
+        if client.end_reason.startswith("failed: the step failed"):
             # A sequence that is blamed was alone in a step of the last epoch that it took part in.
-            epoch = max(plan.epoch for _, plan in world.sent if client.number in plan.members)
-            assert (client.number,) in [plan.members for _, plan in world.sent if plan.epoch == epoch]
+            epoch = max(plan.epoch for _, plan in world.sent_plans if client.sequence_number in plan.members)
+            assert (client.sequence_number,) in [plan.members for _, plan in world.sent_plans if plan.epoch == epoch]
     return world
 
 
-FIRED: set[str] = set()
+FIRED_FAULTS: set[str] = set()
 
 
 @pytest.mark.parametrize("start", range(0, len(SEEDS), 20))
 @pytest.mark.slow
-def test_the_laws_hold_in_every_schedule(start):
+def test_scheduler_invariants_hold_in_seeded_schedules(start):
     for seed in SEEDS[start:start + 20]:
-        FIRED.update(run(seed).fired)
+        FIRED_FAULTS.update(run_random_world(seed).fired_faults)
 
 
 @pytest.mark.slow
 def test_every_fault_point_fires_in_some_schedule():
     for seed in SEEDS:
-        if FIRED >= FAULT_POINTS:
+        if FIRED_FAULTS >= FAULT_POINTS:
             break
-        FIRED.update(run(seed).fired)
-    assert FAULT_POINTS <= FIRED, FAULT_POINTS - FIRED
+        FIRED_FAULTS.update(run_random_world(seed).fired_faults)
+    assert FAULT_POINTS <= FIRED_FAULTS, FAULT_POINTS - FIRED_FAULTS
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_the_laws_hold_in_thousands_of_schedules():
+def test_scheduler_invariants_hold_in_thousands_of_random_schedules():
     first = int(os.environ.get("WEFT_SEED", random.SystemRandom().randrange(2**32)))
-    for seed in range(first, first + LONG):
+    for seed in range(first, first + NUM_LONG_SEEDS):
         try:
-            run(seed)
+            run_random_world(seed)
         except BaseException:
             print(f"seed {seed}; again with WEFT_SEED={seed}")
             raise

@@ -16,229 +16,242 @@ from typing import Any
 import uvloop
 from cyclopts import CycloptsError
 
-from benchmarks.bench.flags import shown
+from benchmarks.bench.flags import format_masked_command
 from benchmarks.bench.load.client import Target
-from benchmarks.bench.load.generator import drive
-from benchmarks.bench.load.http import NoAnswer, Server
-from benchmarks.bench.load.prompts import counted_by_tokenizer, counter, read_prompts
-from benchmarks.bench.load.record import Ask, Record
-from benchmarks.bench.load.workload import make, sizes_of
-from benchmarks.bench.report.html import html
-from benchmarks.bench.report.live import Progress, showing
-from benchmarks.bench.report.overhead import measured
-from benchmarks.bench.report.plots import drawing
-from benchmarks.bench.report.result import Result, names_of, to_csv, to_json
-from benchmarks.bench.report.summary import summary
-from benchmarks.bench.report.table import table
-from benchmarks.bench.report.versus import Ratio, compared, ratio_table
-from benchmarks.bench.settings import Settings, other, read_settings
+from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError
+from benchmarks.bench.load.prompts import choose_token_counter, make_tokenizer_counter, read_prompts
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.workload import draw_request_sizes, make_requests
+from benchmarks.bench.report.html import render_html
+from benchmarks.bench.report.live import LoadProgress, show_progress
+from benchmarks.bench.report.overhead import measure_overhead
+from benchmarks.bench.report.plots import import_matplotlib
+from benchmarks.bench.report.result import BenchResult, number_run_names, to_csv, to_json
+from benchmarks.bench.report.summary import summarize_run
+from benchmarks.bench.report.table import format_table
+from benchmarks.bench.report.versus import FigureRatio, compute_figure_ratios, format_ratio_table
+from benchmarks.bench.settings import BenchSettings, parse_second_settings, parse_settings
 from benchmarks.bench.shards import command as shards
-from benchmarks.harness.results import hardware, today
+from benchmarks.harness.results import describe_hardware, today
 
-SHARDS = "--shard"
+SHARD_FLAG = "--shard"
 
 
-class Failed(Exception):
+class BenchFailed(Exception):
     """Raised if nothing was measured."""
 
 
-async def measure(settings: Settings, name: str, command: str, salt: str, results: list[Result]) -> None:
+async def measure_run(settings: BenchSettings, name: str, command: str, prompt_salt: str,
+                      results: list[BenchResult]) -> None:
     """Run the load and append its result to `results`, also if it is interrupted after the first answer."""
-    asks, facts = await prepared(settings, salt)
-    given = asdict(settings) | {"api_key": "", "versus": shown(shlex.split(settings.versus))}
-    records, stats = list[Record](), dict[str, Any]()
-    progress, is_whole = Progress(), False
+    requests, versions = await prepare_requests(settings, prompt_salt)
+    shown_settings = asdict(settings) | {"api_key": "", "versus": format_masked_command(shlex.split(settings.versus))}
+    records, stats = list[RequestRecord](), dict[str, Any]()
+    progress, is_complete = LoadProgress(), False
     try:
-        async with nullcontext() if settings.quiet else showing(progress), measured() as overhead:
-            await drive(settings.target, asks, settings.clients, seconds=settings.seconds, watch=progress,
-                        records=records)
-        is_whole = True
-        stats = await what_it_counted(settings.target)
+        async with nullcontext() if settings.quiet else show_progress(progress), measure_overhead() as overhead:
+            await run_load(settings.target, requests, settings.num_clients, seconds=settings.seconds, observer=progress,
+                           records=records)
+        is_complete = True
+        stats = await fetch_server_stats(settings.target)
     finally:
         if records:
-            window = settings.warm_up, end_of(settings, records, is_whole=is_whole)
-            results.append(Result(
-                name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
-                overhead.told(records, is_open=settings.is_open), window, stats, is_whole))
+            window = settings.warm_up, compute_window_end(settings, records, is_complete=is_complete)
+            results.append(BenchResult(name, command, shown_settings, today(), describe_hardware(), versions,
+                                       summarize_run(records, window, settings.latency_goal), records,
+                                       overhead.summarize(records, is_open_loop=settings.is_open_loop), window, stats,
+                                       is_complete))
     if not records:
-        raise Failed("nothing was asked: --seconds were over before")
+        raise BenchFailed("nothing was asked: --seconds were over before")
     if window[1] <= window[0]:
-        raise Failed(f"everything was over after {window[1]:.1f} s, within --warm-up {settings.warm_up:g}")
+        raise BenchFailed(f"everything was over after {window[1]:.1f} s, within --warm-up {settings.warm_up:g}")
 
 
-def end_of(settings: Settings, records: Sequence[Record], *, is_whole: bool) -> float:
+def compute_window_end(settings: BenchSettings, records: Sequence[RequestRecord], *, is_complete: bool) -> float:
     """Return the end of the window: what arrives after --seconds does not count.
 
     The window ends earlier if all requests were sent or the run was interrupted."""
-    last = max(record.ended for record in records)
+    last_end = max(record.ended for record in records)
     if settings.seconds is None:
-        return last
-    runs_dry = settings.is_open and settings.workload.is_limited
-    return min(settings.seconds, last) if runs_dry or not is_whole else settings.seconds
+        return last_end
+    may_run_out = settings.is_open_loop and settings.workload.can_run_out
+    return min(settings.seconds, last_end) if may_run_out or not is_complete else settings.seconds
 
 
-async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[str, str]]:
+async def prepare_requests(settings: BenchSettings, prompt_salt: str) -> tuple[Iterable[BenchRequest], dict[str, str]]:
     """Return the requests to send, and facts about the server.
 
     In a closed loop with --seconds the requests are repeated, since the number needed is unknown."""
-    target, server = settings.target, Server(settings.address)
+    target, connection_pool = settings.target, HttpConnectionPool(settings.base_url)
     try:
-        facts = await what_it_says(server, target)
-        counted, unit = await counter(server, target.dialect, target.options, target.fields, settings.tokenizer)
-        asks = await make(replace(settings.workload, salt=salt), counted)
+        versions = await fetch_server_info(connection_pool, target)
+        count_tokens, unit = await choose_token_counter(connection_pool, target.dialect, target.options,
+                                                        target.auth_header_line, settings.tokenizer)
+        requests = await make_requests(replace(settings.workload, salt=prompt_salt), count_tokens)
     finally:
-        server.close()
-    if not asks:
-        raise Failed("nothing would be asked: --seconds ends before the first request is sent")
-    facts = {"weft": version("weft"), "python": platform.python_version(), "lengths are of": unit, **facts}
-    return (asks if settings.is_open or settings.seconds is None else cycle(asks)), facts
+        connection_pool.close()
+    if not requests:
+        raise BenchFailed("nothing would be asked: --seconds ends before the first request is sent")
+    versions = {"weft": version("weft"), "python": platform.python_version(), "lengths are of": unit, **versions}
+    return (requests if settings.is_open_loop or settings.seconds is None else cycle(requests)), versions
 
 
-async def what_it_says(server: Server, target: Target) -> dict[str, str]:
+async def fetch_server_info(connection_pool: HttpConnectionPool, target: Target) -> dict[str, str]:
     """Return model and version as far as the server reports them at /info."""
-    told = await fetched(server, target, "/info")
+    info = await fetch_json_object(connection_pool, target, "/info")
     names = "model_id", "version", "model_dtype", "model_device_type"
-    return {f"server: {name}": str(told[name]) for name in names if told.get(name)}
+    return {f"server: {name}": str(info[name]) for name in names if info.get(name)}
 
 
-async def what_it_counted(target: Target) -> dict[str, Any]:
+async def fetch_server_stats(target: Target) -> dict[str, Any]:
     """Return the server's own counters since its start, if the dialect has a route for them.
 
     The load is over by then, so a server that does not answer is ignored."""
-    if not target.dialect.stats:
+    if not target.dialect.stats_path:
         return {}
-    server = Server(target.url)
+    connection_pool = HttpConnectionPool(target.url)
     try:
-        return await fetched(server, target, target.dialect.stats)
-    except NoAnswer:
+        return await fetch_json_object(connection_pool, target, target.dialect.stats_path)
+    except NoResponseError:
         return {}
     finally:
-        server.close()
+        connection_pool.close()
 
 
-async def fetched(server: Server, target: Target, path: str) -> dict[str, Any]:
+async def fetch_json_object(connection_pool: HttpConnectionPool, target: Target, path: str) -> dict[str, Any]:
     """GET a path and return the JSON object of the answer; empty if there is none."""
-    status, answer = await server.whole(server.request("GET", path, target.fields, b""))
+    status, body = await connection_pool.fetch(connection_pool.build_request("GET", path, target.auth_header_line, b""))
     try:
-        told = json.loads(answer) if status == 200 else {}
+        parsed = json.loads(body) if status == 200 else {}
     except ValueError:
-        told = {}
-    return told if isinstance(told, dict) else {}
+        parsed = {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
-async def in_turn(settings: Settings, second: Settings | None, command: str, results: list[Result]) -> None:
+async def measure_in_turns(settings: BenchSettings, second_settings: BenchSettings | None, command: str,
+                           results: list[BenchResult]) -> None:
     """Run once or, with a second run, in turns A B A B.
 
     Every run gets generated prompts of its own, so that no server finds them in its prefix cache."""
-    if second is None:
-        await measure(settings, settings.address, command, "", results)
+    if second_settings is None:
+        await measure_run(settings, settings.base_url, command, "", results)
         return
     for turn in range(1, settings.turns + 1):
-        for name, one in (("A", settings), ("B", second)):
-            await measure(replace(one, seed=one.seed + turn), name, command, f"{name.lower()}{turn}-", results)
+        for name, run_settings in (("A", settings), ("B", second_settings)):
+            await measure_run(replace(run_settings, seed=run_settings.seed + turn), name, command,
+                              f"{name.lower()}{turn}-", results)
 
 
-def ratios(results: Sequence[Result]) -> list[Ratio]:
+def compare_turns(results: Sequence[BenchResult]) -> list[FigureRatio]:
     """Return the ratios B / A of the turns in which both runs are complete."""
     pairs = zip(results[::2], results[1::2], strict=False)
-    return compared([(first.summary, second.summary) for first, second in pairs if first.is_whole and second.is_whole])
+    return compute_figure_ratios([(first.summary, second.summary) for first,
+                                  second in pairs if first.is_whole and second.is_whole])
 
 
-def counted(results: Sequence[Result]) -> list[str]:
+def format_server_stats(results: Sequence[BenchResult]) -> list[str]:
     """Return a line with the server's own counters for each result, as the study's client prints them."""
     return [f"{name}, by the server's own books: {json.dumps(result.stats)}"
-            for name, result in zip(names_of(results), results, strict=True) if result.stats]
+            for name, result in zip(number_run_names(results), results, strict=True) if result.stats]
 
 
-def notes(settings: Settings, second: Settings | None, results: Sequence[Result]) -> list[str]:
+def collect_caveats(settings: BenchSettings, second_settings: BenchSettings | None,
+                    results: Sequence[BenchResult]) -> list[str]:
     """Return caveats that a reader of the figures should know."""
-    found = [note for name, result in zip(names_of(results), results, strict=True) for note in notes_of(name, result)]
-    asked = [record.ask.number for record in results[0].records]
-    if settings.workload.is_salted and len(set(asked)) < len(asked):
-        found.append(f"{len(set(asked))} prompts came again and again (--requests): a server's cache may know them")
-    if second and not (settings.workload.is_salted and second.workload.is_salted):
-        found.append("all turns asked the same prompts: what one computed another may find in the server's cache")
-    return found
+    caveats = [note for name, result in zip(number_run_names(results), results, strict=True)
+               for note in iter_result_caveats(name, result)]
+    prompt_numbers = [record.ask.number for record in results[0].records]
+    if settings.workload.is_salted and len(set(prompt_numbers)) < len(prompt_numbers):
+        caveats.append(
+            f"{len(set(prompt_numbers))} prompts came again and again (--requests): a server's cache may know them")
+    if second_settings and not (settings.workload.is_salted and second_settings.workload.is_salted):
+        caveats.append("all turns asked the same prompts: what one computed another may find in the server's cache")
+    return caveats
 
 
-def notes_of(name: str, result: Result) -> Iterator[str]:
-    good = [record for record in result.records if not record.error]
-    if short := sum(record.num_tokens < record.ask.output_tokens for record in good):
-        yield (f"{name}: {short} of {len(good)} answers have fewer tokens than were asked for: the model ended them, "
-               "the server cut them, or it sends several at once and tells no number")
+def iter_result_caveats(name: str, result: BenchResult) -> Iterator[str]:
+    successful = [record for record in result.records if not record.error]
+    if num_short := sum(record.num_tokens < record.ask.output_tokens for record in successful):
+        yield (f"{name}: {num_short} of {len(successful)} answers have fewer tokens than were asked for: the model "
+               f"ended them, " "the server cut them, or it sends several at once and tells no number")
     if not result.is_whole:
         yield f"{name} was interrupted: requests that were under way are not in it, and it is left out of ratios"
 
 
-def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
+def report_results(settings: BenchSettings, second_settings: BenchSettings | None,
+                   results: Sequence[BenchResult]) -> None:
     """Print the results, then write the files, the cheapest first."""
-    print(table(results), *counted(results), *notes(settings, second, results), sep="\n")
-    comparison = ratios(results) if second else []
+    print(format_table(results), *format_server_stats(results), *collect_caveats(settings, second_settings, results),
+          sep="\n")
+    comparison = compare_turns(results) if second_settings else []
     if comparison:
-        print(f"\nA: {settings.address}\nB: {shown(shlex.split(settings.versus))}\n{ratio_table(comparison)}")
+        print(f"\nA: {settings.base_url}\nB: "
+              f"{format_masked_command(shlex.split(settings.versus))}\n{format_ratio_table(comparison)}")
     if settings.csv:
         Path(settings.csv).write_text(to_csv(results), "utf-8")
     if settings.json:
         Path(settings.json).write_text(to_json(results, comparison), "utf-8")
     if settings.html:
-        Path(settings.html).write_text(html(results, comparison), "utf-8")
+        Path(settings.html).write_text(render_html(results, comparison), "utf-8")
 
 
-def check_places(settings: Settings) -> None:
+def check_files(settings: BenchSettings) -> None:
     """Check before the first request that input files are readable and output files writable."""
     if settings.prompts:
         read_prompts(Path(settings.prompts))
     if settings.tokenizer:
-        counted_by_tokenizer(settings.tokenizer)
+        make_tokenizer_counter(settings.tokenizer)
     for path in filter(None, (settings.csv, settings.json, settings.html)):
         with Path(path).open("a"):
             pass
     if settings.html:
-        drawing()
+        import_matplotlib()
 
 
-def check_sizes(settings: Settings, turns: Iterable[int]) -> None:
+def check_request_sizes(settings: BenchSettings, turns: Iterable[int]) -> None:
     """Check the lengths of the requests of each turn, since every turn draws its own."""
     for turn in turns:
-        sizes_of(replace(settings.workload, seed=settings.seed + turn))
+        draw_request_sizes(replace(settings.workload, seed=settings.seed + turn))
 
 
-def allow_connections() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit on open files to its maximum: an open loop needs a connection for each unfinished request."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def bench(words: list[str]) -> None:
-    settings = read_settings(words)
-    second = other(words, settings) if settings.versus else None
-    for one in filter(None, (settings, second)):
-        check_places(one)
-        check_sizes(one, range(1, settings.turns + 1) if second else [0])
-    allow_connections()
-    results: list[Result] = []
+def bench(arguments: list[str]) -> None:
+    settings = parse_settings(arguments)
+    second_settings = parse_second_settings(arguments, settings) if settings.versus else None
+    for run_settings in filter(None, (settings, second_settings)):
+        check_files(run_settings)
+        check_request_sizes(run_settings, range(1, settings.turns + 1) if second_settings else [0])
+    raise_open_file_limit()
+    results: list[BenchResult] = []
     try:
-        uvloop.run(in_turn(settings, second, shown(["weft", "bench", *words]), results))
+        uvloop.run(measure_in_turns(settings, second_settings, format_masked_command(["weft", "bench", *arguments]),
+                                    results))
     finally:
         if results:
-            tell(settings, second, results)
-    if lost := [name for name, result in zip(names_of(results), results, strict=True)
-                if all(record.error for record in result.records)]:
-        whose = "" if len(lost) == len(results) else f" of {', '.join(lost)}"
-        raise Failed(f"every request{whose} failed")
+            report_results(settings, second_settings, results)
+    if failed_runs := [name for name, result in zip(number_run_names(results), results, strict=True)
+                       if all(record.error for record in result.records)]:
+        failed_run_names = "" if len(failed_runs) == len(results) else f" of {', '.join(failed_runs)}"
+        raise BenchFailed(f"every request{failed_run_names} failed")
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if words[:1] == [SHARDS]:
-        shards.run("weft bench --shard", shards.bench, words[1:])
+    arguments = sys.argv[1:]
+    if arguments[:1] == [SHARD_FLAG]:
+        shards.run_command("weft bench --shard", shards.bench, arguments[1:])
         return
     try:
-        bench(words)
+        bench(arguments)
     except (CycloptsError, ValueError) as error:
-        shards.fail(error, 2)
-    except (Failed, NoAnswer, OSError) as error:
-        shards.fail(error, 1)
+        shards.exit_with_error(error, 2)
+    except (BenchFailed, NoResponseError, OSError) as error:
+        shards.exit_with_error(error, 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

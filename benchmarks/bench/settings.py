@@ -10,49 +10,56 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.flags import check_effect, check_pairs, names_in, replaced, shown, without
+from benchmarks.bench.flags import (
+    check_exclusive_settings,
+    check_settings_have_effect,
+    drop_settings,
+    find_replaced_settings,
+    find_settings_in,
+    format_masked_command,
+)
 from benchmarks.bench.load.client import Target
-from benchmarks.bench.load.dialects import DIALECTS, Options
-from benchmarks.bench.load.http import Server
+from benchmarks.bench.load.dialects import DIALECTS, RequestOptions
+from benchmarks.bench.load.http import HttpConnectionPool
 from benchmarks.bench.load.workload import Workload
-from benchmarks.bench.report.summary import Goal
+from benchmarks.bench.report.summary import LatencyGoal
 
-LEAST = Number(gte=1)
+AT_LEAST_ONE = Number(gte=1)
 POSITIVE = Number(gt=0)
-FINITE = Number(gt=0, lte=1e6)
-KEY = "WEFT_API_KEY"
+POSITIVE_UP_TO_MILLION = Number(gt=0, lte=1e6)
+API_KEY_VARIABLE = "WEFT_API_KEY"
 HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
         "and has settings of its own: weft bench --shard --help.")
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BenchSettings:
     url: str = ""
     "Where the server is; by default http://127.0.0.1:3000, and port 8500 with --dialect batching."
     dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # a computed Literal
     "How it is asked: /generate_stream (tgi, lorax), /v1/completions, /v1/chat/completions, or /inference (batching)."
     model: str = ""
     "Name of the model, for servers that want one."
-    api_key: Annotated[str, Parameter(env_var=KEY)] = ""
+    api_key: Annotated[str, Parameter(env_var=API_KEY_VARIABLE)] = ""
     "Key that the server asks for."
-    concurrency: Annotated[int | None, Parameter(validator=LEAST)] = None
+    concurrency: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
     "Closed loop: so many clients, each of which asks again when it was answered, or a second after that failed. 8, if \
 no arrivals are given."
-    rate: Annotated[float | None, Parameter(validator=FINITE)] = None
+    rate: Annotated[float | None, Parameter(validator=POSITIVE_UP_TO_MILLION)] = None
     "Open loop: requests a second at random moments, whatever becomes of them."
-    burst: Annotated[int, Parameter(validator=LEAST)] = 1
+    burst: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 1
     "With --rate: so many come at once."
     even: bool = False
     "With --rate: one like another, not at random."
     trace: str = ""
     "Open loop: JSON lines with at, prompt_tokens and output_tokens, as `weft simulate` reads them; what else it reads \
 there is left out."
-    speed: Annotated[float, Parameter(validator=FINITE)] = 1.0
+    speed: Annotated[float, Parameter(validator=POSITIVE_UP_TO_MILLION)] = 1.0
     "How much faster than it was a trace is played."
-    requests: Annotated[int | None, Parameter(validator=LEAST)] = None
+    requests: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
     "How many; 100 unless --seconds or --trace says when to stop."
-    seconds: Annotated[float | None, Parameter(validator=FINITE)] = None
+    seconds: Annotated[float | None, Parameter(validator=POSITIVE_UP_TO_MILLION)] = None
     "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
     warm_up: Annotated[float, Parameter(validator=Number(gte=0, lte=1e6))] = 0.0
     "Seconds at the beginning that do not count."
@@ -66,7 +73,7 @@ there is left out."
     "File with a prompt on each line, as text, JSON string or object with prompt and output_tokens."
     shared_prefix: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     "So many of --prompt-tokens, at the beginning, are the same in all prompts."
-    prefixes: Annotated[int, Parameter(validator=LEAST)] = 1
+    prefixes: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 1
     "How many such beginnings there are; prompts take turns."
     adapters: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
     "Adapters that requests go by in turn."
@@ -83,7 +90,7 @@ there is left out."
     "The same seed asks the same; what a server's cache still has from before it finds there."
     versus: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     "Flags of a second run, as one text: it is like the first but for these. Both take turns, and ratios are told."
-    turns: Annotated[int, Parameter(validator=LEAST)] = 3
+    turns: Annotated[int, Parameter(validator=AT_LEAST_ONE)] = 3
     "With --versus: how often each has its turn."
     json: str = ""
     "File that gets everything."
@@ -93,174 +100,178 @@ there is left out."
     "File that gets a page with plots; needs weft[bench]."
     quiet: bool = False
     "No progress."
-    numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=LEAST)] = None
+    numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=AT_LEAST_ONE)] = None
     "With --dialect batching: how many requests; 100 unless told, or --seconds says when to stop."
     wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0, lte=1e6))] = None
     "With --dialect batching: the longest pause between two, of any length up to it; 1 second unless told."
     selection: Annotated[Literal["random", "descend"], Parameter(name="--selection")] = "random"
     "With --dialect batching: descend asks for the most tokens first."
     numtokens_range: Annotated[
-        tuple[int, ...], Parameter(name="--numtokens_range", consume_multiple=True, validator=LEAST)] = ()
+        tuple[int, ...], Parameter(name="--numtokens_range", consume_multiple=True, validator=AT_LEAST_ONE)] = ()
     "With --dialect batching: one of these is asked for; 1 25 100 unless told."
     prompt: str = ""
     "With --dialect batching: one request only, with this prompt and --numtokens."
-    numtokens: Annotated[int | None, Parameter(name="--numtokens", validator=LEAST)] = None
+    numtokens: Annotated[int | None, Parameter(name="--numtokens", validator=AT_LEAST_ONE)] = None
     "With --dialect batching and --prompt: how many tokens are asked for."
 
     def __post_init__(self) -> None:
-        check(self)
+        validate_settings(self)
 
     @property
-    def is_open(self) -> bool:
-        return self.workload.is_open
+    def is_open_loop(self) -> bool:
+        return self.workload.is_open_loop
 
     @property
-    def clients(self) -> int | None:
-        return None if self.is_open else self.concurrency or 8
+    def num_clients(self) -> int | None:
+        return None if self.is_open_loop else self.concurrency or 8
 
     @property
-    def address(self) -> str:
+    def base_url(self) -> str:
         return self.url or f"http://127.0.0.1:{8500 if self.dialect == 'batching' else 3000}"
 
     @property
     def target(self) -> Target:
-        options = Options(self.model, read_object(self.sampling), not self.stop_at_end)
-        return Target(self.address, DIALECTS[self.dialect], self.api_key, options, self.timeout)
+        options = RequestOptions(self.model, parse_sampling(self.sampling), not self.stop_at_end)
+        return Target(self.base_url, DIALECTS[self.dialect], self.api_key, options, self.timeout)
 
     @property
     def workload(self) -> Workload:
-        study = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
+        is_study_load = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
         if self.prompt:
-            return Workload(requests=1, output_tokens=f"{self.numtokens}", only=self.prompt)
-        ends = self.trace or (self.seconds and (self.rate or (study and self.wait != 0)))
-        requests = self.requests or self.numsamples or (None if ends else 100)
-        given: dict[str, Any] = {} if requests is None else {"requests": requests}
-        if self.seconds is not None and (self.rate or self.trace or study):
-            given["seconds"] = self.seconds
-        if study:
-            given["wait"] = 1.0 if self.wait is None else self.wait
+            return Workload(requests=1, output_tokens=f"{self.numtokens}", only_prompt=self.prompt)
+        has_other_end = self.trace or (self.seconds and (self.rate or (is_study_load and self.wait != 0)))
+        requests = self.requests or self.numsamples or (None if has_other_end else 100)
+        optional_fields: dict[str, Any] = {} if requests is None else {"requests": requests}
+        if self.seconds is not None and (self.rate or self.trace or is_study_load):
+            optional_fields["seconds"] = self.seconds
+        if is_study_load:
+            optional_fields["wait"] = 1.0 if self.wait is None else self.wait
         return Workload(
             rate=self.rate or 0.0, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
-            prompt_tokens=self.prompt_tokens or "64", output_tokens=self._output_tokens, prompts=self.prompts,
+            prompt_tokens=self.prompt_tokens or "64", output_tokens=self._output_length_spec, prompts=self.prompts,
             shared_prefix=self.shared_prefix, prefixes=self.prefixes, adapters=self.adapters,
-            descend=self.selection == "descend", numbered=self.dialect == "batching" and not self.prompt_tokens,
-            seed=self.seed, **given)
+            longest_first=self.selection == "descend",
+            has_numbered_prompts=self.dialect == "batching" and not self.prompt_tokens,
+            seed=self.seed, **optional_fields)
 
     @property
-    def _output_tokens(self) -> str:
+    def _output_length_spec(self) -> str:
         if self.dialect != "batching" or self.output_tokens:
             return self.output_tokens or "64"
         return ",".join(map(str, self.numtokens_range or (1, 25, 100)))
 
     @property
-    def goals(self) -> Goal | None:
-        return read_goal(self.goal) if self.goal else None
+    def latency_goal(self) -> LatencyGoal | None:
+        return parse_goal(self.goal) if self.goal else None
 
 
-DEFAULTS = {one.name: one.default for one in fields(Settings)}
+DEFAULT_VALUES = {one.name: one.default for one in fields(BenchSettings)}
 
 
-def changed(settings: Settings) -> set[str]:
+def find_changed_settings(settings: BenchSettings) -> set[str]:
     """Return the names of the settings with another value than the default."""
-    return {name for name, default in DEFAULTS.items() if getattr(settings, name) != default}
+    return {name for name, default in DEFAULT_VALUES.items() if getattr(settings, name) != default}
 
 
-def check(settings: Settings) -> None:
+def validate_settings(settings: BenchSettings) -> None:
     """Validate the settings before any request is sent. Raises ValueError."""
-    check_pairs(changed(settings))
+    check_exclusive_settings(find_changed_settings(settings))
     if settings.seconds is not None and settings.warm_up >= settings.seconds:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
-    check_batching(settings)
-    _ = settings.goals, settings.workload, Server(settings.address), settings.target
+    validate_batching_settings(settings)
+    _ = settings.latency_goal, settings.workload, HttpConnectionPool(settings.base_url), settings.target
 
 
-def check_batching(settings: Settings) -> None:
+def validate_batching_settings(settings: BenchSettings) -> None:
     """Validate the flags of the study's client, and those that its dialect cannot support."""
-    own = {"--prompt": settings.prompt, "--numtokens": settings.numtokens, "--numsamples": settings.numsamples,
-           "--wait": settings.wait is not None, "--numtokens_range": settings.numtokens_range,
-           "--selection": settings.selection != "random"}
-    used = [flag for flag, value in own.items() if value]
+    batching_flags = {"--prompt": settings.prompt, "--numtokens": settings.numtokens,
+                      "--numsamples": settings.numsamples, "--wait": settings.wait is not None,
+                      "--numtokens_range": settings.numtokens_range, "--selection": settings.selection != "random"}
+    used = [flag for flag, value in batching_flags.items() if value]
     if settings.dialect != "batching":
         if used:
             raise ValueError(f"{used[0]} is of --dialect batching")
         return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
-    if settings.prompt and (more := beside_one_request(settings)):
-        raise ValueError(f"--prompt and --numtokens make one request, of which {more[0]} says nothing: leave it out")
+    if settings.prompt and (surplus_flags := find_flags_beside_prompt(settings)):
+        raise ValueError(
+            f"--prompt and --numtokens make one request, of which {surplus_flags[0]} says nothing: leave it out")
     if settings.shared_prefix and not settings.prompt_tokens:
         raise ValueError("--shared-prefix is part of --prompt-tokens, which has to be given with --dialect batching: "
                          "its prompts are short")
-    if (goal := settings.goals) and min(goal.ttft, goal.itl) < inf:
+    if (goal := settings.latency_goal) and min(goal.ttft, goal.itl) < inf:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
 
 
-def beside_one_request(settings: Settings) -> list[str]:
+def find_flags_beside_prompt(settings: BenchSettings) -> list[str]:
     """Return the given flags that set number, times or lengths of requests, which --prompt already fixes."""
-    told = {
+    flag_values = {
         "--concurrency": settings.concurrency, "--rate": settings.rate, "--trace": settings.trace,
         "--requests": settings.requests, "--numsamples": settings.numsamples, "--seconds": settings.seconds,
         "--wait": settings.wait is not None, "--selection": settings.selection != "random",
         "--numtokens_range": settings.numtokens_range, "--prompts": settings.prompts,
         "--prompt-tokens": settings.prompt_tokens, "--output-tokens": settings.output_tokens}
-    return [flag for flag, value in told.items() if value]
+    return [flag for flag, value in flag_values.items() if value]
 
 
-def read_object(words: str) -> dict[str, Any]:
+def parse_sampling(text: str) -> dict[str, Any]:
     try:
-        read = json.loads(words) if words else {}
+        parsed = json.loads(text) if text else {}
     except ValueError as error:
-        raise ValueError(f"--sampling must be a JSON object, got {words!r}: {error}") from None
-    if not isinstance(read, dict):
-        raise ValueError(f"--sampling must be a JSON object, got {words!r}")
-    return read
+        raise ValueError(f"--sampling must be a JSON object, got {text!r}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"--sampling must be a JSON object, got {text!r}")
+    return parsed
 
 
-def read_goal(words: str) -> Goal:
+def parse_goal(text: str) -> LatencyGoal:
     """Parse a goal such as `ttft=500ms,itl=50ms,e2e=10s`."""
-    given: dict[str, float] = {}
-    for word in words.split(","):
+    limits: dict[str, float] = {}
+    for word in text.split(","):
         name, _, value = word.strip().partition("=")
         number, scale = (value[:-2], 1000.0) if value.endswith("ms") else (value[:-1], 1.0)
         try:
-            given[name] = float(number if value.endswith("s") else "no unit") / scale
+            limits[name] = float(number if value.endswith("s") else "no unit") / scale
         except ValueError:
             raise ValueError(f"--goal is such as ttft=500ms,itl=50ms,e2e=10s, got {word!r}") from None
-        if name not in {"ttft", "itl", "e2e"} or not 0 < given[name] < inf:
+        if name not in {"ttft", "itl", "e2e"} or not 0 < limits[name] < inf:
             raise ValueError(f"--goal knows ttft, itl and e2e with a time above 0, got {word!r}")
-    return Goal(**given)
+    return LatencyGoal(**limits)
 
 
-def read_settings(words: list[str], own: Sequence[str] | None = None) -> Settings:
+def parse_settings(arguments: list[str], own_arguments: Sequence[str] | None = None) -> BenchSettings:
     """Parse the words of a command line. Raises CycloptsError and ValueError; --help exits after printing the help.
 
     `own` are those words that were not taken over from another run."""
     app = App("weft bench", help=HELP, result_action="return_value", version_flags=[])
-    app.default(settings_of)
-    settings = app(words, exit_on_error=False, print_error=False)
+    app.default(return_settings)
+    settings = app(arguments, exit_on_error=False, print_error=False)
     if settings is None:
         raise SystemExit(0)
-    assert isinstance(settings, Settings)
-    check_effect(names_in(words if own is None else own), changed(settings), settings.dialect)
+    assert isinstance(settings, BenchSettings)
+    check_settings_have_effect(find_settings_in(arguments if own_arguments is None else own_arguments),
+                               find_changed_settings(settings), settings.dialect)
     return settings
 
 
-def settings_of(settings: Settings = Settings()) -> Settings:
+def return_settings(settings: BenchSettings = BenchSettings()) -> BenchSettings:
     return settings
 
 
-def other(words: list[str], settings: Settings) -> Settings:
+def parse_second_settings(arguments: list[str], settings: BenchSettings) -> BenchSettings:
     """Return the settings of the second run: the first run's flags, except for those that its own flags replace."""
     try:
-        own = shlex.split(settings.versus)
+        second_run_arguments = shlex.split(settings.versus)
     except ValueError as error:
         raise ValueError(f"--versus holds flags of a second run, as a shell takes them: {error}") from None
     try:
-        second = read_settings([*without(words, replaced(own)), *own], own)
+        second = parse_settings([*drop_settings(arguments, find_replaced_settings(second_run_arguments)),
+                                 *second_run_arguments], second_run_arguments)
     except (CycloptsError, ValueError) as error:
-        raise ValueError(f"--versus {shown(own)!r}: {error}") from None
-    for place in ("json", "csv", "html"):
-        if getattr(second, place) != getattr(settings, place):
-            raise ValueError(f"--versus {shown(own)!r}: one file gets the results of both runs; give --{place} outside "
-                             "of --versus")
+        raise ValueError(f"--versus {format_masked_command(second_run_arguments)!r}: {error}") from None
+    for file_setting in ("json", "csv", "html"):
+        if getattr(second, file_setting) != getattr(settings, file_setting):
+            raise ValueError(f"--versus {format_masked_command(second_run_arguments)!r}: one file gets the results of "
+                             f"both runs; give --{file_setting} outside " "of --versus")
     return second

@@ -17,23 +17,38 @@ import torch
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.gpu.measurements import LARGEST, SERVED_GOALS, compared, decode_rows, prompt_rows, rounded
-from benchmarks.gpu.page import tell
-from benchmarks.gpu.roofline import rates
-from benchmarks.gpu.throughput import Lengths, Where, apart, by_shard, by_transformers, drawn, over_http
-from benchmarks.harness.checkpoints import LLAMAS, make
-from benchmarks.harness.processes import NotStarted
+from benchmarks.gpu.measurements import (
+    HTTP_THROUGHPUT_GOALS,
+    LARGEST_SHAPE,
+    compare_throughputs,
+    measure_decode_rows,
+    measure_prefill_rows,
+    round_or_blank,
+)
+from benchmarks.gpu.page import report_section
+from benchmarks.gpu.roofline import measure_device_rates
+from benchmarks.gpu.throughput import (
+    ModelPlacement,
+    RequestLengths,
+    draw_request_lengths,
+    measure_http_throughput,
+    measure_shard_throughput,
+    measure_transformers_throughput,
+    run_in_new_process,
+)
+from benchmarks.harness.checkpoints import LLAMA_SHAPES, make_random_checkpoint
+from benchmarks.harness.processes import ProcessStartError
 
-AtLeastOne = Annotated[int, Parameter(validator=Number(gte=1))]
-Numbers = Annotated[tuple[AtLeastOne, ...], Parameter(consume_multiple=True)]
-Shape = Literal[LLAMAS]  # type: ignore[valid-type]  # a computed Literal
-Found = TypeVar("Found")
-Shapes = Annotated[tuple[Shape, ...], Parameter(consume_multiple=True)]
+PositiveInt = Annotated[int, Parameter(validator=Number(gte=1))]
+PositiveInts = Annotated[tuple[PositiveInt, ...], Parameter(consume_multiple=True)]
+ShapeName = Literal[LLAMA_SHAPES]  # type: ignore[valid-type]  # a computed Literal
+Figure = TypeVar("Figure")
+ShapeNames = Annotated[tuple[ShapeName, ...], Parameter(consume_multiple=True)]
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GpuBenchmarkSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where, as in `weft serve`."
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -44,85 +59,94 @@ class Settings:
     "A folder such as benchmarks/results, where what is found is added to the page of this day and card."
 
     @property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
     @contextmanager
-    def models(self) -> Iterator[Callable[[str], Where]]:
+    def provide_models(self) -> Iterator[Callable[[str], ModelPlacement]]:
         """Yield a function that returns the model of a shape; the models exist as long as the block runs."""
         with tempfile.TemporaryDirectory() as temporary:
-            yield lambda shape: Where(str(make(shape, Path(self.folder or temporary) / shape)), self.kind, self.dtype)
+            yield lambda shape: ModelPlacement(str(make_random_checkpoint(shape, Path(self.folder or temporary)
+                                                                          / shape)), self.device_type, self.dtype)
 
 
-DEFAULT = Settings()
+DEFAULT_SETTINGS = GpuBenchmarkSettings()
 app = App("benchmarks.gpu", help="How near weft comes to what a card can do.", version_flags=[])
 
 
 @app.command
-def decode(*, shapes: Shapes = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST), batch: Numbers = (1, 8, 32, 128, 256),
-           context: Numbers = (512, 2048), cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
-           exact: Annotated[bool, Parameter(negative="")] = False, repeat: AtLeastOne = 5,
-           settings: Settings = DEFAULT) -> None:
+def decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST_SHAPE),
+           batch: PositiveInts = (1, 8, 32, 128, 256), context: PositiveInts = (512, 2048),
+           cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
+           exact: Annotated[bool, Parameter(negative="")] = False, repeat: PositiveInt = 5,
+           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure decode steps in milliseconds, and compare them with the card's roofline."""
-    card = apart(rates, settings.kind, settings.dtype)
-    with settings.models() as model_of:
+    device_rates = run_in_new_process(measure_device_rates, settings.device_type, settings.dtype)
+    with settings.provide_models() as make_model:
         for shape in shapes:
-            rows = apart(decode_rows, shape, model_of(shape), card, [*product(context, batch)], repeat,
-                         cuda_graphs=cuda_graphs, exact=exact)
-            tell(f"Decode steps, {shape}{', --exact' * exact}", rows, settings.kind, settings.save, card.told())
+            rows = run_in_new_process(measure_decode_rows, shape, make_model(shape), device_rates,
+                                      [*product(context, batch)], repeat, cuda_graphs=cuda_graphs, exact=exact)
+            report_section(f"Decode steps, {shape}{', --exact' * exact}", rows, settings.device_type, settings.save,
+                           device_rates.describe())
 
 
 @app.command
-def prompts(*, shapes: Shapes = (LARGEST,), length: Numbers = (512, 2048, 8192), repeat: AtLeastOne = 5,
-            settings: Settings = DEFAULT) -> None:
+def prompts(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts = (512, 2048, 8192), repeat: PositiveInt = 5,
+            settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure the prefill of prompts in milliseconds, and compare its rate with that of large matmuls."""
-    card = apart(rates, settings.kind, settings.dtype)
-    with settings.models() as model_of:
+    device_rates = run_in_new_process(measure_device_rates, settings.device_type, settings.dtype)
+    with settings.provide_models() as make_model:
         for shape in shapes:
-            rows = apart(prompt_rows, shape, model_of(shape), card, length, repeat)
-            tell(f"Prompts, {shape}", rows, settings.kind, settings.save, card.told())
+            rows = run_in_new_process(measure_prefill_rows, shape, make_model(shape), device_rates, length, repeat)
+            report_section(f"Prompts, {shape}", rows, settings.device_type, settings.save, device_rates.describe())
 
 
 @app.command
-def served(*, shape: Shape = LARGEST, streams: AtLeastOne = 64, prompt: AtLeastOne = 128, output: AtLeastOne = 256,
-           repeat: AtLeastOne = 2, settings: Settings = DEFAULT) -> None:
+def served(*, shape: ShapeName = LARGEST_SHAPE, streams: PositiveInt = 64, prompt: PositiveInt = 128,
+           output: PositiveInt = 256, repeat: PositiveInt = 2,
+           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure tokens per second over HTTP, and of the shard alone. All requests are sent at once."""
-    length = Lengths(prompt, output)
-    with settings.models() as model_of:
-        model = model_of(shape)
-        turns = [(told(over_http(model, [length] * streams)), told(apart(by_shard, model, streams, length)))
-                 for _ in range(repeat)]
+    length = RequestLengths(prompt, output)
+    with settings.provide_models() as make_model:
+        model = make_model(shape)
+        throughput_pairs = [(print_throughput(measure_http_throughput(model, [length] * streams)),
+                             print_throughput(run_in_new_process(measure_shard_throughput, model, streams, length)))
+                            for _ in range(repeat)]
     row = {"model": shape, "streams": streams, "prompt": prompt, "output": output,
-           **compared("HTTP", "shard alone", turns), "goal": rounded(SERVED_GOALS.get((shape, streams)))}
-    tell("Over HTTP, beside the shard alone", [row], settings.kind, settings.save)
+           **compare_throughputs("HTTP", "shard alone", throughput_pairs),
+           "goal": round_or_blank(HTTP_THROUGHPUT_GOALS.get((shape, streams)))}
+    report_section("Over HTTP, beside the shard alone", [row], settings.device_type, settings.save)
 
 
 @app.command
-def beside(*, shape: Shape = LARGEST, requests: AtLeastOne = 256, shortest: AtLeastOne = 100,
-           longest: AtLeastOne = 1024, repeat: AtLeastOne = 2, settings: Settings = DEFAULT) -> None:
+def beside(*, shape: ShapeName = LARGEST_SHAPE, requests: PositiveInt = 256, shortest: PositiveInt = 100,
+           longest: PositiveInt = 1024, repeat: PositiveInt = 2,
+           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure tokens per second over HTTP, and of `transformers` with continuous batching on the same card.
 
     All requests are sent at once; lengths of prompts and answers are uniform between the shortest and the longest."""
-    work = drawn(requests, shortest, longest)
-    with settings.models() as model_of:
-        model = model_of(shape)
-        turns = [(told(over_http(model, work)), *told(apart(by_transformers, model, work))) for _ in range(repeat)]
+    request_lengths = draw_request_lengths(requests, shortest, longest)
+    with settings.provide_models() as make_model:
+        model = make_model(shape)
+        turns = [(print_throughput(measure_http_throughput(model, request_lengths)),
+                  *print_throughput(run_in_new_process(measure_transformers_throughput, model, request_lengths)))
+                 for _ in range(repeat)]
     row = {"model": shape, "requests": requests, "lengths": f"{shortest}-{longest}",
-           **compared("weft over HTTP", "transformers", [(ours, theirs) for ours, theirs, _ in turns]),
+           **compare_throughputs("weft over HTTP", "transformers", [(ours, theirs) for ours, theirs, _ in turns]),
            "its attention": turns[0][-1]}
-    tell(f"Beside transformers {version('transformers')}", [row], settings.kind, settings.save)
+    report_section(f"Beside transformers {version('transformers')}", [row], settings.device_type, settings.save)
 
 
-def told(found: Found) -> Found:
+def print_throughput(figure: Figure) -> Figure:
     """Print a figure as soon as it is measured, and return it."""
-    print(f"tokens/s: {found}", file=sys.stderr, flush=True)
-    return found
+    print(f"tokens/s: {figure}", file=sys.stderr, flush=True)
+    return figure
 
 
 def main() -> None:
     try:
         app()
-    except (ValueError, OSError, NotStarted) as error:
+    except (ValueError, OSError, ProcessStartError) as error:
         raise SystemExit(f"benchmarks.gpu: {error}") from None
 
 

@@ -5,74 +5,82 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.roofline import Rates, sizes
-from benchmarks.gpu.steps import Stage
-from benchmarks.gpu.throughput import Where
-from benchmarks.harness.checkpoints import SHAPES
+from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes
+from benchmarks.gpu.steps import StepTimer
+from benchmarks.gpu.throughput import ModelPlacement
+from benchmarks.harness.checkpoints import MODEL_CONFIGS
 from shard.config import ShardConfig
-from shard.host.dtype import name
+from shard.host.dtype import dtype_name
 from shard.workers.load_decoder import load
 
-Row = dict[str, Any]  # by name of a column
+TableRow = dict[str, Any]  # by name of a column
 
 # Goals on an H200.
-LARGEST = "llama-3.1-8b"
-STEP_GOALS = {  # milliseconds, by shape, context and number of sequences
-    (LARGEST, 512, 1): 5.0, (LARGEST, 512, 256): 1e3 * 256 / 19_000, ("llama-3.2-1b", 512, 1): 1.3}
-PROMPT_GOALS = {(LARGEST, 2048): 65.0}  # percent of the rate of products, by shape and length
-SERVED_GOALS = {(LARGEST, 64): 0.85}  # of the shard alone, by shape and number of streams
+LARGEST_SHAPE = "llama-3.1-8b"
+DECODE_STEP_GOALS_MS = {  # milliseconds, by shape, context and number of sequences
+    (LARGEST_SHAPE, 512, 1): 5.0, (LARGEST_SHAPE, 512, 256): 1e3 * 256 / 19_000, ("llama-3.2-1b", 512, 1): 1.3}
+PREFILL_GOALS_PERCENT = {(LARGEST_SHAPE, 2048): 65.0}  # percent of the rate of products, by shape and length
+HTTP_THROUGHPUT_GOALS = {(LARGEST_SHAPE, 64): 0.85}  # of the shard alone, by shape and number of streams
 
 
-def decode_rows(shape: str, where: Where, card: Rates, points: Sequence[tuple[int, int]], repeat: int, *,
-                cuda_graphs: bool, exact: bool) -> list[Row]:
+def measure_decode_rows(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+                        contexts_and_batches: Sequence[tuple[int, int]], num_repetitions: int, *, cuda_graphs: bool,
+                        exact: bool) -> list[TableRow]:
     """Measure decode steps. A point is a context length and a number of sequences."""
-    loaded = load(ShardConfig(model=where.folder, device=where.device, dtype=where.dtype, cuda_graphs=cuda_graphs,
-                              exact=exact))
-    most, longest = max(batch for _, batch in points), max(context for context, _ in points)
-    stage, size = Stage(loaded, most, longest), sizes(SHAPES[shape], loaded.dtype)
+    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype,
+                                    cuda_graphs=cuda_graphs, exact=exact))
+    max_batch_size, max_context_length = max(batch for _, batch in contexts_and_batches), max(context for context,
+                                                                                              _ in contexts_and_batches)
+    step_timer, model_sizes = StepTimer(loaded_model, max_batch_size,
+                                        max_context_length), compute_model_sizes(MODEL_CONFIGS[shape],
+                                                                                 loaded_model.dtype)
 
-    def row(context: int, batch: int) -> Row:
-        seconds = stage.decode_seconds(batch, context, repeat)
-        ideal = size.decode_seconds(card, batch, context)
-        return noted({"model": shape, "context": context, "sequences": batch, **milliseconds(seconds),
-                      "goal": rounded(STEP_GOALS.get((shape, context, batch))),
-                      "tokens/s": round(batch / median(seconds)), "ideal ms": rounded(1e3 * ideal),
-                      "share %": round(100 * ideal / median(seconds), 1), "numbers": name(loaded.dtype),
-                      "replayed": "yes" if stage.replayed else "no"})
-    return [row(context, batch) for context, batch in points]
-
-
-def prompt_rows(shape: str, where: Where, card: Rates, lengths: Sequence[int], repeat: int) -> list[Row]:
-    loaded = load(ShardConfig(model=where.folder, device=where.device, dtype=where.dtype))
-    stage, size = Stage(loaded, 1, max(lengths)), sizes(SHAPES[shape], loaded.dtype)
-
-    def row(length: int) -> Row:
-        seconds = stage.prompt_seconds([length], repeat)
-        share = size.prompt_operations(length) / median(seconds) / card.operations
-        return noted({"model": shape, "tokens": length, **milliseconds(seconds),
-                      "tokens/s": round(length / median(seconds)), "of products %": round(100 * share, 1),
-                      "goal": rounded(PROMPT_GOALS.get((shape, length))), "numbers": name(loaded.dtype)})
-    return [row(length) for length in lengths]
+    def measure_row(context: int, batch: int) -> TableRow:
+        seconds = step_timer.time_decode_steps(batch, context, num_repetitions)
+        ideal_seconds = model_sizes.ideal_decode_seconds(device_rates, batch, context)
+        return print_row({"model": shape, "context": context, "sequences": batch, **summarize_as_milliseconds(seconds),
+                          "goal": round_or_blank(DECODE_STEP_GOALS_MS.get((shape, context, batch))),
+                          "tokens/s": round(batch / median(seconds)), "ideal ms": round_or_blank(1e3 * ideal_seconds),
+                          "share %": round(100 * ideal_seconds / median(seconds), 1),
+                          "numbers": dtype_name(loaded_model.dtype),
+                          "replayed": "yes" if step_timer.uses_cuda_graphs else "no"})
+    return [measure_row(context, batch) for context, batch in contexts_and_batches]
 
 
-def noted(row: Row) -> Row:
+def measure_prefill_rows(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+                         prompt_lengths: Sequence[int], num_repetitions: int) -> list[TableRow]:
+    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype))
+    step_timer, model_sizes = StepTimer(loaded_model, 1, max(prompt_lengths)), compute_model_sizes(MODEL_CONFIGS[shape],
+                                                                                                   loaded_model.dtype)
+
+    def measure_row(prompt_length: int) -> TableRow:
+        seconds = step_timer.time_prefill([prompt_length], num_repetitions)
+        share = model_sizes.prefill_flops(prompt_length) / median(seconds) / device_rates.flops_per_second
+        return print_row({"model": shape, "tokens": prompt_length, **summarize_as_milliseconds(seconds),
+                          "tokens/s": round(prompt_length / median(seconds)), "of products %": round(100 * share, 1),
+                          "goal": round_or_blank(PREFILL_GOALS_PERCENT.get((shape, prompt_length))),
+                          "numbers": dtype_name(loaded_model.dtype)})
+    return [measure_row(length) for length in prompt_lengths]
+
+
+def print_row(row: TableRow) -> TableRow:
     """Print a row as soon as it is measured, in case the table is never printed, and return it."""
     print(", ".join(f"{value} {column}" for column, value in row.items() if value != ""), file=sys.stderr, flush=True)
     return row
 
 
-def compared(one: str, other: str, turns: Sequence[tuple[float, float]]) -> Row:
+def compare_throughputs(first_name: str, second_name: str, throughput_pairs: Sequence[tuple[float, float]]) -> TableRow:
     """Return the medians of both rates, and median, least and most of their ratios by turn."""
-    ratios = [mine / theirs for mine, theirs in turns]
-    mine, theirs = map(median, zip(*turns, strict=True))
-    return {f"{one} tokens/s": round(mine), f"{other} tokens/s": round(theirs), "ratio": round(median(ratios), 3),
-            "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
+    ratios = [mine / theirs for mine, theirs in throughput_pairs]
+    first, second = map(median, zip(*throughput_pairs, strict=True))
+    return {f"{first_name} tokens/s": round(first), f"{second_name} tokens/s": round(second),
+            "ratio": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
 
 
-def milliseconds(seconds: Sequence[float]) -> Row:
-    return {"ms": rounded(1e3 * median(seconds)), "least": rounded(1e3 * min(seconds)),
-            "most": rounded(1e3 * max(seconds))}
+def summarize_as_milliseconds(seconds: Sequence[float]) -> TableRow:
+    return {"ms": round_or_blank(1e3 * median(seconds)), "least": round_or_blank(1e3 * min(seconds)),
+            "most": round_or_blank(1e3 * max(seconds))}
 
 
-def rounded(number: float | None) -> float | str:
+def round_or_blank(number: float | None) -> float | str:
     return "" if number is None else round(number, 2)

@@ -7,65 +7,66 @@ random, since matmuls of equal rows, or of zeros, take different times.
 from collections.abc import Iterable
 from time import perf_counter
 
-from benchmarks.harness.random_state import blocks_of, done, drawn_cache, drawn_sequence
-from shard.runner.cuda_graphs import Extent
-from shard.state.sequence import EXPECTED, Sequence
-from shard.state.transaction import Chunk, Step
-from shard.workers.load_decoder import Loaded
+from benchmarks.harness.random_state import make_random_cache, make_random_sequence, num_blocks_for, synchronize_gpu
+from shard.runner.cuda_graphs import MaxDecodeSize
+from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
+from shard.state.transaction import PrefillChunk, Step
+from shard.workers.load_decoder import LoadedDecoder
 
-STEPS = 50  # decode steps that are timed together
-FAILED = "a step with random weights came to something that is no number"
+NUM_TIMED_STEPS = 50  # decode steps that are timed together
+NOT_FINITE_ERROR = "a step with random weights came to something that is no number"
 
 
-class Stage:
+class StepTimer:
     """A loaded model with a cache for the largest step, which smaller steps use, too."""
 
-    def __init__(self, loaded: Loaded, batch: int, context: int) -> None:
-        self._runner, self._vocabulary = loaded.runner, loaded.config.vocabulary_size
-        self._each = blocks_of(context)
-        self._cache = drawn_cache(loaded, batch * self._each)
-        replays = loaded.replays(self._cache, Extent(batch, context))
-        self.replayed = replays is not None
-        self._runner.replay(replays)
+    def __init__(self, loaded_model: LoadedDecoder, max_batch_size: int, max_context_length: int) -> None:
+        self._runner, self._vocabulary = loaded_model.runner, loaded_model.config.vocabulary_size
+        self._blocks_per_sequence = num_blocks_for(max_context_length)
+        self._cache = make_random_cache(loaded_model, max_batch_size * self._blocks_per_sequence)
+        cuda_graphs = loaded_model.capture_decode_steps(self._cache, MaxDecodeSize(max_batch_size, max_context_length))
+        self.uses_cuda_graphs = cuda_graphs is not None
+        self._runner.use_cuda_graphs(cuda_graphs)
 
-    def decode_seconds(self, batch: int, context: int, repeat: int) -> list[float]:
+    def time_decode_steps(self, batch_size: int, context_length: int, num_repetitions: int) -> list[float]:
         """Return the seconds per decode step of each repetition; one more before them does not count.
 
         With CUDA graphs, each step is started before the previous one is complete."""
-        return [self._steady(batch, context) for _ in range(repeat + 1)][1:]
+        return [self._time_consecutive_decodes(batch_size, context_length) for _ in range(num_repetitions + 1)][1:]
 
-    def prompt_seconds(self, lengths: Iterable[int], repeat: int) -> list[float]:
+    def time_prefill(self, prompt_lengths: Iterable[int], num_repetitions: int) -> list[float]:
         """Return the seconds of a step with prompts of these lengths, of each repetition after an uncounted one."""
-        step = Step(chunks=[Chunk(self._sequence(number, length, 0), 0, length)
-                            for number, length in enumerate(lengths)])
-        return [self._run(step) for _ in range(repeat + 1)][1:]
+        step = Step(chunks=[PrefillChunk(self._make_sequence(number, length, 0), 0, length)
+                            for number, length in enumerate(prompt_lengths)])
+        return [self._time_step(step) for _ in range(num_repetitions + 1)][1:]
 
-    def _steady(self, batch: int, context: int) -> float:
-        known, expected = (Step(decodes=[self._sequence(number, context, context - 1) for number in range(batch)])
-                           for _ in range(2))
-        for sequence in expected.decodes:
-            sequence.tokens[-1] = EXPECTED
-        last = self._runner.begin(known, self._cache, None)
-        if last is None:
-            return self._run(known)
-        last.wait()
-        began = perf_counter()
-        for _ in range(STEPS):
-            behind, last = last, self._runner.begin(expected, self._cache, last)
-            assert last is not None, "what was replayed once can be replayed again"
-            if behind.choices() is None:
-                raise ValueError(FAILED)
-        last.wait()
-        return (perf_counter() - began) / STEPS
+    def _time_consecutive_decodes(self, batch_size: int, context_length: int) -> float:
+        first_step, placeholder_step = (Step(decodes=[self._make_sequence(number, context_length, context_length - 1)
+                                                      for number in range(batch_size)]) for _ in range(2))
+        for sequence in placeholder_step.decodes:
+            sequence.tokens[-1] = PLACEHOLDER_TOKEN
+        latest_handle = self._runner.begin_step(first_step, self._cache, None)
+        if latest_handle is None:
+            return self._time_step(first_step)
+        latest_handle.wait()
+        started_at = perf_counter()
+        for _ in range(NUM_TIMED_STEPS):
+            previous_handle, latest_handle = latest_handle, self._runner.begin_step(placeholder_step, self._cache,
+                                                                                    latest_handle)
+            assert latest_handle is not None, "what was replayed once can be replayed again"
+            if previous_handle.get_sampled_tokens() is None:
+                raise ValueError(NOT_FINITE_ERROR)
+        latest_handle.wait()
+        return (perf_counter() - started_at) / NUM_TIMED_STEPS
 
-    def _run(self, step: Step) -> float:
-        began = perf_counter()
-        outcome = self._runner.run(step, self._cache)
-        done()
-        seconds = perf_counter() - began
-        if outcome.failures:
-            raise ValueError(FAILED)
+    def _time_step(self, step: Step) -> float:
+        started_at = perf_counter()
+        result = self._runner.run(step, self._cache)
+        synchronize_gpu()
+        seconds = perf_counter() - started_at
+        if result.failures:
+            raise ValueError(NOT_FINITE_ERROR)
         return seconds
 
-    def _sequence(self, number: int, length: int, computed: int) -> Sequence:
-        return drawn_sequence(number, length, computed, self._vocabulary, self._each)
+    def _make_sequence(self, number: int, num_tokens: int, num_computed: int) -> Sequence:
+        return make_random_sequence(number, num_tokens, num_computed, self._vocabulary, self._blocks_per_sequence)

@@ -22,128 +22,141 @@ from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import drive
-from benchmarks.bench.load.record import Ask
-from benchmarks.gpu.steps import Stage
-from benchmarks.harness.checkpoints import byte_tokenizer
-from benchmarks.harness.processes import HOST, serving
+from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.record import BenchRequest
+from benchmarks.gpu.steps import StepTimer
+from benchmarks.harness.checkpoints import make_byte_tokenizer
+from benchmarks.harness.processes import HOST, run_router_and_shard
 from shard.config import ShardConfig
 from shard.workers.load_decoder import load
 
-PREFILL_TOKENS = 4096  # per step, with and without a server
-PATIENCE = 300.0  # seconds for an answer of transformers
-NOBODY = -1  # an end token that no model generates
-WARM = 8  # most tokens of each answer of the warm-up, which compiles kernels and allocates memory
-TIMES = 3  # repetitions of a timed step
+MAX_PREFILL_TOKENS = 4096  # per step, with and without a server
+TRANSFORMERS_TIMEOUT_SECONDS = 300.0  # seconds for an answer of transformers
+UNREACHABLE_EOS_TOKEN = -1  # an end token that no model generates
+MAX_WARM_UP_TOKENS = 8  # most tokens of each answer of the warm-up, which compiles kernels and allocates memory
+NUM_STEP_REPETITIONS = 3  # repetitions of a timed step
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+CallParameters = ParamSpec("CallParameters")
+CallResult = TypeVar("CallResult")
 
 
-class Lengths(NamedTuple):
+class RequestLengths(NamedTuple):
     prompt: int
     output: int
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ModelPlacement:
     folder: str  # of the model
     device: str
     dtype: str = "auto"
 
 
-def drawn(requests: int, shortest: int, longest: int, seed: int = 0) -> list[Lengths]:
+def draw_request_lengths(num_requests: int, shortest: int, longest: int, seed: int = 0) -> list[RequestLengths]:
     random = Random(seed)
-    return [Lengths(random.randint(shortest, longest), random.randint(shortest, longest)) for _ in range(requests)]
+    return [RequestLengths(random.randint(shortest, longest), random.randint(shortest, longest))
+            for _ in range(num_requests)]
 
 
-def texts(work: Sequence[Lengths], turn: int) -> list[str]:
+def make_prompts(request_lengths: Sequence[RequestLengths], turn: int) -> list[str]:
     """Return prompts that begin differently in every turn, so that no prefix cache holds them."""
     random = Random(turn)
-    return ["".join(random.choices(ascii_lowercase, k=length.prompt)) for length in work]
+    return ["".join(random.choices(ascii_lowercase, k=length.prompt)) for length in request_lengths]
 
 
-def shortened(work: Sequence[Lengths]) -> list[Lengths]:
-    return [length._replace(output=min(length.output, WARM)) for length in work]
+def shorten_outputs(request_lengths: Sequence[RequestLengths]) -> list[RequestLengths]:
+    return [length._replace(output=min(length.output, MAX_WARM_UP_TOKENS)) for length in request_lengths]
 
 
-def num_tokens(work: Sequence[Lengths]) -> int:
-    return sum(length.output for length in work)
+def count_output_tokens(request_lengths: Sequence[RequestLengths]) -> int:
+    return sum(length.output for length in request_lengths)
 
 
-def apart(call: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
+def run_in_new_process(function: Callable[CallParameters, CallResult], *args: CallParameters.args,
+                       **kwargs: CallParameters.kwargs) -> CallResult:
     """Run a call in a new process, whose GPU memory is free again afterwards."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(call, *given, **named).result()
+        return pool.submit(function, *args, **kwargs).result()
 
 
 # -- over HTTP
 
-def over_http(where: Where, work: Sequence[Lengths]) -> float:
+def measure_http_throughput(placement: ModelPlacement, request_lengths: Sequence[RequestLengths]) -> float:
     """Return the tokens per second of a server over HTTP, after a warm-up."""
-    router = {"compat": "lorax", "max_batch_size": len(work), "max_concurrent_requests": 2 * len(work),
-              "max_batch_prefill_tokens": PREFILL_TOKENS}
-    shard = {"device": where.device, "dtype": where.dtype}
-    with serving(2, settings=router, model=where.folder, shard=shard) as server:
+    router_settings = {"compat": "lorax", "max_batch_size": len(request_lengths), "max_concurrent_requests": 2
+                       * len(request_lengths), "max_batch_prefill_tokens": MAX_PREFILL_TOKENS}
+    shard_settings = {"device": placement.device, "dtype": placement.dtype}
+    with run_router_and_shard(2, settings=router_settings, model=placement.folder, shard=shard_settings) as server:
         target = Target(f"http://{HOST}:{server.port}", DIALECTS["lorax"])
-        return [uvloop.run(asked(target, lengths, turn)) for turn, lengths in enumerate((shortened(work), work))][-1]
+        return [uvloop.run(send_all_at_once(target, lengths, turn)) for turn,
+                lengths in enumerate((shorten_outputs(request_lengths), request_lengths))][-1]
 
 
-async def asked(target: Target, work: Sequence[Lengths], turn: int) -> float:
-    asks = [Ask(number, text, length.output)
-            for number, (text, length) in enumerate(zip(texts(work, turn), work, strict=True))]
-    records = await drive(target, asks)
+async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLengths], turn: int) -> float:
+    requests = [BenchRequest(number, text, length.output) for number,
+                (text, length) in enumerate(zip(make_prompts(request_lengths, turn), request_lengths, strict=True))]
+    records = await run_load(target, requests)
     for record in records:
         if record.error or record.num_tokens != record.ask.output_tokens:
             raise ValueError(f"weft answered with {record.num_tokens} of {record.ask.output_tokens} tokens: "
                              f"{record.error or 'no error'}")
-    return num_tokens(work) / (max(record.ended for record in records) - min(record.sent for record in records))
+    return count_output_tokens(request_lengths) / (max(record.ended for record in records)
+                                                   - min(record.sent for record in records))
 
 
 # -- transformers
 
-def by_transformers(where: Where, work: Sequence[Lengths]) -> tuple[float, str]:
+def measure_transformers_throughput(placement: ModelPlacement,
+                                    request_lengths: Sequence[RequestLengths]) -> tuple[float, str]:
     """Return the tokens per second of `transformers`, after a warm-up, and its attention implementation."""
-    dtype = torch.bfloat16 if where.dtype == "auto" else getattr(torch, where.dtype)
-    model: Any = AutoModelForCausalLM.from_pretrained(where.folder, dtype=dtype)
-    model.to(where.device)
-    longest = Lengths(*map(max, zip(*work, strict=True)))
+    dtype = torch.bfloat16 if placement.dtype == "auto" else getattr(torch, placement.dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(placement.folder, dtype=dtype)
+    model.to(placement.device)
+    max_lengths = RequestLengths(*map(max, zip(*request_lengths, strict=True)))
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers has no types there
-        do_sample=False, max_new_tokens=longest.output, eos_token_id=NOBODY)
-    hints = WorkloadHints(longest.prompt, longest.output, len(work))
-    cache = ContinuousBatchingConfig()
-    cache.num_blocks = sum(2 + sum(length) // cache.page_size for length in work)  # enough for all requests at once
-    names = map(str, count())
-    with model.continuous_batching_context_manager(config, continuous_batching_config=cache, workload_hints=hints,
-                                                   timeout=PATIENCE) as manager:
-        rates = [added(manager, lengths, turn, names) for turn, lengths in enumerate((shortened(work), work))]
-        return rates[-1], model.config._attn_implementation
+        do_sample=False, max_new_tokens=max_lengths.output, eos_token_id=UNREACHABLE_EOS_TOKEN)
+    hints = WorkloadHints(max_lengths.prompt, max_lengths.output, len(request_lengths))
+    batching_config = ContinuousBatchingConfig()
+    # enough for all requests at once
+    batching_config.num_blocks = sum(2 + sum(length) // batching_config.page_size for length in request_lengths)
+    request_ids = map(str, count())
+    with model.continuous_batching_context_manager(config, continuous_batching_config=batching_config,
+                                                   workload_hints=hints,
+                                                   timeout=TRANSFORMERS_TIMEOUT_SECONDS) as manager:
+        throughputs = [run_transformers_requests(manager, lengths, turn, request_ids) for turn,
+                       lengths in enumerate((shorten_outputs(request_lengths), request_lengths))]
+        return throughputs[-1], model.config._attn_implementation
 
 
-def added(manager: Any, work: Sequence[Lengths], turn: int, names: Iterator[str]) -> float:
-    tokenizer = byte_tokenizer()
-    prompts = [tokenizer.encode(text).ids for text in texts(work, turn)]
-    wanted = {name: length.output for name, length in zip(names, work, strict=False)}
-    began = perf_counter()
-    for (name, output), prompt in zip(wanted.items(), prompts, strict=True):
+def run_transformers_requests(manager: Any, request_lengths: Sequence[RequestLengths], turn: int,
+                              request_ids: Iterator[str]) -> float:
+    tokenizer = make_byte_tokenizer()
+    prompts = [tokenizer.encode(text).ids for text in make_prompts(request_lengths, turn)]
+    pending_output_tokens = {name: length.output for name, length in zip(request_ids, request_lengths, strict=False)}
+    started_at = perf_counter()
+    for (name, output), prompt in zip(pending_output_tokens.items(), prompts, strict=True):
         manager.add_request(prompt, request_id=name, max_new_tokens=output)
-    while wanted:
-        answer = manager.get_result(timeout=PATIENCE)
-        if answer is None or answer.error or len(answer.generated_tokens) != wanted.pop(answer.request_id):
-            raise ValueError(f"transformers did not answer as it was asked: {answer and answer.error}")
-    return num_tokens(work) / (perf_counter() - began)
+    while pending_output_tokens:
+        result = manager.get_result(timeout=TRANSFORMERS_TIMEOUT_SECONDS)
+        if result is None or result.error or len(result.generated_tokens) != pending_output_tokens.pop(
+            result.request_id):
+            raise ValueError(f"transformers did not answer as it was asked: {result and result.error}")
+    return count_output_tokens(request_lengths) / (perf_counter() - started_at)
 
 
 # -- a shard alone
 
-def by_shard(where: Where, requests: int, length: Lengths) -> float:
+def measure_shard_throughput(placement: ModelPlacement, num_requests: int, request_lengths: RequestLengths) -> float:
     """Return the tokens per second of a shard alone, for requests of equal length.
 
     Prompts run in as few steps as a router would send; decode steps are timed with half of each answer in the cache."""
-    loaded = load(ShardConfig(model=where.folder, device=where.device, dtype=where.dtype))
-    stage = Stage(loaded, requests, sum(length))
-    fitting = max(1, PREFILL_TOKENS // length.prompt)
-    lots = (min(fitting, requests - first) for first in range(0, requests, fitting))
-    prompts = sum(median(stage.prompt_seconds([length.prompt] * lot, TIMES)) for lot in lots)
-    decode = median(stage.decode_seconds(requests, length.prompt + length.output // 2, TIMES))
-    return requests * length.output / (prompts + (length.output - 1) * decode)
+    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype))
+    step_timer = StepTimer(loaded_model, num_requests, sum(request_lengths))
+    prompts_per_step = max(1, MAX_PREFILL_TOKENS // request_lengths.prompt)
+    step_sizes = (min(prompts_per_step, num_requests - first) for first in range(0, num_requests, prompts_per_step))
+    prefill_seconds = sum(median(step_timer.time_prefill([request_lengths.prompt] * lot, NUM_STEP_REPETITIONS))
+                          for lot in step_sizes)
+    decode_step_seconds = median(step_timer.time_decode_steps(num_requests, request_lengths.prompt
+                                                              + request_lengths.output // 2, NUM_STEP_REPETITIONS))
+    return num_requests * request_lengths.output / (prefill_seconds + (request_lengths.output - 1)
+                                                    * decode_step_seconds)

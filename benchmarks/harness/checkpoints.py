@@ -15,10 +15,11 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-NUM_DRAWN = 10_000_019  # a prime, so that rows of a matrix differ
-SPREAD = 0.02  # standard deviation of the weights
-NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")  # name suffixes of the weights that are ones
-SHAPES: dict[str, dict[str, Any]] = {
+NUM_RANDOM_VALUES = 10_000_019  # a prime, so that rows of a matrix differ
+WEIGHT_STANDARD_DEVIATION = 0.02  # standard deviation of the weights
+# name suffixes of the weights that are ones
+NORM_WEIGHT_SUFFIXES = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
+MODEL_CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096,
@@ -49,41 +50,42 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
 }
 
-LLAMAS = tuple(name for name, shape in SHAPES.items() if "hidden_size" in shape)  # with Llama's names for everything
+# with Llama's names for everything
+LLAMA_SHAPES = tuple(name for name, shape in MODEL_CONFIGS.items() if "hidden_size" in shape)
 
 
-def make(shape: str, folder: Path) -> Path:
+def make_random_checkpoint(shape: str, folder: Path) -> Path:
     """Create the model folder with all files that serving needs, unless it exists, and return it."""
-    config = SHAPES[shape]
+    config = MODEL_CONFIGS[shape]
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1))
-        byte_tokenizer().save(str(folder / "tokenizer.json"))
-        unfinished = folder / "model.unfinished"
-        write_tensors(unfinished, dict(tensors(config)))
-        unfinished.rename(folder / "model.safetensors")
+        make_byte_tokenizer().save(str(folder / "tokenizer.json"))
+        unfinished_path = folder / "model.unfinished"
+        write_random_safetensors(unfinished_path, dict(iter_tensor_shapes(config)))
+        unfinished_path.rename(folder / "model.safetensors")
     return folder
 
 
-def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield names and shapes of the tensors of a GPT-2, Llama or Qwen 2 model."""
     if config["model_type"] == "gpt2":
-        yield from gpt2_tensors(config)
+        yield from iter_gpt2_tensor_shapes(config)
         return
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
-    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    query_width, key_width = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}"
-        for part, width in (("q", queries), ("k", keys), ("v", keys)):
+        for part, width in (("q", query_width), ("k", key_width), ("v", key_width)):
             yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
             if config["model_type"] == "qwen2":
                 yield f"{name}.self_attn.{part}_proj.bias", (width,)
-        yield f"{name}.self_attn.o_proj.weight", (hidden, queries)
-        yield f"{name}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{name}.self_attn.o_proj.weight", (hidden, query_width)
+        yield f"{name}.mlp.gate_proj.weight", (intermediate, hidden)
+        yield f"{name}.mlp.up_proj.weight", (intermediate, hidden)
+        yield f"{name}.mlp.down_proj.weight", (hidden, intermediate)
         yield f"{name}.input_layernorm.weight", (hidden,)
         yield f"{name}.post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
@@ -91,7 +93,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
-def gpt2_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_gpt2_tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield names and shapes of GPT-2's tensors; its linear weights are [in, out]."""
     hidden = config["n_embd"]
     yield "transformer.wte.weight", (config["vocab_size"], hidden)
@@ -103,54 +105,55 @@ def gpt2_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]
             yield f"{name}.{part}.weight", (inputs, outputs)
             yield f"{name}.{part}.bias", (outputs,)
         for norm in ("ln_1", "ln_2"):
-            yield from layer_norm(f"{name}.{norm}", hidden)
-    yield from layer_norm("transformer.ln_f", hidden)
+            yield from iter_layer_norm_shapes(f"{name}.{norm}", hidden)
+    yield from iter_layer_norm_shapes("transformer.ln_f", hidden)
 
 
-def layer_norm(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_layer_norm_shapes(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{name}.weight", (hidden,)
     yield f"{name}.bias", (hidden,)
 
 
-def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def write_random_safetensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write random BF16 tensors in the safetensors format: length of the header, header, bytes of all tensors."""
     header, end = {}, 0
     for name, shape in shapes.items():
-        begin, end = end, end + 2 * prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    ones, noise = bfloat16(np.ones(2**16, np.float32)), Noise()
+        start, end = end, end + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    ones, noise = to_bfloat16_bytes(np.ones(2**16, np.float32)), RandomWeightBytes()
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
         for name, shape in shapes.items():
             size = 2 * prod(shape)
-            for piece in [ones[:size]] if name.endswith(NORMS) else noise.pieces(size):
+            for piece in [ones[:size]] if name.endswith(NORM_WEIGHT_SUFFIXES) else noise.iter_pieces(size):
                 file.write(piece)
 
 
-class Noise:
+class RandomWeightBytes:
     """Random bytes, drawn once and repeated from a moving offset: drawing billions takes many minutes."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
-        self._bytes = bfloat16(random.standard_normal(NUM_DRAWN, np.float32) * np.float32(SPREAD))
-        self._place = 0
+        self._bytes = to_bfloat16_bytes(random.standard_normal(NUM_RANDOM_VALUES, np.float32)
+                                        * np.float32(WEIGHT_STANDARD_DEVIATION))
+        self._offset = 0
 
-    def pieces(self, size: int) -> Iterator[bytes]:
-        while size:
-            piece = self._bytes[self._place:self._place + size]
-            size -= len(piece)
-            self._place = (self._place + len(piece)) % len(self._bytes)
+    def iter_pieces(self, num_bytes: int) -> Iterator[bytes]:
+        while num_bytes:
+            piece = self._bytes[self._offset:self._offset + num_bytes]
+            num_bytes -= len(piece)
+            self._offset = (self._offset + len(piece)) % len(self._bytes)
             yield piece
 
 
-def bfloat16(numbers: np.ndarray) -> bytes:
+def to_bfloat16_bytes(values: np.ndarray) -> bytes:
     """Return float32 numbers as bfloat16 bytes: the upper half of each."""
-    return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def byte_tokenizer() -> tokenizers.Tokenizer:
+def make_byte_tokenizer() -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,7 +164,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 def main() -> None:
     shape, folder = sys.argv[1:]
-    print(make(shape, Path(folder)))
+    print(make_random_checkpoint(shape, Path(folder)))
 
 
 if __name__ == "__main__":

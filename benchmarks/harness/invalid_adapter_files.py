@@ -10,28 +10,28 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-Files = Mapping[str, bytes]
-Header = dict[str, Any]
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+AdapterFiles = Mapping[str, bytes]
+SafetensorsHeader = dict[str, Any]
 
 
-def spoiled(files: Files, number: int) -> dict[str, bytes]:
+def add_defect(files: AdapterFiles, defect_number: int) -> dict[str, bytes]:
     """Return the files with a defect; consecutive numbers cycle through the kinds."""
-    name, kind = list(KINDS.items())[number % len(KINDS)]
-    return {**files, **kind(files, Random(f"{name} {number}"))}
+    name, make_defect = list(DEFECTS.items())[defect_number % len(DEFECTS)]
+    return {**files, **make_defect(files, Random(f"{name} {defect_number}"))}
 
 
-def take_apart(weights: bytes) -> tuple[Header, bytes]:
+def split_safetensors(weights: bytes) -> tuple[SafetensorsHeader, bytes]:
     end = 8 + int.from_bytes(weights[:8], "little")
     return json.loads(weights[8:end]), weights[end:]
 
 
-def put_together(header: Header, numbers: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + numbers
+def join_safetensors(header: SafetensorsHeader, tensor_bytes: bytes) -> bytes:
+    header_bytes = json.dumps(header).encode()
+    return struct.pack("<Q", len(header_bytes)) + header_bytes + tensor_bytes
 
 
-def picked(header: Header, random: Random) -> str:
+def choose_tensor_name(header: SafetensorsHeader, random: Random) -> str:
     return random.choice(sorted(header))
 
 
@@ -39,80 +39,84 @@ def picked(header: Header, random: Random) -> str:
 # Detected in the header
 
 
-def cut(files: Files, random: Random) -> Files:
-    return {WEIGHTS: files[WEIGHTS][:random.randrange(len(files[WEIGHTS]))]}
+def truncate_weights(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return {WEIGHTS_FILE: files[WEIGHTS_FILE][:random.randrange(len(files[WEIGHTS_FILE]))]}
 
 
-def lengthen(files: Files, random: Random) -> Files:
-    return {WEIGHTS: files[WEIGHTS] + random.randbytes(random.randint(1, 5000))}
+def append_random_bytes(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return {WEIGHTS_FILE: files[WEIGHTS_FILE] + random.randbytes(random.randint(1, 5000))}
 
 
-def claim_another_length(files: Files, random: Random) -> Files:
-    return {WEIGHTS: struct.pack("<Q", random.getrandbits(63)) + files[WEIGHTS][8:]}
+def corrupt_header_length(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return {WEIGHTS_FILE: struct.pack("<Q", random.getrandbits(63)) + files[WEIGHTS_FILE][8:]}
 
 
-def break_the_text(files: Files, random: Random) -> Files:
+def corrupt_header_text(files: AdapterFiles, random: Random) -> AdapterFiles:
     """Replace a byte of the header by one that is invalid in UTF-8."""
-    weights = files[WEIGHTS]
-    place = random.randrange(8, 8 + int.from_bytes(weights[:8], "little"))
-    return {WEIGHTS: weights[:place] + b"\xff" + weights[place + 1:]}
+    weights = files[WEIGHTS_FILE]
+    offset = random.randrange(8, 8 + int.from_bytes(weights[:8], "little"))
+    return {WEIGHTS_FILE: weights[:offset] + b"\xff" + weights[offset + 1:]}
 
 
-def change_an_entry(files: Files, random: Random, **changes: Any) -> Files:
-    header, numbers = take_apart(files[WEIGHTS])
-    name = picked(header, random)
-    return {WEIGHTS: put_together(header | {name: header[name] | changes}, numbers)}
+def change_header_entry(files: AdapterFiles, random: Random, **changes: Any) -> AdapterFiles:
+    header, tensor_bytes = split_safetensors(files[WEIGHTS_FILE])
+    name = choose_tensor_name(header, random)
+    return {WEIGHTS_FILE: join_safetensors(header | {name: header[name] | changes}, tensor_bytes)}
 
 
-def call_the_type_otherwise(files: Files, random: Random) -> Files:
-    return change_an_entry(files, random, dtype=f"F{random.randint(65, 999)}")
+def set_unknown_dtype(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return change_header_entry(files, random, dtype=f"F{random.randint(65, 999)}")
 
 
-def claim_another_shape(files: Files, random: Random) -> Files:
-    return change_an_entry(files, random, shape=[random.randint(2**20, 2**62), random.randint(1, 64)])
+def set_oversized_shape(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return change_header_entry(files, random, shape=[random.randint(2**20, 2**62), random.randint(1, 64)])
 
 
-def point_elsewhere(files: Files, random: Random) -> Files:
-    begin = random.randint(len(files[WEIGHTS]), 2**62)
-    return change_an_entry(files, random, data_offsets=[begin, begin + 64])
+def set_offsets_beyond_file(files: AdapterFiles, random: Random) -> AdapterFiles:
+    begin = random.randint(len(files[WEIGHTS_FILE]), 2**62)
+    return change_header_entry(files, random, data_offsets=[begin, begin + 64])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Detected in the config
 
 
-def break_the_config(files: Files, random: Random) -> Files:
-    return {CONFIG: files[CONFIG][:random.randrange(len(files[CONFIG]))]}
+def truncate_config(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return {CONFIG_FILE: files[CONFIG_FILE][:random.randrange(len(files[CONFIG_FILE]))]}
 
 
-def ask_for_another_method(files: Files, random: Random) -> Files:
-    return {CONFIG: json.dumps(json.loads(files[CONFIG]) | {"peft_type": f"METHOD{random.random()}"}).encode()}
+def set_unknown_peft_type(files: AdapterFiles, random: Random) -> AdapterFiles:
+    return {CONFIG_FILE: json.dumps(json.loads(files[CONFIG_FILE])
+                                    | {"peft_type": f"METHOD{random.random()}"}).encode()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Detected by comparison with the model
 
 
-def claim_another_rank(files: Files, random: Random) -> Files:
-    config = json.loads(files[CONFIG])
-    return {CONFIG: json.dumps(config | {"r": config["r"] + random.randint(1, 500)}).encode()}
+def set_wrong_rank(files: AdapterFiles, random: Random) -> AdapterFiles:
+    config = json.loads(files[CONFIG_FILE])
+    return {CONFIG_FILE: json.dumps(config | {"r": config["r"] + random.randint(1, 500)}).encode()}
 
 
-def belong_to_nothing(files: Files, random: Random) -> Files:
-    header, numbers = take_apart(files[WEIGHTS])
-    other = f"other_{random.getrandbits(40)}"
-    return {WEIGHTS: put_together({name.replace("q_proj", other): entry for name, entry in header.items()}, numbers)}
+def rename_targets_to_unknown(files: AdapterFiles, random: Random) -> AdapterFiles:
+    header, tensor_bytes = split_safetensors(files[WEIGHTS_FILE])
+    unknown_target = f"other_{random.getrandbits(40)}"
+    return {WEIGHTS_FILE: join_safetensors({name.replace("q_proj", unknown_target): entry for name,
+                                            entry in header.items()}, tensor_bytes)}
 
 
-def turn_the_matrices(files: Files, random: Random) -> Files:
+def transpose_shapes(files: AdapterFiles, random: Random) -> AdapterFiles:
     """Transpose all shapes, as in a model of another width; random metadata makes each file different."""
-    header, numbers = take_apart(files[WEIGHTS])
-    turned = {name: entry | {"shape": entry["shape"][::-1]} for name, entry in header.items()}
-    return {WEIGHTS: put_together({"__metadata__": {"number": str(random.random())}} | turned, numbers)}
+    header, tensor_bytes = split_safetensors(files[WEIGHTS_FILE])
+    transposed = {name: entry | {"shape": entry["shape"][::-1]} for name, entry in header.items()}
+    return {WEIGHTS_FILE: join_safetensors({"__metadata__": {"number": str(random.random())}} | transposed,
+                                           tensor_bytes)}
 
 
-KINDS: dict[str, Callable[[Files, Random], Files]] = {
+DEFECTS: dict[str, Callable[[AdapterFiles, Random], AdapterFiles]] = {
     one.__name__: one for one in (
-        cut, lengthen, claim_another_length, break_the_text, call_the_type_otherwise, claim_another_shape,
-        point_elsewhere, break_the_config, ask_for_another_method, claim_another_rank, belong_to_nothing,
-        turn_the_matrices)}
+        truncate_weights, append_random_bytes, corrupt_header_length, corrupt_header_text, set_unknown_dtype,
+        set_oversized_shape,
+        set_offsets_beyond_file, truncate_config, set_unknown_peft_type, set_wrong_rank, rename_targets_to_unknown,
+        transpose_shapes)}

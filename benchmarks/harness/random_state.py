@@ -9,43 +9,44 @@ from time import perf_counter
 
 import torch
 
-from shard.attention.kv_cache import Cache
-from shard.state.sequence import Sampling, Sequence
-from shard.workers.load_decoder import Loaded
+from shard.attention.kv_cache import KVCache
+from shard.state.sequence import SamplingParams, Sequence
+from shard.workers.load_decoder import LoadedDecoder
 
 BLOCK_SIZE = 16
 
 
-def blocks_of(length: int) -> int:
-    """Return the number of blocks that `length` tokens need."""
-    return -(-length // BLOCK_SIZE)
+def num_blocks_for(num_tokens: int) -> int:
+    """Return the number of blocks that `num_tokens` tokens need."""
+    return -(-num_tokens // BLOCK_SIZE)
 
 
-def drawn_cache(loaded: Loaded, num_blocks: int) -> Cache:
-    made = loaded.cache(BLOCK_SIZE, num_blocks)
-    for side in (*made.keys, *made.values):
-        side[:num_blocks * BLOCK_SIZE].normal_()
-    return made
+def make_random_cache(loaded_model: LoadedDecoder, num_blocks: int) -> KVCache:
+    cache = loaded_model.make_cache(BLOCK_SIZE, num_blocks)
+    for layer_cache in (*cache.keys, *cache.values):
+        layer_cache[:num_blocks * BLOCK_SIZE].normal_()
+    return cache
 
 
-def drawn_sequence(number: int, length: int, computed: int, vocabulary: int, blocks: int) -> Sequence:
-    """Return a random sequence that holds blocks `number * blocks` to `(number + 1) * blocks - 1`."""
-    tokens = Random(number).choices(range(vocabulary), k=length)
-    own = list(range(number * blocks, (number + 1) * blocks))
-    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=computed,
-                    num_cached=0, blocks=own, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0,
-                    grammar=0)
+def make_random_sequence(number: int, num_tokens: int, num_computed: int, vocabulary_size: int,
+                         num_blocks: int) -> Sequence:
+    """Return a random sequence that holds blocks `number * num_blocks` to `(number + 1) * num_blocks - 1`."""
+    tokens = Random(number).choices(range(vocabulary_size), k=num_tokens)
+    block_ids = list(range(number * num_blocks, (number + 1) * num_blocks))
+    return Sequence(id=number, tokens=tokens, num_prompt_tokens=num_tokens, num_initial_tokens=num_tokens,
+                    num_computed_tokens=num_computed, num_cached_tokens=0, blocks=block_ids, sampling_key=number,
+                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
 
 
-def timed(run: Callable[[], object]) -> float:
+def measure_seconds(run: Callable[[], object]) -> float:
     """Return the seconds that `run` takes, including the work that it queues on the GPU."""
-    began = perf_counter()
+    started_at = perf_counter()
     run()
-    done()
-    return perf_counter() - began
+    synchronize_gpu()
+    return perf_counter() - started_at
 
 
-def done() -> None:
+def synchronize_gpu() -> None:
     """Wait until the GPU has finished all queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

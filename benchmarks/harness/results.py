@@ -17,72 +17,73 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" if (ROOT / "pyproject.toml").exists() else Path("results")
-PLACES = "--folder", "--models"
+REPOSITORY_ROOT = Path(__file__).parents[2]
+RESULTS_FOLDER = REPOSITORY_ROOT / "benchmarks" / "results" if (REPOSITORY_ROOT
+                                                                / "pyproject.toml").exists() else Path("results")
+PATH_OPTIONS = "--folder", "--models"
 
 
-def hardware() -> str:
-    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-              if line.startswith("model name")]
-    return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"
+def describe_hardware() -> str:
+    cpu_names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                 if line.startswith("model name")]
+    return f"{cpu_names[0] if cpu_names else 'unknown CPU'}, {os.cpu_count()} cores"
 
 
 def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def made(program: str = "", places: Collection[str] = PLACES) -> dict[str, Any]:
+def collect_run_metadata(program: str = "", path_options: Collection[str] = PATH_OPTIONS) -> dict[str, Any]:
     """Return what every result carries: date, hardware, versions and command line.
 
-    `program` defaults to the module that was started; options in `places` are left out."""
-    words, source = without_places(sys.argv[1:], places), commit()
-    return {"date": today(), "hardware": hardware(),
-            "versions": {"weft": version("weft"), **({"commit": source} if source else {}),
+    `program` defaults to the module that was started; options in `path_options` are left out."""
+    arguments, commit_id = drop_path_options(sys.argv[1:], path_options), read_git_commit()
+    return {"date": today(), "hardware": describe_hardware(),
+            "versions": {"weft": version("weft"), **({"commit": commit_id} if commit_id else {}),
                          "Python": platform.python_version(), "torch": version("torch")},
-            "command": " ".join([program or started(), *map(shlex.quote, words)])}
+            "command": " ".join([program or describe_program(), *map(shlex.quote, arguments)])}
 
 
-def commit(root: Path = ROOT) -> str:
+def read_git_commit(root: Path = REPOSITORY_ROOT) -> str:
     """Return the commit of the checkout, with a plus if files were changed since; empty without checkout or git."""
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return ""
-    asked = subprocess.run([git, "describe", "--always", "--exclude=*", "--dirty=+"], cwd=root, capture_output=True,
-                           text=True, check=False)
-    return asked.stdout.strip()
+    completed = subprocess.run([git, "describe", "--always", "--exclude=*", "--dirty=+"], cwd=root, capture_output=True,
+                               text=True, check=False)
+    return completed.stdout.strip()
 
 
-def started() -> str:
+def describe_program() -> str:
     spec = sys.modules["__main__"].__spec__
     return f"python -P -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
 
 
-def without_places(words: Sequence[str], places: Collection[str] = PLACES) -> list[str]:
+def drop_path_options(arguments: Sequence[str], path_options: Collection[str] = PATH_OPTIONS) -> list[str]:
     """Drop the options with paths, which are private to this machine, and their values."""
-    named = [number for number, word in enumerate(words) if word.partition("=")[0] in places]
-    left_out = {*named, *(number + 1 for number in named if "=" not in words[number])}
-    return [word for number, word in enumerate(words) if number not in left_out]
+    option_indexes = [number for number, word in enumerate(arguments) if word.partition("=")[0] in path_options]
+    dropped_indexes = {*option_indexes, *(number + 1 for number in option_indexes if "=" not in arguments[number])}
+    return [word for number, word in enumerate(arguments) if number not in dropped_indexes]
 
 
-def as_line(found: Mapping[str, Any]) -> str:
+def format_json_line(results: Mapping[str, Any]) -> str:
     """Return the results with date, hardware, versions and command line as one line of JSON."""
-    return json.dumps({**found, **made()})
+    return json.dumps({**results, **collect_run_metadata()})
 
 
-def tell(name: str, text: str, found: Mapping[str, Any], *, keep: bool) -> None:
-    """Print the text, and the results as JSON in the last line; with `keep`, save both."""
-    whole = f"{text}\n{as_line(found)}"
-    print(whole)
-    if keep:
-        save(name, f"{whole}\n")
+def report_results(name: str, text: str, results: Mapping[str, Any], *, should_save: bool) -> None:
+    """Print the text, and the results as JSON in the last line; with `should_save`, save both."""
+    report = f"{text}\n{format_json_line(results)}"
+    print(report)
+    if should_save:
+        save_report(name, f"{report}\n")
 
 
-def file_name(*words: str) -> str:
+def make_file_name(*words: str) -> str:
     """Return a file name made of these words, without extension."""
     return "-".join(word for word in re.split("[^a-z0-9]+", " ".join(words).lower()) if word)
 
 
-def save(name: str, text: str) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{file_name(today(), hardware(), name)}.txt").write_text(text)
+def save_report(name: str, text: str) -> None:
+    RESULTS_FOLDER.mkdir(exist_ok=True)
+    (RESULTS_FOLDER / f"{make_file_name(today(), describe_hardware(), name)}.txt").write_text(text)

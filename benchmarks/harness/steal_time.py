@@ -10,40 +10,43 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-TRIES = 20
-MOST = 0.05  # largest stolen share of the processors with which a turn counts
-STEAL = 8  # index of the steal time in the first line of /proc/stat
+MAX_ATTEMPTS = 20
+MAX_STEAL_SHARE = 0.05  # largest stolen share of the processors with which a turn counts
+STEAL_FIELD_INDEX = 8  # index of the steal time in the first line of /proc/stat
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
-    heard: T
-    stolen: float  # share of the processors' time
+class Attempt(Generic[T]):
+    result: T
+    steal_share: float  # share of the processors' time
 
 
-def stolen_seconds() -> float:
+def read_steal_seconds() -> float:
     """Return the steal time of all processors together since the machine started."""
     with open("/proc/stat", encoding="ascii") as file:
-        return int(file.readline().split()[STEAL]) / os.sysconf("SC_CLK_TCK")
+        return int(file.readline().split()[STEAL_FIELD_INDEX]) / os.sysconf("SC_CLK_TCK")
 
 
-class Tries(Generic[T]):
-    """Attempts at one turn, until at most `most` of the processors was stolen in one, or `count` were made."""
+class StealTimeRetry(Generic[T]):
+    """Attempts at one turn, until at most `max_steal_share` of the processors was stolen in one, or `max_attempts` were
+    made."""
 
-    def __init__(self, most: float, count: int = TRIES) -> None:
-        self._most, self._count = most, count
-        self._done: list[Turn[T]] = []
+    def __init__(self, max_steal_share: float, max_attempts: int = MAX_ATTEMPTS) -> None:
+        self._max_steal_share, self._max_attempts = max_steal_share, max_attempts
+        self._attempts: list[Attempt[T]] = []
 
-    def again(self) -> bool:
+    def begin_next_attempt(self) -> bool:
         """Return whether another attempt is needed, and start its clock."""
-        self._began, self._before = time.perf_counter(), stolen_seconds()
-        return not self._done or (len(self._done) < self._count and self._done[-1].stolen > self._most)
+        self._started_at, self._steal_seconds_at_start = time.perf_counter(), read_steal_seconds()
+        return not self._attempts or (len(self._attempts) < self._max_attempts and self._attempts[-1].steal_share
+                                      > self._max_steal_share)
 
-    def ended(self, heard: T) -> None:
-        took = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
-        self._done.append(Turn(heard, (stolen_seconds() - self._before) / took))
+    def end_attempt(self, result: T) -> None:
+        processor_seconds = (time.perf_counter() - self._started_at) * (os.cpu_count() or 1)
+        self._attempts.append(Attempt(result,
+                                      (read_steal_seconds() - self._steal_seconds_at_start) / processor_seconds))
 
     @property
-    def best(self) -> Turn[T]:
+    def best_attempt(self) -> Attempt[T]:
         """The attempt with the least steal time."""
-        return min(self._done, key=lambda turn: turn.stolen)
+        return min(self._attempts, key=lambda turn: turn.steal_share)

@@ -19,40 +19,40 @@ from cyclopts.validators import Number
 
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import drive
+from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.prompts import count_words
-from benchmarks.bench.load.record import Record
-from benchmarks.bench.load.workload import Workload, make
-from benchmarks.bench.report.summary import summary
-from benchmarks.harness.processes import HOST, SHARD, NotStarted, serving
-from benchmarks.harness.results import tell
-from benchmarks.harness.steal_time import MOST, Tries
-from router.simulation.report import aligned
+from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.load.workload import Workload, make_requests
+from benchmarks.bench.report.summary import summarize_run
+from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, ProcessStartError, run_router_and_shard
+from benchmarks.harness.results import report_results
+from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
+from router.simulation.report import align_columns
 
-WARM_UP = 0.5
+WARM_UP_SECONDS = 0.5
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BenchAccuracySettings:
     streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 64)
     "How many clients ask at once; one point for each number."
     step_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 200.0
     "How long a step takes."
     tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 20
     "How many tokens every request asks for."
-    seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP))] = 15.0
+    seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP_SECONDS))] = 15.0
     "How long each point is measured."
     repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
     "How often; the figures are medians."
-    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MOST
+    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MAX_STEAL_SHARE
     "A run is repeated if the host of a virtual machine gave more than this share of the processors to others."
     save: bool = False
     "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BenchAccuracyPoint:
     """Relative errors (reported / true - 1), reported figures, and absolute errors."""
 
     streams: int
@@ -66,50 +66,54 @@ class Point:
     between_tokens_off_ms: float
 
 
-async def measure(port: int, streams: int, settings: Settings) -> tuple[list[Record], float]:
+async def run_bench_load(port: int, streams: int, settings: BenchAccuracySettings) -> tuple[list[RequestRecord], float]:
     """Run the load; return its records, and the `perf_counter` time at which their clock began."""
     workload = Workload(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
-    asks = await make(workload, count_words)
-    began = perf_counter()
+    requests = await make_requests(workload, count_words)
+    started_at = perf_counter()
     target = Target(f"http://{HOST}:{port}", DIALECTS["tgi"])
-    return await drive(target, cycle(asks), streams, seconds=settings.seconds), began
+    return await run_load(target, cycle(requests), streams, seconds=settings.seconds), started_at
 
 
-def compare(streams: int, records: Sequence[Record], steps: Sequence[float], began: float, seconds: float) -> Point:
+def compare_with_step_log(streams: int, records: Sequence[RequestRecord], steps: Sequence[float], started_at: float,
+                          seconds: float) -> BenchAccuracyPoint:
     """Compare reported with true figures. `steps` holds begin and end of each step, alternating."""
-    ends = [end - began for end in steps[1::2]]
-    here = [end for end in ends if WARM_UP <= end < seconds]
-    period = (here[-1] - here[0]) / (len(here) - 1)
-    said = summary(records, (WARM_UP, seconds))
-    made = [(record.sent, ends[bisect_right(ends, record.times[0]) - 1]) for record in records
-            if WARM_UP <= record.sent < seconds]
-    first = mean(end - sent for sent, end in made)
+    step_ends = [end - started_at for end in steps[1::2]]
+    ends_in_window = [end for end in step_ends if WARM_UP_SECONDS <= end < seconds]
+    true_gap = (ends_in_window[-1] - ends_in_window[0]) / (len(ends_in_window) - 1)
+    reported = summarize_run(records, (WARM_UP_SECONDS, seconds))
+    sent_and_first_token = [(record.sent, step_ends[bisect_right(step_ends, record.times[0]) - 1]) for record in records
+                            if WARM_UP_SECONDS <= record.sent < seconds]
+    true_first_token = mean(end - sent for sent, end in sent_and_first_token)
     tokens = records[0].num_tokens
-    rate = streams * tokens / (first + (tokens - 1) * period)
-    gap, rest = said.between_tokens.mean, said.first_token.mean
-    return Point(streams, rest / first - 1, gap / period - 1, said.tokens_per_second / rate - 1,
-                 1000 * rest, 1000 * gap, said.tokens_per_second, 1000 * (rest - first), 1000 * (gap - period))
+    true_tokens_per_second = streams * tokens / (true_first_token + (tokens - 1) * true_gap)
+    reported_gap, reported_first_token = reported.between_tokens.mean, reported.first_token.mean
+    return BenchAccuracyPoint(streams, reported_first_token / true_first_token - 1, reported_gap / true_gap - 1,
+                              reported.tokens_per_second / true_tokens_per_second - 1, 1000 * reported_first_token,
+                              1000 * reported_gap, reported.tokens_per_second,
+                              1000 * (reported_first_token - true_first_token), 1000 * (reported_gap - true_gap))
 
 
-def middle(points: Sequence[Point]) -> Point:
-    first = asdict(points[0])
-    return Point(**{name: median(getattr(point, name) for point in points) for name in first})
+def median_point(points: Sequence[BenchAccuracyPoint]) -> BenchAccuracyPoint:
+    first_point = asdict(points[0])
+    return BenchAccuracyPoint(**{name: median(getattr(point, name) for point in points) for name in first_point})
 
 
-def run(settings: Settings) -> list[Point]:
-    found: dict[int, list[Point]] = {streams: [] for streams in settings.streams}
-    shard = {"simulated": SHARD | {"seconds_per_step": settings.step_ms / 1000}}
+def measure_points(settings: BenchAccuracySettings) -> list[BenchAccuracyPoint]:
+    points_by_streams: dict[int, list[BenchAccuracyPoint]] = {streams: [] for streams in settings.streams}
+    shard_settings = {"simulated": SIMULATED_SHARD_COSTS | {"seconds_per_step": settings.step_ms / 1000}}
     for streams in [*settings.streams] * settings.repeat:
-        with serving(2, shard=shard) as server:
-            tries = Tries[Point](settings.stolen)
-            while tries.again():
-                records, began = uvloop.run(measure(server.port, streams, settings))
-                tries.ended(compare(streams, records, server.step_times(), began, settings.seconds))
-            found[streams].append(tries.best.heard)
-    return [middle(points) for points in found.values()]
+        with run_router_and_shard(2, shard=shard_settings) as server:
+            retry = StealTimeRetry[BenchAccuracyPoint](settings.stolen)
+            while retry.begin_next_attempt():
+                records, started_at = uvloop.run(run_bench_load(server.port, streams, settings))
+                retry.end_attempt(compare_with_step_log(streams, records, server.read_step_times(), started_at,
+                                                        settings.seconds))
+            points_by_streams[streams].append(retry.best_attempt.result)
+    return [median_point(points) for points in points_by_streams.values()]
 
 
-def table(points: Sequence[Point]) -> str:
+def format_table(points: Sequence[BenchAccuracyPoint]) -> str:
     """Return a table of relative errors, errors in milliseconds, and reported figures."""
     rows = [["streams", "first token", "off by, ms", "between tokens", "off by, ms", "tokens/s", "first token, ms",
              "between, ms", "tokens/s"]]
@@ -117,20 +121,20 @@ def table(points: Sequence[Point]) -> str:
               f"{point.between_tokens:+.2%}", f"{point.between_tokens_off_ms:+.3f}", f"{point.throughput:+.2%}",
               f"{point.first_token_ms:.2f}", f"{point.between_tokens_ms:.3f}", f"{point.tokens_per_second:.1f}"]
              for point in points]
-    return aligned(rows)
+    return align_columns(rows)
 
 
-def truth(settings: Settings = Settings()) -> None:
+def bench(settings: BenchAccuracySettings = BenchAccuracySettings()) -> None:
     """Measure the error of `weft bench` against a shard whose steps take a fixed time."""
-    points = run(settings)
-    found = {"settings": asdict(settings), "points": [asdict(point) for point in points]}
-    tell("truth", table(points), found, keep=settings.save)
+    points = measure_points(settings)
+    results = {"settings": asdict(settings), "points": [asdict(point) for point in points]}
+    report_results("truth", format_table(points), results, should_save=settings.save)
 
 
 def main() -> None:
     try:
-        cyclopts.run(truth)
-    except NotStarted as error:
+        cyclopts.run(bench)
+    except ProcessStartError as error:
         raise SystemExit(f"benchmarks.questions.bench_accuracy: {error}") from None
 
 

@@ -17,17 +17,24 @@ import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.harness.processes import HOST, NotStarted, Server, cpu_seconds, machine_seconds, serving
-from benchmarks.harness.results import tell
+from benchmarks.harness.processes import (
+    HOST,
+    ProcessStartError,
+    ServerProcesses,
+    read_machine_cpu_seconds,
+    read_process_cpu_seconds,
+    run_router_and_shard,
+)
+from benchmarks.harness.results import report_results
 from benchmarks.questions import router_load
 
-GOAL_STREAMS, GOAL_LOOK_AHEAD = 64, 2
-WARM_UP = 0.5  # seconds before each window
+GOAL_POINT_STREAMS, GOAL_POINT_LOOK_AHEAD = 64, 2
+WARM_UP_SECONDS = 0.5  # seconds before each window
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RouterCostSettings:
     streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 4, 16, 64, 256)
     "How many streams read at once; one point for each number."
     look_ahead: Annotated[tuple[Literal[1, 2], ...], Parameter(consume_multiple=True)] = (1, 2)
@@ -47,24 +54,24 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterReading:
     """Values of all clocks and counters at one time."""
 
-    time: float
-    router: float
-    ours: float  # router, shard and load together
-    machine: float
+    monotonic_seconds: float
+    router_cpu_seconds: float
+    benchmark_cpu_seconds: float  # router, shard and load together
+    machine_cpu_seconds: float
     num_tokens: int
 
     @classmethod
-    def take(cls, server: Server, num_tokens: int) -> "Reading":
-        router = cpu_seconds(server.router)
-        ours = router + cpu_seconds(server.shard) + time.process_time()
-        return cls(time.monotonic(), router, ours, machine_seconds(), num_tokens)
+    def from_server(cls, server: ServerProcesses, num_tokens: int) -> "CounterReading":
+        router_cpu_seconds = read_process_cpu_seconds(server.router_pid)
+        benchmark_cpu_seconds = router_cpu_seconds + read_process_cpu_seconds(server.shard_pid) + time.process_time()
+        return cls(time.monotonic(), router_cpu_seconds, benchmark_cpu_seconds, read_machine_cpu_seconds(), num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RouterCostPoint:
     streams: int
     look_ahead: int
     tokens_per_second: float
@@ -77,43 +84,43 @@ class Point:
     other_cores: float  # that everything else on the machine used meanwhile
 
 
-async def measure(server: Server, streams: int, look_ahead: int, seconds: float) -> Point:
-    async with router_load.running(HOST, server.port, streams, seed=streams) as clients:
-        await clients.last(WARM_UP)
-        clients.gaps = router_load.no_gaps()
-        before = Reading.take(server, clients.num_tokens)
-        await clients.last(seconds)
-        after = Reading.take(server, clients.num_tokens)
-        gaps = clients.gaps
-    return point((streams, look_ahead), (before, after), server.step_times(), gaps)
+async def measure_point(server: ServerProcesses, streams: int, look_ahead: int, seconds: float) -> RouterCostPoint:
+    async with router_load.run_streams(HOST, server.port, streams, seed=streams) as load:
+        await load.run_for(WARM_UP_SECONDS)
+        load.token_gaps = router_load.make_empty_gaps()
+        before = CounterReading.from_server(server, load.num_tokens)
+        await load.run_for(seconds)
+        after = CounterReading.from_server(server, load.num_tokens)
+        token_gaps = load.token_gaps
+    return make_point((streams, look_ahead), (before, after), server.read_step_times(), token_gaps)
 
 
-def point(where: tuple[int, int], window: tuple[Reading, Reading], steps: Sequence[float],
-          gaps: Sequence[float]) -> Point:
-    before, after = window
-    seconds, num_tokens = after.time - before.time, after.num_tokens - before.num_tokens
-    within = steps_within(steps, before.time, after.time)
-    if not (num_tokens and within):
-        raise router_load.BadAnswer(f"no step or no token within {seconds:.1f} seconds")
-    ours = (after.ours - before.ours) / seconds
-    return Point(
-        *where,
+def make_point(streams_and_look_ahead: tuple[int, int], readings: tuple[CounterReading, CounterReading],
+               step_times: Sequence[float], token_gaps: Sequence[float]) -> RouterCostPoint:
+    before, after = readings
+    seconds, num_tokens = after.monotonic_seconds - before.monotonic_seconds, after.num_tokens - before.num_tokens
+    steps_in_window = select_steps_within(step_times, before.monotonic_seconds, after.monotonic_seconds)
+    if not (num_tokens and steps_in_window):
+        raise router_load.InvalidAnswerError(f"no step or no token within {seconds:.1f} seconds")
+    benchmark_cores = (after.benchmark_cpu_seconds - before.benchmark_cpu_seconds) / seconds
+    return RouterCostPoint(
+        *streams_and_look_ahead,
         tokens_per_second=num_tokens / seconds,
-        router_us_per_token=1e6 * (after.router - before.router) / num_tokens,
-        shard_idle_share=idle_share(within),
-        step_ms=1e3 * statistics.fmean(end - begin for begin, end in within),
-        gap_p50_ms=1e3 * percentile(gaps, 0.50),
-        gap_p99_ms=1e3 * percentile(gaps, 0.99),
-        cores=ours,
-        other_cores=max(0.0, (after.machine - before.machine) / seconds - ours))
+        router_us_per_token=1e6 * (after.router_cpu_seconds - before.router_cpu_seconds) / num_tokens,
+        shard_idle_share=compute_idle_share(steps_in_window),
+        step_ms=1e3 * statistics.fmean(end - begin for begin, end in steps_in_window),
+        gap_p50_ms=1e3 * percentile(token_gaps, 0.50),
+        gap_p99_ms=1e3 * percentile(token_gaps, 0.99),
+        cores=benchmark_cores,
+        other_cores=max(0.0, (after.machine_cpu_seconds - before.machine_cpu_seconds) / seconds - benchmark_cores))
 
 
-def steps_within(times: Sequence[float], begin: float, end: float) -> list[tuple[float, float]]:
+def select_steps_within(times: Sequence[float], start: float, end: float) -> list[tuple[float, float]]:
     """Return begin and end of the steps that are entirely within the window."""
-    return [step for step in zip(times[::2], times[1::2], strict=True) if begin <= step[0] and step[1] <= end]
+    return [step for step in zip(times[::2], times[1::2], strict=True) if start <= step[0] and step[1] <= end]
 
 
-def idle_share(steps: Sequence[tuple[float, float]]) -> float:
+def compute_idle_share(steps: Sequence[tuple[float, float]]) -> float:
     """Return the share of time without a running step, from the first step's begin to the last one's end."""
     return 1 - sum(end - begin for begin, end in steps) / (steps[-1][1] - steps[0][0])
 
@@ -122,30 +129,31 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
 
 
-def run(settings: Settings) -> list[Point]:
+def measure_all_points(settings: RouterCostSettings) -> list[RouterCostPoint]:
     """Measure all points in turns; return one per streams and look-ahead, the median of its repetitions."""
-    print(table([]), file=sys.stderr)
-    points = [one for _ in range(settings.repeat) for one in run_once(settings)]
-    return [median([one for one in points if (one.streams, one.look_ahead) == (streams, look_ahead)])
+    print(format_table([]), file=sys.stderr)
+    points = [one for _ in range(settings.repeat) for one in iter_measured_points(settings)]
+    return [median_point([one for one in points if (one.streams, one.look_ahead) == (streams, look_ahead)])
             for streams in settings.streams for look_ahead in settings.look_ahead]
 
 
-def run_once(settings: Settings) -> Iterator[Point]:
+def iter_measured_points(settings: RouterCostSettings) -> Iterator[RouterCostPoint]:
     for look_ahead in settings.look_ahead:
-        with serving(look_ahead, settings.profile, {"cache_scope": settings.cache_scope}) as server:
+        with run_router_and_shard(look_ahead, settings.profile, {"cache_scope": settings.cache_scope}) as server:
             for streams in settings.streams:
-                one = uvloop.run(measure(server, streams, look_ahead, settings.seconds))
-                print(line(one), file=sys.stderr, flush=True)
-                yield one
+                point = uvloop.run(measure_point(server, streams, look_ahead, settings.seconds))
+                print(format_point(point), file=sys.stderr, flush=True)
+                yield point
 
 
-def median(points: Sequence[Point]) -> Point:
+def median_point(points: Sequence[RouterCostPoint]) -> RouterCostPoint:
     """Return a point with the median of every field."""
-    values = {item.name: statistics.median([getattr(one, item.name) for one in points]) for item in fields(Point)}
-    return Point(**values | {"streams": points[0].streams, "look_ahead": points[0].look_ahead})
+    values = {item.name: statistics.median([getattr(one, item.name) for one in points])
+              for item in fields(RouterCostPoint)}
+    return RouterCostPoint(**values | {"streams": points[0].streams, "look_ahead": points[0].look_ahead})
 
 
-COLUMNS = (
+TABLE_COLUMNS = (
     ("streams", "{0.streams}"), ("look-ahead", "{0.look_ahead}"), ("tokens/s", "{0.tokens_per_second:.0f}"),
     ("us/token", "{0.router_us_per_token:.1f}"), ("idle %", "{1:.1f}"), ("step ms", "{0.step_ms:.2f}"),
     ("gap p50 ms", "{0.gap_p50_ms:.2f}"), ("gap p99 ms", "{0.gap_p99_ms:.2f}"), ("cores", "{0.cores:.2f}"),
@@ -153,20 +161,21 @@ COLUMNS = (
 )
 
 
-def line(one: Point) -> str:
-    return " ".join(f"{form.format(one, 100 * one.shard_idle_share):>10}" for _, form in COLUMNS)
+def format_point(point: RouterCostPoint) -> str:
+    return " ".join(f"{form.format(point, 100 * point.shard_idle_share):>10}" for _, form in TABLE_COLUMNS)
 
 
-def table(points: Sequence[Point]) -> str:
-    return "\n".join([" ".join(f"{name:>10}" for name, _ in COLUMNS), *map(line, points)])
+def format_table(points: Sequence[RouterCostPoint]) -> str:
+    return "\n".join([" ".join(f"{name:>10}" for name, _ in TABLE_COLUMNS), *map(format_point, points)])
 
 
-def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
+def make_summary(settings: RouterCostSettings, points: Sequence[RouterCostPoint]) -> dict[str, Any]:
     """Return the results, the goal's two figures first; these are None if its point was not measured."""
-    goal = next((one for one in points if (one.streams, one.look_ahead) == (GOAL_STREAMS, GOAL_LOOK_AHEAD)), None)
+    goal_point = next((one for one in points if (one.streams, one.look_ahead)
+                       == (GOAL_POINT_STREAMS, GOAL_POINT_LOOK_AHEAD)), None)
     return {
-        "router_us_per_token": goal and round(goal.router_us_per_token, 2),
-        "shard_idle_share": goal and round(goal.shard_idle_share, 4),
+        "router_us_per_token": goal_point and round(goal_point.router_us_per_token, 2),
+        "shard_idle_share": goal_point and round(goal_point.shard_idle_share, 4),
         "seconds": settings.seconds,
         "repeat": settings.repeat,
         "cache_scope": settings.cache_scope,
@@ -174,17 +183,17 @@ def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def bench(settings: Settings = Settings()) -> None:
+def bench(settings: RouterCostSettings = RouterCostSettings()) -> None:
     """Measure the router's CPU microseconds per delivered token, and the share of time that its shard waits."""
     settings = replace(settings, seconds=0.5, repeat=1) if settings.quick else settings
-    points = run(settings)
-    tell("router", table(points), summary(settings, points), keep=settings.save)
+    points = measure_all_points(settings)
+    report_results("router", format_table(points), make_summary(settings, points), should_save=settings.save)
 
 
 def main() -> None:
     try:
         cyclopts.run(bench)
-    except (router_load.BadAnswer, NotStarted) as error:
+    except (router_load.InvalidAnswerError, ProcessStartError) as error:
         raise SystemExit(f"benchmarks.questions.router_cost: {error}") from None
 
 

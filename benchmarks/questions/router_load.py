@@ -13,126 +13,127 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import cast
 
-EVENT = b"data: {"
-END = b"\r\n0\r\n\r\n"  # end of a chunked body; neither a response head nor an event ends with these bytes
-OVERLAP = 6  # bytes kept from the previous read: EVENT or END may begin in them, but neither fits
+EVENT_START = b"data: {"
+BODY_END = b"\r\n0\r\n\r\n"  # end of a chunked body; neither a response head nor an event ends with these bytes
+NUM_OVERLAP_BYTES = 6  # bytes kept from the previous read: EVENT or END may begin in them, but neither fits
 MIN_TOKENS, MAX_TOKENS = 128, 384
-LETTERS = "abcdefghijklmnopqrstuvwxyz     "
-LENGTHS = 8, 32  # fewest and most letters of a prompt
+PROMPT_LETTERS = "abcdefghijklmnopqrstuvwxyz     "
+PROMPT_LENGTH_RANGE = 8, 32  # fewest and most letters of a prompt
 
 
-def no_gaps() -> "array[float]":
+def make_empty_gaps() -> "array[float]":
     return array("d")
 
 
-class BadAnswer(Exception):
+class InvalidAnswerError(Exception):
     """An answer that makes the measurement invalid."""
 
 
-class Load:
+class StreamLoad:
     """State shared by all streams: counts of what arrived, and the first failure."""
 
     def __init__(self, host: str, seed: int) -> None:
         self.host = host
         self.random = Random(seed)
         self.num_tokens = 0
-        self.gaps = no_gaps()  # seconds between two tokens of an answer
+        self.token_gaps = make_empty_gaps()  # seconds between two tokens of an answer
         self._transports: list[asyncio.WriteTransport] = []
-        self._over = False
+        self._is_stopped = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def joined(self, transport: asyncio.WriteTransport) -> None:
+    def add_transport(self, transport: asyncio.WriteTransport) -> None:
         self._transports.append(transport)
 
-    def end(self) -> None:
+    def abort_connections(self) -> None:
         """Abort the connections of all streams."""
-        self._over = True
+        self._is_stopped = True
         for transport in self._transports:
             transport.abort()
         self._failure.cancel()
 
     def fail(self, reason: str) -> None:
-        if not self._over and not self._failure.done():
-            self._failure.set_exception(BadAnswer(reason))
+        if not self._is_stopped and not self._failure.done():
+            self._failure.set_exception(InvalidAnswerError(reason))
 
-    async def last(self, seconds: float) -> None:
+    async def run_for(self, seconds: float) -> None:
         """Let the streams run for `seconds`; raise the first failure."""
-        failed, _ = await asyncio.wait([self._failure], timeout=seconds)
-        for failure in failed:
+        failures, _ = await asyncio.wait([self._failure], timeout=seconds)
+        for failure in failures:
             failure.result()
 
-    def question(self) -> tuple[bytes, int]:
+    def make_request(self) -> tuple[bytes, int]:
         """Return a new request and the number of tokens it asks for."""
         num_tokens = self.random.randint(MIN_TOKENS, MAX_TOKENS)
-        prompt = "".join(self.random.choices(LETTERS, k=self.random.randint(*LENGTHS)))
+        prompt = "".join(self.random.choices(PROMPT_LETTERS, k=self.random.randint(*PROMPT_LENGTH_RANGE)))
         body = json.dumps({"inputs": f"say {prompt}", "parameters": {"max_new_tokens": num_tokens}})
         head = (f"POST /generate_stream HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n")
         return (head + body).encode(), num_tokens
 
 
-class Client(asyncio.Protocol):
+class StreamConnection(asyncio.Protocol):
     """One stream: a connection that sends one request after the other."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: StreamLoad) -> None:
         self._load = load
-        self._wanted = self._arrived = 0
-        self._begun = False
-        self._at = 0.0
-        self._rest = b""
+        self._num_requested_tokens = self._num_received_tokens = 0
+        self._has_checked_status = False
+        self._last_token_at = 0.0
+        self._previous_tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
-        self._load.joined(self._transport)
-        self._ask()
+        self._load.add_transport(self._transport)
+        self._send_request()
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun:
-            self._begin(data)
-        data = self._rest + data
-        if count := data.count(EVENT):
-            self._note(count)
-        self._rest = data[-OVERLAP:]
-        if data.endswith(END):
-            self._finish(data)
+        if not self._has_checked_status:
+            self._check_status(data)
+        data = self._previous_tail + data
+        if count := data.count(EVENT_START):
+            self._count_tokens(count)
+        self._previous_tail = data[-NUM_OVERLAP_BYTES:]
+        if data.endswith(BODY_END):
+            self._finish_response(data)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._load.fail("the server closed a connection")
 
-    def _ask(self) -> None:
-        question, self._wanted = self._load.question()
-        self._arrived, self._begun, self._rest = 0, False, b""
-        self._transport.write(question)
+    def _send_request(self) -> None:
+        request, self._num_requested_tokens = self._load.make_request()
+        self._num_received_tokens, self._has_checked_status, self._previous_tail = 0, False, b""
+        self._transport.write(request)
 
-    def _begin(self, data: bytes) -> None:
-        self._begun = True
+    def _check_status(self, data: bytes) -> None:
+        self._has_checked_status = True
         if not data.startswith(b"HTTP/1.1 200 "):
             self._load.fail(f"the server answered {data[:500].decode(errors='replace')}")
 
-    def _note(self, count: int) -> None:
+    def _count_tokens(self, num_tokens: int) -> None:
         now, load = time.perf_counter(), self._load
-        if self._arrived:
-            load.gaps.append(now - self._at)
-        load.gaps.extend([0.0] * (count - 1))
-        load.num_tokens += count
-        self._arrived += count
-        self._at = now
+        if self._num_received_tokens:
+            load.token_gaps.append(now - self._last_token_at)
+        load.token_gaps.extend([0.0] * (num_tokens - 1))
+        load.num_tokens += num_tokens
+        self._num_received_tokens += num_tokens
+        self._last_token_at = now
 
-    def _finish(self, data: bytes) -> None:
-        if self._arrived == self._wanted:
-            self._ask()
+    def _finish_response(self, data: bytes) -> None:
+        if self._num_received_tokens == self._num_requested_tokens:
+            self._send_request()
         else:
             last = data[-500:].decode(errors="replace")
-            self._load.fail(f"asked for {self._wanted} tokens, got {self._arrived} events, the last: {last}")
+            self._load.fail(f"asked for {self._num_requested_tokens} tokens, got {self._num_received_tokens} events, "
+                            f"the last: {last}")
 
 
 @asynccontextmanager
-async def running(host: str, port: int, num_streams: int, seed: int) -> AsyncIterator[Load]:
+async def run_streams(host: str, port: int, num_streams: int, seed: int) -> AsyncIterator[StreamLoad]:
     """Run `num_streams` streams until the end of the block."""
-    loop, load = asyncio.get_running_loop(), Load(f"{host}:{port}", seed)
+    loop, load = asyncio.get_running_loop(), StreamLoad(f"{host}:{port}", seed)
     try:
         for _ in range(num_streams):
-            await loop.create_connection(lambda: Client(load), host, port)
+            await loop.create_connection(lambda: StreamConnection(load), host, port)
         yield load
     finally:
-        load.end()
+        load.abort_connections()

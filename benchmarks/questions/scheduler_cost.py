@@ -16,25 +16,25 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.harness.results import tell
-from router.block_hash import block_hashes, namespace
-from router.recording.recorder import Recorder
-from router.recording.snapshot import take
+from benchmarks.harness.results import report_results
+from router.block_hash import hash_blocks, hash_namespace
+from router.recording.recorder import RecordingScheduler
+from router.recording.snapshot import take_snapshot
 from router.request import Request
-from router.scheduler.plan import Answer, AnswerRow, ModelFacts
+from router.scheduler.plan import ModelInfo, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
 ROUTER_US_PER_TOKEN = 40.0  # CPU time of the whole router, see benchmarks/README.md
-PROMPT, OUTPUT, BLOCK = 64, 512, 16
-SPACE = namespace("benchmark")
-LONG_PROMPT, NUM_BLOCKS = 1000, 16_384
-TOKEN = AnswerRow((7,), (0.0,))
+PROMPT_TOKENS, MIN_OUTPUT_TOKENS, BLOCK_SIZE = 64, 512, 16
+HASH_NAMESPACE = hash_namespace("benchmark")
+LONG_PROMPT_TOKENS, NUM_BLOCKS = 1000, 16_384
+ONE_TOKEN_ROW = StepResultRow((7,), (0.0,))
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SchedulerCostSettings:
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 64
     "How many sequences decode at once."
     steps: Annotated[int, Parameter(validator=Number(gte=1))] = 100
@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SchedulerCosts:
     streams: int
     plain_us_per_step: float
     recording_us_per_token: float
@@ -59,107 +59,111 @@ class Result:
     snapshot_waiting: int
 
 
-class Core:
+class BusyScheduler:
     """A scheduler kept busy: each finished request is replaced by one with a prompt of its own."""
 
-    def __init__(self, core: Scheduler, facts: ModelFacts, streams: int, *, shares: bool = False) -> None:
-        self._core = core
-        self._shares = shares
+    def __init__(self, scheduler: Scheduler, model_info: ModelInfo, streams: int, *,
+                 has_block_hashes: bool = False) -> None:
+        self._scheduler = scheduler
+        self._has_block_hashes = has_block_hashes
         self._now = 0.0
         self._streams = streams
-        self._number = 0
-        core.shards_ready(facts, 1, self._now)
+        self._num_submitted = 0
+        scheduler.shards_ready(model_info, 1, self._now)
 
-    def microseconds(self, steps: int) -> float:
+    def measure_us_per_step(self, steps: int) -> float:
         """Return CPU microseconds per step. As in the engine, `plan` is called until it returns None, and once more."""
-        began = time.process_time()
+        started_at = time.process_time()
         for _ in range(steps):
-            self._step()
-        return (time.process_time() - began) / steps * 1e6
+            self._run_step()
+        return (time.process_time() - started_at) / steps * 1e6
 
-    def _step(self) -> None:
-        core = self._core
-        while core.num_unfinished < self._streams:
-            self._number += 1
+    def _run_step(self) -> None:
+        scheduler = self._scheduler
+        while scheduler.num_unfinished < self._streams:
+            self._num_submitted += 1
             # Each request asks for one token more than the one before, modulo OUTPUT, so that they end at different
             # steps.
-            core.submit(self._request(OUTPUT + self._number % OUTPUT), self._now)
+            scheduler.submit(self._make_request(MIN_OUTPUT_TOKENS + self._num_submitted % MIN_OUTPUT_TOKENS), self._now)
         self._now += 0.01
-        plan = core.plan(self._now)
+        plan = scheduler.plan(self._now)
         assert plan is not None
-        core.plan(self._now + 0.001)
-        core.plan(self._now + 0.002)
-        rows = dict.fromkeys(plan.expects, TOKEN)
-        core.complete(plan.order, Answer(1, 0.01, rows, {}), {}, self._now + 0.01)
+        scheduler.plan(self._now + 0.001)
+        scheduler.plan(self._now + 0.002)
+        rows = dict.fromkeys(plan.members_with_output, ONE_TOKEN_ROW)
+        scheduler.complete(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, self._now + 0.01)
 
-    def _request(self, output: int) -> Request:
-        name, prompt = f"{self._number}", (self._number,) * PROMPT
-        if not self._shares:
-            return Request(name, prompt, output)
-        return Request(name, prompt, output, namespace=SPACE, block_hashes=block_hashes(SPACE, prompt, BLOCK))
-
-
-def model(num_blocks: int) -> ModelFacts:
-    return ModelFacts("none", "cpu", "none", 512, 2**20, BLOCK, num_blocks)
+    def _make_request(self, num_output_tokens: int) -> Request:
+        request_id, prompt = f"{self._num_submitted}", (self._num_submitted,) * PROMPT_TOKENS
+        if not self._has_block_hashes:
+            return Request(request_id, prompt, num_output_tokens)
+        return Request(request_id, prompt, num_output_tokens, cache_namespace=HASH_NAMESPACE,
+                       block_hashes=hash_blocks(HASH_NAMESPACE, prompt, BLOCK_SIZE))
 
 
-def rounds(settings: Settings) -> Iterator[tuple[float, float, float]]:
+def make_model_info(num_blocks: int) -> ModelInfo:
+    return ModelInfo("none", "cpu", "none", 512, 2**20, BLOCK_SIZE, num_blocks)
+
+
+def measure_rounds(settings: SchedulerCostSettings) -> Iterator[tuple[float, float, float]]:
     """Yield microseconds per step of the plain, the recorded and the caching scheduler, measured in turns."""
-    policy, facts = Policy(look_ahead=1), model(NUM_BLOCKS)
-    cores = (Core(Scheduler(policy, facts), facts, settings.streams),
-             Core(Recorder(policy, facts, 300.0, 0.0), facts, settings.streams),
-             Core(Scheduler(policy, facts), facts, settings.streams, shares=True))
-    for core in cores:
-        core.microseconds(10 * settings.steps)
+    scheduler_settings, model_info = SchedulerSettings(look_ahead=1), make_model_info(NUM_BLOCKS)
+    busy_schedulers = (
+        BusyScheduler(Scheduler(scheduler_settings, model_info), model_info, settings.streams),
+        BusyScheduler(RecordingScheduler(scheduler_settings, model_info, 300.0, 0.0), model_info, settings.streams),
+        BusyScheduler(Scheduler(scheduler_settings, model_info), model_info, settings.streams, has_block_hashes=True))
+    for busy_scheduler in busy_schedulers:
+        busy_scheduler.measure_us_per_step(10 * settings.steps)
     for _ in range(settings.turns):
-        plain, recorded, cached = (core.microseconds(settings.steps) for core in cores)
+        plain, recorded, cached = (core.measure_us_per_step(settings.steps) for core in busy_schedulers)
         yield plain, recorded, cached
 
 
-def snapshot_ms(settings: Settings) -> float:
+def measure_snapshot_ms(settings: SchedulerCostSettings) -> float:
     """Return the milliseconds of a snapshot of a busy scheduler with many waiting requests."""
-    policy = Policy(max_batch_size=settings.streams, max_concurrent_requests=settings.streams + settings.waiting)
-    core = Scheduler(policy, facts := model(NUM_BLOCKS))
-    core.shards_ready(facts, 1, 0.0)
-    names = tuple(bytes(16) for _ in range(LONG_PROMPT // BLOCK))
+    scheduler_settings = SchedulerSettings(max_batch_size=settings.streams,
+                                           max_concurrent_requests=settings.streams + settings.waiting)
+    scheduler = Scheduler(scheduler_settings, model_info := make_model_info(NUM_BLOCKS))
+    scheduler.shards_ready(model_info, 1, 0.0)
+    hashes = tuple(bytes(16) for _ in range(LONG_PROMPT_TOKENS // BLOCK_SIZE))
     for number in range(settings.streams + settings.waiting):
-        core.submit(Request(f"{number}", (7,) * LONG_PROMPT, OUTPUT, block_hashes=names), 0.0)
+        scheduler.submit(Request(f"{number}", (7,) * LONG_PROMPT_TOKENS, MIN_OUTPUT_TOKENS, block_hashes=hashes), 0.0)
     for step in range(100):
-        if (plan := core.plan(0.01 * step)) is not None:
-            rows = dict.fromkeys(plan.expects, TOKEN)
-            core.complete(plan.order, Answer(1, 0.01, rows, {}), {}, 0.01 * step)
-    return median(milliseconds(core) for _ in range(15))
+        if (plan := scheduler.plan(0.01 * step)) is not None:
+            rows = dict.fromkeys(plan.members_with_output, ONE_TOKEN_ROW)
+            scheduler.complete(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, 0.01 * step)
+    return median(time_one_snapshot_ms(scheduler) for _ in range(15))
 
 
-def milliseconds(core: Scheduler) -> float:
-    began = time.perf_counter()
-    take(core)
-    return (time.perf_counter() - began) * 1e3
+def time_one_snapshot_ms(scheduler: Scheduler) -> float:
+    started_at = time.perf_counter()
+    take_snapshot(scheduler)
+    return (time.perf_counter() - started_at) * 1e3
 
 
-def measure(settings: Settings) -> Result:
+def measure_scheduler_costs(settings: SchedulerCostSettings) -> SchedulerCosts:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # as in the router
-    times = list(rounds(settings))
+    times = list(measure_rounds(settings))
     recording = median(recorded - plain for plain, recorded, _ in times) / settings.streams
     caching = median(cached - plain for plain, _, cached in times) / settings.streams
-    return Result(
-        settings.streams, round(median(plain for plain, _, _ in times), 1),
-        round(recording, 4), round(recording / ROUTER_US_PER_TOKEN, 5),
-        round(caching, 4), round(caching / ROUTER_US_PER_TOKEN, 5), round(snapshot_ms(settings), 2), settings.waiting)
+    return SchedulerCosts(settings.streams, round(median(plain for plain, _, _ in times), 1), round(recording, 4),
+                          round(recording / ROUTER_US_PER_TOKEN, 5), round(caching, 4),
+                          round(caching / ROUTER_US_PER_TOKEN, 5), round(measure_snapshot_ms(settings), 2),
+                          settings.waiting)
 
 
-def run(settings: Settings = Settings()) -> None:
+def bench(settings: SchedulerCostSettings = SchedulerCostSettings()) -> None:
     """Measure what recording and the prefix cache cost."""
-    result = measure(settings)
+    result = measure_scheduler_costs(settings)
     text = (f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us\n"
             f"recording costs {result.recording_us_per_token} us a token: {result.recording_share:.2%} of the router's "
             f"{ROUTER_US_PER_TOKEN:.0f} us\n"
             f"a prefix cache that finds nothing costs {result.caching_us_per_token} us a token: "
             f"{result.caching_share:.2%}\n"
             f"a snapshot with {result.snapshot_waiting} waiting takes {result.snapshot_ms} ms")
-    tell("core", text, asdict(result), keep=settings.save)
+    report_results("core", text, asdict(result), should_save=settings.save)
 
 
 if __name__ == "__main__":
-    cyclopts.run(run)
+    cyclopts.run(bench)

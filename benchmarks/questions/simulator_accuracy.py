@@ -25,22 +25,22 @@ import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.harness.checkpoints import SHAPES, make
-from benchmarks.harness.processes import HOST, serving
-from benchmarks.harness.results import tell
+from benchmarks.harness.checkpoints import MODEL_CONFIGS, make_random_checkpoint
+from benchmarks.harness.processes import HOST, run_router_and_shard
+from benchmarks.harness.results import report_results
 from router.simulation.report import percentile
-from router.simulation.simulate import Case
+from router.simulation.simulate import SimulationCase
 
-SHARES = (50, 99)
-SEEDS = 8  # simulations of each part with different random seeds; their figures are pooled
-OUTPUT = (8, 48)
-WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "silk", "wool")
+PERCENTILES = (50, 99)
+NUM_SIMULATION_SEEDS = 8  # simulations of each part with different random seeds; their figures are pooled
+OUTPUT_TOKENS_RANGE = (8, 48)
+PROMPT_WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "silk", "wool")
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    shape: Literal[tuple(SHAPES)] = "tiny"  # type: ignore[valid-type]  # a computed Literal
+class SimulatorAccuracySettings:
+    shape: Literal[tuple(MODEL_CONFIGS)] = "tiny"  # type: ignore[valid-type]  # a computed Literal
     "The sizes of the model."
     runs: Annotated[int, Parameter(validator=Number(gte=2))] = 2
     "How many runs; each is foreseen from the next one, the last from the first."
@@ -58,103 +58,107 @@ class Settings:
     "Keep what is printed under benchmarks/results."
 
 
-class Load:
-    def __init__(self, settings: Settings, port: int, session: aiohttp.ClientSession, seed: int) -> None:
+class BurstLoad:
+    def __init__(self, settings: SimulatorAccuracySettings, port: int, session: aiohttp.ClientSession,
+                 seed: int) -> None:
         self._settings = settings
         self._url = f"http://{HOST}:{port}/generate_stream"
         self._session = session
         self._random = Random(seed)
 
-    async def ask(self) -> None:
-        words = self._random.choices(WORDS, k=self._random.randint(*self._settings.words))
-        body = {"inputs": " ".join([f"{self._random.random()}", *words]),
-                "parameters": {"max_new_tokens": self._random.randint(*OUTPUT)}}
+    async def send_request(self) -> None:
+        prompt_words = self._random.choices(PROMPT_WORDS, k=self._random.randint(*self._settings.words))
+        body = {"inputs": " ".join([f"{self._random.random()}", *prompt_words]),
+                "parameters": {"max_new_tokens": self._random.randint(*OUTPUT_TOKENS_RANGE)}}
         async with self._session.post(self._url, json=body) as answer:
             answer.raise_for_status()
             await answer.read()
 
-    async def play(self) -> None:
-        began, at, sent = time.perf_counter(), 0.0, 0
+    async def send_bursts(self) -> None:
+        started_at, burst_time, num_sent = time.perf_counter(), 0.0, 0
         async with asyncio.TaskGroup() as group:
-            while sent < self._settings.requests / self._settings.turns:
-                at += self._random.expovariate(self._settings.bursts)
-                await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            while num_sent < self._settings.requests / self._settings.turns:
+                burst_time += self._random.expovariate(self._settings.bursts)
+                await asyncio.sleep(max(0.0, started_at + burst_time - time.perf_counter()))
                 size = self._random.randint(1, self._settings.burst)
-                sent += size
+                num_sent += size
                 for _ in range(size):
-                    group.create_task(self.ask())
+                    group.create_task(self.send_request())
 
 
-async def play(settings: Settings, port: int, seed: int) -> None:
+async def run_burst_load(settings: SimulatorAccuracySettings, port: int, seed: int) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await Load(settings, port, session, seed).play()
+        await BurstLoad(settings, port, session, seed).send_bursts()
 
 
-def record(settings: Settings, model: str, seed: int, folder: Path) -> Path:
+def record_part(settings: SimulatorAccuracySettings, model_folder: str, seed: int, folder: Path) -> Path:
     """Play one part on newly started processes, and return the path of its recording."""
-    with serving(2, settings={"max_batch_size": 64}, model=model, record_folder=str(folder)) as server:
-        uvloop.run(play(settings, server.port, seed))
-        os.kill(server.router, signal.SIGUSR1)
-    (written,) = folder.glob("weft-*.jsonl")  # a router exits only after writing its recording
-    return written
+    with run_router_and_shard(2, settings={"max_batch_size": 64}, model=model_folder,
+                              record_folder=str(folder)) as server:
+        uvloop.run(run_burst_load(settings, server.port, seed))
+        os.kill(server.router_pid, signal.SIGUSR1)
+    (recording_path,) = folder.glob("weft-*.jsonl")  # a router exits only after writing its recording
+    return recording_path
 
 
-def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
+def record_runs(settings: SimulatorAccuracySettings, folder: Path) -> list[list[Path]]:
     """Record the parts of each run. Every other turn is in reverse order, so that no run is always the first."""
-    model = str(make(settings.shape, folder / "model"))
+    model_folder = str(make_random_checkpoint(settings.shape, folder / "model"))
     runs: list[list[Path]] = [[] for _ in range(settings.runs)]
     for turn in range(settings.turns):
         for run in range(settings.runs)[::-1 if turn % 2 else 1]:
             seed = turn * settings.runs + run
-            runs[run].append(record(settings, model, seed, folder / f"{seed}"))
+            runs[run].append(record_part(settings, model_folder, seed, folder / f"{seed}"))
     return runs
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class SimulatedComparison:
     """Recorded and simulated seconds to first tokens, of a part or of a whole run."""
 
-    recorded: list[float]
-    simulated: list[float]
+    recorded_seconds: list[float]
+    simulated_seconds: list[float]
 
     @classmethod
-    def of(cls, part: Path, like: Path) -> "Foreseen":
-        case = Case.read(part, like, seed=0)
-        assert case.trace.figures is not None
-        simulated = [time for seed in range(SEEDS) for time in replace(case, seed=seed).under({}).seconds["ttft"]]
-        return cls(case.trace.figures.seconds["ttft"], simulated)
+    def from_recordings(cls, recording: Path, step_time_source: Path) -> "SimulatedComparison":
+        case = SimulationCase.from_files(recording, step_time_source, seed=0)
+        assert case.trace.recorded_stats is not None
+        simulated_seconds = [time for seed in range(NUM_SIMULATION_SEEDS)
+                             for time in replace(case, seed=seed).simulate({}).latencies["ttft"]]
+        return cls(case.trace.recorded_stats.latencies["ttft"], simulated_seconds)
 
     @classmethod
-    def together(cls, parts: Sequence["Foreseen"]) -> "Foreseen":
-        return cls([time for part in parts for time in part.recorded],
-                   [time for part in parts for time in part.simulated])
+    def from_parts(cls, parts: Sequence["SimulatedComparison"]) -> "SimulatedComparison":
+        return cls([time for part in parts for time in part.recorded_seconds],
+                   [time for part in parts for time in part.simulated_seconds])
 
-    def error(self, share: int) -> float:
-        return percentile(self.simulated, share) / percentile(self.recorded, share) - 1.0
+    def relative_error(self, percent: int) -> float:
+        return percentile(self.simulated_seconds, percent) / percentile(self.recorded_seconds, percent) - 1.0
 
-    def line(self) -> str:
-        return ", ".join(f"p{share} {1e3 * percentile(self.recorded, share):.1f} ms, simulated "
-                         f"{1e3 * percentile(self.simulated, share):.1f} ({self.error(share):+.1%})"
-                         for share in SHARES)
+    def format_line(self) -> str:
+        return ", ".join(f"p{share} {1e3 * percentile(self.recorded_seconds, share):.1f} ms, simulated "
+                         f"{1e3 * percentile(self.simulated_seconds, share):.1f} ({self.relative_error(share):+.1%})"
+                         for share in PERCENTILES)
 
 
-def bench(settings: Settings = Settings()) -> None:
+def bench(settings: SimulatorAccuracySettings = SimulatorAccuracySettings()) -> None:
     """Compare real and simulated times to first token."""
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        recorded = recordings(settings, Path(folder))
-        parts = [[Foreseen.of(part, like) for part, like in zip(run, teacher, strict=True)]
-                 for run, teacher in zip(recorded, [*recorded[1:], recorded[0]], strict=True)]
-    runs = [Foreseen.together(run) for run in parts]
+        recordings_by_run = record_runs(settings, Path(folder))
+        parts = [[SimulatedComparison.from_recordings(part, like) for part, like in zip(run, teacher, strict=True)]
+                 for run,
+                 teacher in zip(recordings_by_run, [*recordings_by_run[1:], recordings_by_run[0]], strict=True)]
+    runs = [SimulatedComparison.from_parts(run) for run in parts]
     figures: dict[str, Any] = {
-        **{f"p{share}_error_of_runs": [round(run.error(share), 4) for run in runs] for share in SHARES},
-        **{f"p{share}_error_of_parts": [[round(part.error(share), 4) for part in run] for run in parts]
-           for share in SHARES},
-        "requests": sum(len(run.recorded) for run in runs), "shape": settings.shape, "bursts": settings.bursts}
-    typical = ", ".join(
-        f"p{share} {median(abs(part.error(share)) for run in parts for part in run):.1%}" for share in SHARES)
-    text = "\n".join([*(f"run {number}: {run.line()}" for number, run in enumerate(runs, 1)),
-                      f"the error of a part, median: {typical}"])
-    tell("foresight", text, figures, keep=settings.save)
+        **{f"p{share}_error_of_runs": [round(run.relative_error(share), 4) for run in runs] for share in PERCENTILES},
+        **{f"p{share}_error_of_parts": [[round(part.relative_error(share), 4) for part in run] for run in parts]
+           for share in PERCENTILES},
+        "requests": sum(len(run.recorded_seconds) for run in runs), "shape": settings.shape, "bursts": settings.bursts}
+    median_errors = ", ".join(f"p{share} {median(abs(part.relative_error(share)) for run in parts for part in run):.1%}"
+                              for share in PERCENTILES)
+    text = "\n".join([*(f"run {number}: {run.format_line()}" for number, run in enumerate(runs, 1)),
+                      f"the error of a part, median: {median_errors}"])
+    report_results("foresight", text, figures, should_save=settings.save)
 
 
 if __name__ == "__main__":

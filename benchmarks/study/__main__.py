@@ -16,134 +16,138 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.harness.processes import NotStarted
-from benchmarks.harness.results import file_name, made
-from benchmarks.harness.steal_time import MOST
-from benchmarks.study.experiments import Experiments, Failed
-from benchmarks.study.figures import plain, summary
-from benchmarks.study.plan import PARTS, Plan, Scope
-from benchmarks.study.policies import CACHED, VARIANTS, WINDOWS
-from benchmarks.study.records import Raw
-from benchmarks.study.report import page, sources, table
-from benchmarks.study.shapes import COMES_WITH_WEFT, NAMES, SIMULATED, shape_of
-from benchmarks.study.workloads import PRESETS
+from benchmarks.harness.processes import ProcessStartError
+from benchmarks.harness.results import collect_run_metadata, make_file_name
+from benchmarks.harness.steal_time import MAX_STEAL_SHARE
+from benchmarks.study.experiments import StudyFailed, StudyRunner
+from benchmarks.study.figures import summarize_study, to_json_value
+from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
+from benchmarks.study.policies import CACHE_POLICIES, DEFAULT_WINDOWS, MIXED_VARIANTS
+from benchmarks.study.records import RunRecordStore
+from benchmarks.study.report import format_all_tables, format_readme, list_distinct_metadata
+from benchmarks.study.shapes import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, make_study_model
+from benchmarks.study.workloads import STUDY_WORKLOADS
 
-MODELS = Path.home() / ".cache" / "weft" / "benchmarks"
-QUICK = Scope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0), variants=("batch-4",),
-              users=(1, 8), requests=8, repeat=1, span=6.0)
-QUICK_PACE = 20.0
-DEFAULT = Scope()
-Positive = Number(gt=0)
+MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
+QUICK_SCOPE = StudyScope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0),
+                         variants=("batch-4",), users=(1, 8), requests=8, repeat=1, span=6.0)
+QUICK_SIMULATION_SPEEDUP = 20.0
+DEFAULT_SCOPE = StudyScope()
+POSITIVE = Number(gt=0)
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    parts: Annotated[tuple[Literal[PARTS], ...], Parameter(consume_multiple=True)] = PARTS  # type: ignore[valid-type]
+class StudySettings:
+    parts: Annotated[tuple[Literal[STUDY_PARTS], ...], Parameter(consume_multiple=True)] = STUDY_PARTS  # type: ignore[valid-type]
     "compat: as the effective-batching study has it; workload: its workloads with a cache; sweep: rates until policies \
 are full; sweet: the same with other settings; users: how many are served at twice the latency of one alone."
-    shapes: Annotated[tuple[Literal[NAMES], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
+    shapes: Annotated[tuple[Literal[SHAPE_NAMES], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
         SIMULATED,)
     "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
     folder: Path | None = None
     "Folder for results, or with those of an interrupted study; by default a new one in results/ where it is called."
-    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT.seeds
+    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT_SCOPE.seeds
     "How often everything is measured, each time with other requests."
-    requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.requests
+    requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT_SCOPE.requests
     "Of a run with a workload of the study."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT.repeat
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT_SCOPE.repeat
     "How often each length is asked for alone, to know how long it takes then."
-    presets: Annotated[tuple[Literal[PRESETS], ...], Parameter(consume_multiple=True)] = PRESETS  # type: ignore[valid-type]
+    presets: Annotated[tuple[Literal[STUDY_WORKLOADS], ...], Parameter(consume_multiple=True)] = STUDY_WORKLOADS  # type: ignore[valid-type]
     "Workloads of the study, for --parts workload."
-    policies: Annotated[tuple[Literal[CACHED], ...], Parameter(consume_multiple=True)] = CACHED  # type: ignore[valid-type]
+    policies: Annotated[tuple[Literal[CACHE_POLICIES], ...], Parameter(consume_multiple=True)] = CACHE_POLICIES  # type: ignore[valid-type]
     "What is compared beyond the study's own."
-    windows: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=Positive)] = WINDOWS
+    windows: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_WINDOWS
     "For how long static groups wait for more, in mean times of a request alone; one policy for each, beside no wait."
-    levels: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=Positive)] = DEFAULT.levels
+    levels: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_SCOPE.levels
     "Rates of --parts sweep, in those that a server can take that serves one at a time; sweet takes every second."
-    variants: Annotated[tuple[Literal[VARIANTS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
-        VARIANTS)
+    variants: Annotated[tuple[Literal[MIXED_VARIANTS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
+        MIXED_VARIANTS)
     "Settings that --parts sweet changes."
-    prompt: Annotated[int, Parameter(validator=Number(gte=8))] = DEFAULT.prompt
+    prompt: Annotated[int, Parameter(validator=Number(gte=8))] = DEFAULT_SCOPE.prompt
     "Letters of a prompt beyond the study's workloads. Models with random weights take each for a token."
-    span: Annotated[float, Parameter(validator=Positive)] = DEFAULT.span
+    span: Annotated[float, Parameter(validator=POSITIVE)] = DEFAULT_SCOPE.span
     "How long each rate lasts, in mean times of a request alone."
-    users: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = DEFAULT.users
+    users: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = DEFAULT_SCOPE.users
     "How many ask at once for --parts users, beside one alone."
-    max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.max_batch_size
+    max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT_SCOPE.max_batch_size
     "Most that run at once, of all policies beyond the study's own."
     speed: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
     "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as \
 heavy: for --parts compat by what eight at once are served, for workload by a request alone."
-    pace: Annotated[float, Parameter(validator=Positive)] = 1.0
+    pace: Annotated[float, Parameter(validator=POSITIVE)] = 1.0
     "How many times faster than the study's GPU the simulated one is."
-    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MOST
+    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MAX_STEAL_SHARE
     "A run is repeated, some times, if the host of a virtual machine gave more than this share of the processors to \
 others meanwhile; but not as the study has it, whose server counts what it hears."
-    models: Path = MODELS
+    models: Path = MODELS_FOLDER
     "Where models with random weights are kept."
-    demo: Path = COMES_WITH_WEFT
+    demo: Path = DEMO_MODEL_FOLDER
     "The folder of the model for --shapes demo; by default the one that comes with weft."
     quick: bool = False
     "A minute, only to see that it works: a few requests to a fast simulated shard."
 
 
-def scope_of(settings: Settings) -> Scope:
+def make_scope(settings: StudySettings) -> StudyScope:
     if settings.quick:
-        usual = Settings()
-        if given := [name for name in (*Scope.__slots__, "pace") if getattr(settings, name) != getattr(usual, name)]:
-            raise ValueError(f"--quick sets how much is measured: leave out --{given[0].replace('_', '-')}")
-        return QUICK
-    return Scope(**{name: getattr(settings, name) for name in Scope.__slots__})
+        default_settings = StudySettings()
+        if changed_names := [name for name in (*StudyScope.__slots__, "pace") if getattr(settings, name)
+                             != getattr(default_settings, name)]:
+            raise ValueError(f"--quick sets how much is measured: leave out --{changed_names[0].replace('_', '-')}")
+        return QUICK_SCOPE
+    return StudyScope(**{name: getattr(settings, name) for name in StudyScope.__slots__})
 
 
-def folder_of(settings: Settings, this: dict[str, Any]) -> Path:
-    name = file_name("batching", this["date"], this["hardware"])
+def choose_results_folder(settings: StudySettings, run_metadata: dict[str, Any]) -> Path:
+    name = make_file_name("batching", run_metadata["date"], run_metadata["hardware"])
     return (settings.folder or Path("results") / name).resolve()
 
 
-def measure(settings: Settings, experiments: Experiments) -> None:
-    pace = QUICK_PACE if settings.quick else settings.pace
+def measure_parts(settings: StudySettings, study_runner: StudyRunner) -> None:
+    simulation_speedup = QUICK_SIMULATION_SPEEDUP if settings.quick else settings.pace
     for name in settings.shapes:
-        shape, scope = shape_of(name, settings.models, settings.demo, pace), scope_of(settings)
-        plan = Plan(shape, scope, experiments.pace(Plan(shape, scope), settings.parts))
+        study_model, scope = make_study_model(name, settings.models, settings.demo,
+                                              simulation_speedup), make_scope(settings)
+        plan = StudyPlan(study_model, scope,
+                         study_runner.measure_server_speed(StudyPlan(study_model, scope), settings.parts))
         for part in settings.parts:
-            experiments.part(plan, part)
+            study_runner.measure_part(plan, part)
 
 
-def tell(folder: Path, this: dict[str, Any]) -> dict[str, Any]:
+def write_report(folder: Path, run_metadata: dict[str, Any]) -> dict[str, Any]:
     """Write summary, plots and page from all records in the folder, and print the tables.
 
-    `this` is date, hardware, versions and command of the current run."""
+    `run_metadata` is date, hardware, versions and command of the current run."""
     plots = import_module("benchmarks.study.plots")  # needs matplotlib, an extra
-    takens = Raw(folder).all()
-    told = summary(takens)
-    paths = [path for shape, one in told["shapes"].items()
-             for path in plots.draw(folder, shape, one, [taken for taken in takens if taken.run.shape == shape])]
-    parts = [taken.made for taken in takens]
-    whole = plain({**told, **this, "made": sources(parts)})
-    (folder / "summary.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (folder / "README.md").write_text(page(told, parts, paths, folder))
-    print(table(told))
-    return told
+    all_records = RunRecordStore(folder).read_all()
+    study_figures = summarize_study(all_records)
+    paths = [path for shape, one in study_figures["shapes"].items()
+             for path in plots.draw_plots(folder, shape, one,
+                                          [taken for taken in all_records if taken.run.shape == shape])]
+    metadata_of_runs = [taken.metadata for taken in all_records]
+    summary_json = to_json_value({**study_figures, **run_metadata, "made": list_distinct_metadata(metadata_of_runs)})
+    (folder / "summary.json").write_text(json.dumps(summary_json, indent=1) + "\n")
+    (folder / "README.md").write_text(format_readme(study_figures, metadata_of_runs, paths, folder))
+    print(format_all_tables(study_figures))
+    return study_figures
 
 
-def batching(settings: Settings = Settings()) -> None:
+def batching(settings: StudySettings = StudySettings()) -> None:
     """Compare batching policies, and write records, summary, tables and plots to a folder."""
     if find_spec("matplotlib") is None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
-    this = made("weft study")
-    folder = folder_of(settings, this)
-    scope_of(settings)  # raises ValueError before anything is measured
+    run_metadata = collect_run_metadata("weft study")
+    folder = choose_results_folder(settings, run_metadata)
+    make_scope(settings)  # raises ValueError before anything is measured
     try:
-        measure(settings, Experiments(folder, this, settings.stolen))
-    except (Failed, NotStarted):  # report what was measured before
-        if Raw(folder).all():
-            tell(folder, this)
+        measure_parts(settings, StudyRunner(folder, run_metadata, settings.stolen))
+    except (StudyFailed, ProcessStartError):  # report what was measured before
+        if RunRecordStore(folder).read_all():
+            write_report(folder, run_metadata)
         raise
-    told = tell(folder, this)
-    first = {name: value for name, value in told.items() if name != "shapes"}
-    print(json.dumps(plain({**first, "folder": str(folder)})))
+    study_figures = write_report(folder, run_metadata)
+    main_figures = {name: value for name, value in study_figures.items() if name != "shapes"}
+    print(json.dumps(to_json_value({**main_figures, "folder": str(folder)})))
 
 
 def main() -> None:
@@ -151,7 +155,7 @@ def main() -> None:
     app.command(batching)
     try:
         app(sys.argv[1:])
-    except (ValueError, Failed, NotStarted) as error:
+    except (ValueError, StudyFailed, ProcessStartError) as error:
         raise SystemExit(f"benchmarks.study: {error}") from None
 
 

@@ -6,253 +6,288 @@ from math import ceil, isfinite, nan
 from statistics import fmean
 from typing import Any
 
-from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean_by, reaches
+from benchmarks.study.arithmetic import (
+    ConfidenceBand,
+    RegressionLine,
+    find_crossing,
+    find_first_reaching,
+    fit_line,
+    mean_by_key,
+)
 from benchmarks.study.measures import (
     USERS_SLOWDOWN,
-    Answer,
-    answers,
-    by_tokens,
-    figures,
-    is_enough,
-    pace_of,
-    under_load,
-    with_users,
+    CompletedRequest,
+    compute_fixed_load_figures,
+    compute_open_load_figures,
+    compute_server_speed,
+    compute_users_figures,
+    list_completed_requests,
+    mean_latency_by_tokens,
+    should_stop_runs,
 )
-from benchmarks.study.plan import COMPAT, SWEEP, SWEET, USERS, WORKLOAD, Pace, Run
-from benchmarks.study.policies import CONTINUOUS, DYNAMIC, FIXED, in_order, is_static
-from benchmarks.study.records import Taken
+from benchmarks.study.plan import (
+    COMPAT_PART,
+    SWEEP_PART,
+    SWEET_SPOT_PART,
+    USERS_PART,
+    WORKLOAD_PART,
+    ServerSpeed,
+    StudyRun,
+)
+from benchmarks.study.policies import DYNAMIC_POLICY, MIXED_POLICY, NONE_POLICY, is_static_policy, sort_policies
+from benchmarks.study.records import RunRecords
 
-Told = dict[str, Any]
-Levels = dict[float, dict[str, Band]]  # figures by level
-NEAR = 0.9  # of a throughput: within 10 %
-LARGEST = 145  # most tokens of a request in the study's figures
-IN_RANGE = 4  # requests of a seed, about, in a range of tokens over which latencies are averaged
-FEWEST_RANGES, MOST_RANGES = 4, 15
+FiguresDict = dict[str, Any]
+FiguresByLevel = dict[float, dict[str, ConfidenceBand]]  # figures by level
+NEAR_PEAK_SHARE = 0.9  # of a throughput: within 10 %
+LARGEST_REQUEST_TOKENS = 145  # most tokens of a request in the study's figures
+REQUESTS_PER_RANGE = 4  # requests of a seed, about, in a range of tokens over which latencies are averaged
+MIN_RANGES, MAX_RANGES = 4, 15
 
 
-def summary(takens: Sequence[Taken]) -> Told:
+def summarize_study(all_records: Sequence[RunRecords]) -> FiguresDict:
     """Return all figures; first those of the study's mode, of the first shape that has them."""
-    shapes = list(dict.fromkeys(taken.run.shape for taken in takens))
-    told = {shape: of_shape([taken for taken in takens if taken.run.shape == shape]) for shape in shapes}
-    studied: Told = next((one[COMPAT] for one in told.values() if COMPAT in one), {})
-    ratio, each = (studied.get(name, Band.of(())) for name in (
+    shapes = list(dict.fromkeys(taken.run.shape for taken in all_records))
+    figures_by_shape = {shape: summarize_shape([taken for taken in all_records if taken.run.shape == shape])
+                        for shape in shapes}
+    compat_figures: FiguresDict = next((one[COMPAT_PART] for one in figures_by_shape.values() if COMPAT_PART in one),
+                                       {})
+    ratio, correlations = (compat_figures.get(name, ConfidenceBand.from_values(())) for name in (
         "continuous_mean_latency_ratio", "continuous_latency_correlation_of_seeds"))
-    return {"continuous_latency_correlation": studied.get("continuous_latency_correlation", nan),
-            "continuous_mean_latency_ratio": ratio.mean, "continuous_latency_correlation_of_seeds": each.values,
-            "failed": failed(takens), "shapes": told}
+    return {"continuous_latency_correlation": compat_figures.get("continuous_latency_correlation", nan),
+            "continuous_mean_latency_ratio": ratio.mean, "continuous_latency_correlation_of_seeds": correlations.values,
+            "failed": count_failed_requests(all_records), "shapes": figures_by_shape}
 
 
-def failed(takens: Sequence[Taken]) -> dict[str, int]:
+def count_failed_requests(all_records: Sequence[RunRecords]) -> dict[str, int]:
     """Return the number of failed requests by run; these count in no other figure."""
     counts = {f"{taken.run.part}/{taken.run.name}": sum(bool(record.error) for record in taken.records)
-              for taken in takens}
+              for taken in all_records}
     return {name: count for name, count in counts.items() if count}
 
 
-def of_shape(takens: Sequence[Taken]) -> Told:
-    pace = pace_of(takens)
-    takens = [taken for taken in takens if pace.is_known(taken.run.part)]
-    parts = {part: [taken for taken in takens if taken.run.part == part] for part in (COMPAT, WORKLOAD, USERS)}
-    told: Told = {}
-    if parts[COMPAT]:
-        told[COMPAT] = compat(parts[COMPAT], pace)
-    if parts[WORKLOAD]:
-        told[WORKLOAD] = {name: policies(runs, pace) for name, runs in grouped(
-            parts[WORKLOAD], lambda run: run.workload).items()}
-    if loaded := [taken for taken in takens if taken.run.part in (SWEEP, SWEET)]:
-        told[SWEEP] = sweep(loaded, pace)
-    if parts[USERS]:
-        told[USERS] = users(parts[USERS], pace)
-    return told
+def summarize_shape(all_records: Sequence[RunRecords]) -> FiguresDict:
+    server_speed = compute_server_speed(all_records)
+    all_records = [taken for taken in all_records if server_speed.is_known_for(taken.run.part)]
+    parts = {part: [taken for taken in all_records if taken.run.part == part]
+             for part in (COMPAT_PART, WORKLOAD_PART, USERS_PART)}
+    shape_figures: FiguresDict = {}
+    if parts[COMPAT_PART]:
+        shape_figures[COMPAT_PART] = summarize_compat(parts[COMPAT_PART], server_speed)
+    if parts[WORKLOAD_PART]:
+        shape_figures[WORKLOAD_PART] = {name: summarize_policies(runs, server_speed) for name, runs in group_records(
+            parts[WORKLOAD_PART], lambda run: run.workload).items()}
+    if sweep_records := [taken for taken in all_records if taken.run.part in (SWEEP_PART, SWEET_SPOT_PART)]:
+        shape_figures[SWEEP_PART] = summarize_sweep(sweep_records, server_speed)
+    if parts[USERS_PART]:
+        shape_figures[USERS_PART] = summarize_users(parts[USERS_PART], server_speed)
+    return shape_figures
 
 
-def grouped(takens: Iterable[Taken], key: Callable[[Run], Any]) -> dict[Any, list[Taken]]:
-    found: dict[Any, list[Taken]] = {}
-    for taken in takens:
-        found.setdefault(key(taken.run), []).append(taken)
-    return found
+def group_records(all_records: Iterable[RunRecords], get_key: Callable[[StudyRun], Any]) -> dict[Any, list[RunRecords]]:
+    groups: dict[Any, list[RunRecords]] = {}
+    for taken in all_records:
+        groups.setdefault(get_key(taken.run), []).append(taken)
+    return groups
 
 
-def by_seed(takens: Iterable[Taken]) -> dict[int, list[Taken]]:
-    return grouped(takens, lambda run: run.seed)
+def group_by_seed(all_records: Iterable[RunRecords]) -> dict[int, list[RunRecords]]:
+    return group_records(all_records, lambda run: run.seed)
 
 
-def by_policy(takens: Iterable[Taken]) -> dict[str, list[Taken]]:
-    found = grouped(takens, lambda run: run.policy)
-    return {policy: found[policy] for policy in in_order(found)}
+def group_by_policy(all_records: Iterable[RunRecords]) -> dict[str, list[RunRecords]]:
+    groups = group_records(all_records, lambda run: run.policy)
+    return {policy: groups[policy] for policy in sort_policies(groups)}
 
 
-def bands(each: Sequence[Mapping[str, float]]) -> dict[str, Band]:
+def compute_bands(figures_of_seeds: Sequence[Mapping[str, float]]) -> dict[str, ConfidenceBand]:
     """Return the band of each figure over the seeds."""
-    return {name: Band.of(one[name] for one in each) for name in each[0]}
+    return {name: ConfidenceBand.from_values(one[name] for one in figures_of_seeds) for name in figures_of_seeds[0]}
 
 
-def policies(takens: Sequence[Taken], pace: Pace) -> Told:
+def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return the figures of each policy, and its latencies by tokens."""
-    found = {policy: [answers(taken, pace) for taken in runs] for policy, runs in by_policy(takens).items()}
-    return {policy: bands(list(map(figures, seeds))) | {"latency_by_tokens": latency_by_tokens(seeds),
-                                                        "latency_by_range": latency_by_range(seeds)}
-            for policy, seeds in found.items()}
+    completed_by_policy = {policy: [list_completed_requests(taken, server_speed) for taken in runs] for policy,
+                           runs in group_by_policy(all_records).items()}
+    return {policy: compute_bands(list(map(compute_fixed_load_figures, seeds)))
+            | {"latency_by_tokens": compute_latency_by_tokens(seeds),
+               "latency_by_range": compute_latency_by_range(seeds)} for policy, seeds in completed_by_policy.items()}
 
 
-def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
-    each = [by_tokens(found) for found in seeds]
-    lengths = sorted({length for found in each for length in found})
-    return {length: Band.of(found[length] for found in each if length in found) for length in lengths}
+def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
+    latencies_of_seeds = [mean_latency_by_tokens(found) for found in completed_by_seed]
+    lengths = sorted({length for found in latencies_of_seeds for length in found})
+    return {length: ConfidenceBand.from_values(found[length] for found in latencies_of_seeds if length in found)
+            for length in lengths}
 
 
-def latency_by_range(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
+def compute_latency_by_range(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
     """Return latencies by the mean number of tokens of each range: many seeds have no request of a given length."""
-    width = width_of(seeds)
-    each = [mean_by(((answer.tokens - 1) // width, answer.seconds) for answer in found) for found in seeds]
-    places = mean_by(((answer.tokens - 1) // width, answer.tokens) for found in seeds for answer in found)
-    return {place: Band.of(found[number] for found in each if number in found) for number, place in places.items()}
+    width = choose_range_width(completed_by_seed)
+    latencies_of_seeds = [mean_by_key(((answer.num_tokens - 1) // width, answer.latency_seconds) for answer in found)
+                          for found in completed_by_seed]
+    mean_tokens_by_range = mean_by_key(((answer.num_tokens - 1) // width, answer.num_tokens)
+                                       for found in completed_by_seed for answer in found)
+    return {place: ConfidenceBand.from_values(found[number] for found in latencies_of_seeds if number in found)
+            for number, place in mean_tokens_by_range.items()}
 
 
-def width_of(seeds: Sequence[Sequence[Answer]]) -> int:
+def choose_range_width(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> int:
     """Return the width of a range in tokens; 1 if there are few different lengths."""
-    lengths = {answer.tokens for found in seeds for answer in found}
-    count = min(max(min(map(len, seeds)) // IN_RANGE, FEWEST_RANGES), MOST_RANGES)
-    return 1 if len(lengths) <= count else ceil(max(lengths) / count)
+    lengths = {answer.num_tokens for found in completed_by_seed for answer in found}
+    num_ranges = min(max(min(map(len, completed_by_seed)) // REQUESTS_PER_RANGE, MIN_RANGES), MAX_RANGES)
+    return 1 if len(lengths) <= num_ranges else ceil(max(lengths) / num_ranges)
 
 
 # -- the study's mode
 
-def compat(takens: Sequence[Taken], pace: Pace) -> Told:
-    each = policies(takens, pace)
-    told: Told = {"policies": each}
-    whole = list(filter(is_compared, by_seed(takens).values()))
-    if not whole:
-        return told
-    lines = {name: line_of(one["latency_by_tokens"]) for name, one in each.items()}
-    return told | {
-        "continuous_latency_correlation": lines[DYNAMIC].correlation,  # of means over seeds
-        "continuous_latency_correlation_of_seeds": each[DYNAMIC]["correlation"],
-        "continuous_mean_latency_ratio": Band.of(ratio_to_others(runs, pace) for runs in whole),
-        "crossover": min(filter(isfinite, (crossing(lines[DYNAMIC], line) for name, line in lines.items()
-                                           if name != DYNAMIC)), default=nan) / LARGEST}
+def summarize_compat(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
+    policy_figures = summarize_policies(all_records, server_speed)
+    compat_figures: FiguresDict = {"policies": policy_figures}
+    comparable_seeds = list(filter(has_dynamic_and_others, group_by_seed(all_records).values()))
+    if not comparable_seeds:
+        return compat_figures
+    lines = {name: fit_latency_line(one["latency_by_tokens"]) for name, one in policy_figures.items()}
+    return compat_figures | {
+        "continuous_latency_correlation": lines[DYNAMIC_POLICY].correlation,  # of means over seeds
+        "continuous_latency_correlation_of_seeds": policy_figures[DYNAMIC_POLICY]["correlation"],
+        "continuous_mean_latency_ratio": ConfidenceBand.from_values(compute_dynamic_latency_ratio(runs, server_speed)
+                                                                    for runs in comparable_seeds),
+        "crossover": min(filter(isfinite, (find_crossing(lines[DYNAMIC_POLICY], line) for name, line in lines.items()
+                                           if name != DYNAMIC_POLICY)), default=nan) / LARGEST_REQUEST_TOKENS}
 
 
-def is_compared(takens: Sequence[Taken]) -> bool:
+def has_dynamic_and_others(seed_records: Sequence[RunRecords]) -> bool:
     """Return whether a seed has dynamic batching and other policies; an interrupted one may lack some."""
-    policies = {taken.run.policy for taken in takens}
-    return DYNAMIC in policies and len(policies) > 1
+    policy_names = {taken.run.policy for taken in seed_records}
+    return DYNAMIC_POLICY in policy_names and len(policy_names) > 1
 
 
-def ratio_to_others(takens: Sequence[Taken], pace: Pace) -> float:
+def compute_dynamic_latency_ratio(seed_records: Sequence[RunRecords], server_speed: ServerSpeed) -> float:
     """Return the mean latency of dynamic batching divided by the mean of the other policies', in one seed."""
-    found = {taken.run.policy: figures(answers(taken, pace))["mean_latency"] for taken in takens}
-    return found.pop(DYNAMIC) / fmean(found.values())
+    latency_by_policy = {taken.run.policy: compute_fixed_load_figures(list_completed_requests(taken, server_speed))[
+        "mean_latency"] for taken in seed_records}
+    return latency_by_policy.pop(DYNAMIC_POLICY) / fmean(latency_by_policy.values())
 
 
-def line_of(latencies: Mapping[float, Band]) -> Line:
-    return fitted({length: band.mean for length, band in latencies.items()})
+def fit_latency_line(latencies: Mapping[float, ConfidenceBand]) -> RegressionLine:
+    return fit_line({length: band.mean for length, band in latencies.items()})
 
 
 # -- beyond the study's mode
 
-def sweep(takens: Sequence[Taken], pace: Pace) -> Told:
+def summarize_sweep(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return the figures of each policy at each rate, and its highest throughput."""
-    levels = {policy: at_levels(runs, lambda taken: under_load(taken, pace))
-              for policy, runs in by_policy(takens).items()}
-    peaks = {policy: peak(found) for policy, found in levels.items()}
-    alone = peaks.get(FIXED, (nan, nan))[1]
-    full = {policy: all(map(is_full, by_seed(runs).values())) for policy, runs in by_policy(takens).items()}
-    most = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / alone, "is_full": full[policy]}
-            for policy, (level, tokens) in peaks.items()}
-    return {"policies": levels, "saturation": most} | beside_static(levels, peaks)
+    levels = {policy: compute_figures_by_level(runs, lambda taken: compute_open_load_figures(taken, server_speed))
+              for policy, runs in group_by_policy(all_records).items()}
+    peaks = {policy: find_peak(found) for policy, found in levels.items()}
+    none_peak = peaks.get(NONE_POLICY, (nan, nan))[1]
+    saturated_policies = {policy: all(map(is_policy_saturated, group_by_seed(runs).values())) for policy,
+                          runs in group_by_policy(all_records).items()}
+    saturation = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / none_peak,
+                           "is_full": saturated_policies[policy]} for policy, (level, tokens) in peaks.items()}
+    return {"policies": levels, "saturation": saturation} | compare_with_static_peak(levels, peaks)
 
 
-def is_full(takens: Sequence[Taken]) -> bool:
+def is_policy_saturated(seed_records: Sequence[RunRecords]) -> bool:
     """Return whether the runs of a seed ended because the policy was saturated, not because rates were exhausted."""
-    return is_enough(sorted(takens, key=lambda taken: taken.run.level))
+    return should_stop_runs(sorted(seed_records, key=lambda taken: taken.run.level))
 
 
-def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str, float]]) -> Levels:
-    found = grouped(takens, lambda run: run.level)
-    return {level: bands([figures_of(taken) for taken in found[level]]) for level in sorted(found)}
+def compute_figures_by_level(all_records: Sequence[RunRecords],
+                             compute_figures: Callable[[RunRecords], Mapping[str, float]]) -> FiguresByLevel:
+    records_by_level = group_records(all_records, lambda run: run.level)
+    return {level: compute_bands([compute_figures(taken) for taken in records_by_level[level]])
+            for level in sorted(records_by_level)}
 
 
-def peak(levels: Levels) -> tuple[float, float]:
+def find_peak(figures_by_level: FiguresByLevel) -> tuple[float, float]:
     """Return the level with the highest throughput, and that throughput."""
-    served = {level: one["tokens_per_second"].mean for level, one in reached(levels).items()}
-    best = max(served, key=lambda level: served[level])
-    return best, served[best]
+    throughput_by_level = {level: one["tokens_per_second"].mean for level,
+                           one in select_levels_of_all_seeds(figures_by_level).items()}
+    best = max(throughput_by_level, key=lambda level: throughput_by_level[level])
+    return best, throughput_by_level[best]
 
 
-def reached(levels: Levels) -> Levels:
+def select_levels_of_all_seeds(figures_by_level: FiguresByLevel) -> FiguresByLevel:
     """Return the levels that every seed reached.
 
     Only seeds that kept up continue at the next level, so the last levels have only the luckiest seeds."""
-    seeds = {level: len(one["tokens_per_second"].values) for level, one in levels.items()}
-    return {level: one for level, one in levels.items() if seeds[level] == max(seeds.values())}
+    seeds_by_level = {level: len(one["tokens_per_second"].values) for level, one in figures_by_level.items()}
+    return {level: one for level,
+            one in figures_by_level.items() if seeds_by_level[level] == max(seeds_by_level.values())}
 
 
-def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float, float]]) -> Told:
+def compare_with_static_peak(levels_by_policy: Mapping[str, FiguresByLevel],
+                             peaks: Mapping[str, tuple[float, float]]) -> FiguresDict:
     """Return the latency of continuous batching at nearly the highest throughput of static groups.
 
     Of all its settings and rates with at least NEAR of that throughput, the one with the lowest latency counts."""
-    groups = [policy for policy in levels if is_static(policy)]
-    if not groups or CONTINUOUS not in levels:
+    static_policies = [policy for policy in levels_by_policy if is_static_policy(policy)]
+    if not static_policies or MIXED_POLICY not in levels_by_policy:
         return {}
-    best = max(groups, key=lambda policy: peaks[policy][1])
-    level, most = peaks[best]
-    theirs = levels[best][level]["latency_p50"].mean
-    ours = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
-            for policy in levels if policy not in (*groups, FIXED) for rate, found in reached(levels[policy]).items()
-            if found["tokens_per_second"].mean >= NEAR * most]
-    latency, policy, tokens, rate = min(ours, default=(nan, CONTINUOUS, nan, nan))
-    return {"static_peak": {
-        "policy": best, "level": level, "tokens_per_second": most, "latency_p50": theirs, "continuous_policy": policy,
-        "continuous_level": rate, "continuous_tokens_per_second": tokens, "continuous_latency_p50": latency,
-        "latency_ratio": latency / theirs}}
+    best_static_policy = max(static_policies, key=lambda policy: peaks[policy][1])
+    level, static_throughput = peaks[best_static_policy]
+    static_latency = levels_by_policy[best_static_policy][level]["latency_p50"].mean
+    continuous_candidates = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
+                             for policy in levels_by_policy if policy not in (*static_policies, NONE_POLICY) for rate,
+                             found in select_levels_of_all_seeds(levels_by_policy[policy]).items()
+                             if found["tokens_per_second"].mean >= NEAR_PEAK_SHARE * static_throughput]
+    latency, policy, tokens, rate = min(continuous_candidates, default=(nan, MIXED_POLICY, nan, nan))
+    return {"static_peak": {"policy": best_static_policy, "level": level, "tokens_per_second": static_throughput,
+                            "latency_p50": static_latency, "continuous_policy": policy, "continuous_level": rate,
+                            "continuous_tokens_per_second": tokens, "continuous_latency_p50": latency,
+                            "latency_ratio": latency / static_latency}}
 
 
-def users(takens: Sequence[Taken], pace: Pace) -> Told:
+def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return how many users are served at no more than twice the latency per token of a single user.
 
     The single user is of the same seed, with the policy that is fastest for one."""
-    alone = seconds_of_one(takens, pace)
+    solo_seconds = compute_single_user_seconds(all_records, server_speed)
 
-    def figures_of(taken: Taken) -> dict[str, float]:
-        found = with_users(taken, pace)
-        return found | {"by_alone": found["per_token_p50"] / alone[taken.run.seed]}
+    def compute_figures(run_records: RunRecords) -> dict[str, float]:
+        run_figures = compute_users_figures(run_records, server_speed)
+        return run_figures | {"by_alone": run_figures["per_token_p50"] / solo_seconds[run_records.run.seed]}
 
-    found = by_policy(takens)
-    served = {policy: Band.of(users_at([(taken.run.level, figures_of(taken)["by_alone"]) for taken in each])
-                              for each in by_seed(runs).values()) for policy, runs in found.items()}
-    fixed = served[FIXED].mean if FIXED in served else nan
-    return {"policies": {policy: at_levels(runs, figures_of) for policy, runs in found.items()},
-            "alone_per_token": fmean(alone.values()), "at_twice": served,
-            "by_none": {policy: band.mean / fixed for policy, band in served.items()}}
+    records_by_policy = group_by_policy(all_records)
+    users_by_policy = {policy: ConfidenceBand.from_values(
+        find_users_at_slowdown([(taken.run.level, compute_figures(taken)["by_alone"]) for taken in each])
+        for each in group_by_seed(runs).values()) for policy, runs in records_by_policy.items()}
+    none_users = users_by_policy[NONE_POLICY].mean if NONE_POLICY in users_by_policy else nan
+    return {"policies": {policy: compute_figures_by_level(runs, compute_figures) for policy,
+                         runs in records_by_policy.items()}, "alone_per_token": fmean(solo_seconds.values()),
+            "at_twice": users_by_policy,
+            "by_none": {policy: band.mean / none_users for policy, band in users_by_policy.items()}}
 
 
-def seconds_of_one(takens: Sequence[Taken], pace: Pace) -> dict[int, float]:
+def compute_single_user_seconds(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> dict[int, float]:
     """Return the seconds per token of a single user by seed; seeds without such a run get the mean of the others."""
-    alone = by_seed([taken for taken in takens if taken.run.level == 1])
-    each = {seed: min(with_users(taken, pace)["per_token_p50"] for taken in runs) for seed, runs in alone.items()}
-    return dict.fromkeys(by_seed(takens), fmean(each.values())) | each
+    single_user_records = group_by_seed([taken for taken in all_records if taken.run.level == 1])
+    seconds_by_seed = {seed: min(compute_users_figures(taken, server_speed)["per_token_p50"] for taken in runs)
+                       for seed, runs in single_user_records.items()}
+    return dict.fromkeys(group_by_seed(all_records), fmean(seconds_by_seed.values())) | seconds_by_seed
 
 
-def users_at(points: Iterable[tuple[float, float]]) -> float:
+def find_users_at_slowdown(points: Iterable[tuple[float, float]]) -> float:
     """Return the number of users at which latency is USERS_SLOWDOWN times that of one, or the most that were tried.
 
     Points are numbers of users and latencies relative to that of one user."""
     ordered = sorted(points)
-    found = reaches(ordered, USERS_SLOWDOWN)
-    return found if isfinite(found) else ordered[-1][0]
+    num_users = find_first_reaching(ordered, USERS_SLOWDOWN)
+    return num_users if isfinite(num_users) else ordered[-1][0]
 
 
 # -- as JSON
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types; NaN and infinity become null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return to_json_value(asdict(value))
     if isinstance(value, dict):
-        return {f"{key:g}" if isinstance(key, float) else str(key): plain(one) for key, one in value.items()}
+        return {f"{key:g}" if isinstance(key, float) else str(key): to_json_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return list(map(plain, value))
+        return list(map(to_json_value, value))
     if isinstance(value, float):
         return float(f"{value:.6g}") if isfinite(value) else None
     return value

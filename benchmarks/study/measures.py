@@ -5,159 +5,176 @@ from dataclasses import dataclass
 from math import nan
 from statistics import median
 
-from benchmarks.bench.load.record import Record
-from benchmarks.bench.report.summary import jain, tokens_in
-from benchmarks.study.arithmetic import fitted, mean, mean_by
-from benchmarks.study.plan import SOLO, SWEEP, SWEET, TOGETHER, USERS, Pace, Points
-from benchmarks.study.policies import DYNAMIC, FIXED, NOBATCH
-from benchmarks.study.records import Taken
+from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.report.summary import compute_jain_index, count_tokens_within
+from benchmarks.study.arithmetic import fit_line, mean_by_key, mean_or_nan
+from benchmarks.study.plan import (
+    ALL_HANDLERS,
+    SOLO_PART,
+    SWEEP_PART,
+    SWEET_SPOT_PART,
+    USERS_PART,
+    LatencyPoints,
+    ServerSpeed,
+)
+from benchmarks.study.policies import DYNAMIC_POLICY, NOBATCH_POLICY, NONE_POLICY
+from benchmarks.study.records import RunRecords
 from router.simulation.report import percentile
 
-SETTLED = 0.5  # share of the arrivals' time during which batches fill, which does not count for throughput
-KEPT_UP = 0.75  # share of the requested tokens: a policy that serves less is saturated
+WARM_UP_SHARE = 0.5  # share of the arrivals' time during which batches fill, which does not count for throughput
+MIN_SERVED_SHARE = 0.75  # share of the requested tokens: a policy that serves less is saturated
 USERS_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CompletedRequest:
     """A complete answer."""
 
-    tokens: int  # requested
-    seconds: float  # latency; in the study's mode by the server's clock
-    ended: float
-    alone: float  # its latency without other requests
-    first: float | None  # seconds until the first token
+    num_tokens: int  # requested
+    latency_seconds: float  # latency; in the study's mode by the server's clock
+    ended_at: float
+    solo_seconds: float  # its latency without other requests
+    first_token_seconds: float | None  # seconds until the first token
 
     @property
     def slowdown(self) -> float:
-        return self.seconds / self.alone
+        return self.latency_seconds / self.solo_seconds
 
     @property
-    def wait(self) -> float:
+    def wait_seconds(self) -> float:
         """Seconds until the first token; for an answer that was not streamed, those that other requests cost it."""
-        return self.first if self.first is not None else max(0.0, self.seconds - self.alone)
+        return self.first_token_seconds if self.first_token_seconds is not None else max(0.0, self.latency_seconds
+                                                                                         - self.solo_seconds)
 
 
-def answers(taken: Taken, pace: Pace) -> list[Answer]:
+def list_completed_requests(run_records: RunRecords, server_speed: ServerSpeed) -> list[CompletedRequest]:
     """Return the answers of a run, without failed requests."""
-    return [Answer(record.ask.output_tokens, seconds_of(record), record.ended,
-                   pace.seconds(taken.run, record.ask.output_tokens), record.first_token)
-            for record in taken.records if not record.error]
+    return [CompletedRequest(record.ask.output_tokens, get_latency(record), record.ended,
+                             server_speed.interpolate_latency(run_records.run, record.ask.output_tokens),
+                             record.time_to_first_token) for record in run_records.records if not record.error]
 
 
-def seconds_of(record: Record) -> float:
+def get_latency(record: RequestRecord) -> float:
     """Return the latency; in the study's mode by the server's clock, which starts when a handler takes the request."""
     return record.latency if record.told_seconds is None else record.told_seconds
 
 
-def seconds_alone(records: Sequence[Record]) -> Points:
+def compute_solo_latencies(records: Sequence[RequestRecord]) -> LatencyPoints:
     """Return the lowest latency of each length: other activity on the machine only adds to it."""
-    found: dict[float, float] = {}
+    latency_by_tokens: dict[float, float] = {}
     for record in records:
         if not record.error:
-            tokens, seconds = record.ask.output_tokens, seconds_of(record)
-            found[tokens] = min(seconds, found.get(tokens, seconds))
-    return tuple(sorted(found.items()))
+            tokens, seconds = record.ask.output_tokens, get_latency(record)
+            latency_by_tokens[tokens] = min(seconds, latency_by_tokens.get(tokens, seconds))
+    return tuple(sorted(latency_by_tokens.items()))
 
 
-def pace_of(takens: Iterable[Taken]) -> Pace:
+def compute_server_speed(all_records: Iterable[RunRecords]) -> ServerSpeed:
     """Return the pace from the runs of the part SOLO."""
-    found = {(taken.run.policy, taken.run.workload): taken.records for taken in takens if taken.run.part == SOLO}
-    alone = {key: seconds_alone(records) for key, records in found.items()}
-    return Pace(alone.get((NOBATCH, "short"), ()), alone.get((FIXED, "short"), ()), alone.get((FIXED, "long"), ()),
-                rate(found.get((DYNAMIC, TOGETHER), ())))
+    records_by_run = {(taken.run.policy, taken.run.workload): taken.records for taken in all_records if taken.run.part
+                      == SOLO_PART}
+    solo_latencies = {key: compute_solo_latencies(records) for key, records in records_by_run.items()}
+    return ServerSpeed(solo_latencies.get((NOBATCH_POLICY, "short"), ()),
+                       solo_latencies.get((NONE_POLICY, "short"), ()), solo_latencies.get((NONE_POLICY, "long"), ()),
+                       compute_tokens_per_second(records_by_run.get((DYNAMIC_POLICY, ALL_HANDLERS), ())))
 
 
-def rate(records: Sequence[Record]) -> float:
+def compute_tokens_per_second(records: Sequence[RequestRecord]) -> float:
     """Return tokens per second, from the first request to the last answer."""
-    there = [record for record in records if not record.error]
-    if not there:
+    successful = [record for record in records if not record.error]
+    if not successful:
         return nan
-    seconds = max(record.ended for record in there) - min(record.sent for record in there)
-    return sum(record.ask.output_tokens for record in there) / seconds
+    seconds = max(record.ended for record in successful) - min(record.sent for record in successful)
+    return sum(record.ask.output_tokens for record in successful) / seconds
 
 
-def by_tokens(found: Sequence[Answer]) -> dict[float, float]:
+def mean_latency_by_tokens(completed: Sequence[CompletedRequest]) -> dict[float, float]:
     """Return the mean latency for each number of requested tokens."""
-    return mean_by((answer.tokens, answer.seconds) for answer in found)
+    return mean_by_key((answer.num_tokens, answer.latency_seconds) for answer in completed)
 
 
-def figures(found: Sequence[Answer]) -> dict[str, float]:
+def compute_fixed_load_figures(completed: Sequence[CompletedRequest]) -> dict[str, float]:
     """Return the figures of a run with a fixed set of requests."""
-    buckets, seconds = by_tokens(found), [answer.seconds for answer in found]
-    tokens, line = sum(answer.tokens for answer in found), fitted(buckets)
-    slowdowns = [answer.slowdown for answer in found]
+    latency_by_tokens, latencies = mean_latency_by_tokens(completed), [answer.latency_seconds for answer in completed]
+    total_tokens, line = sum(answer.num_tokens for answer in completed), fit_line(latency_by_tokens)
+    slowdowns = [answer.slowdown for answer in completed]
     return {
-        "mean_latency": mean(list(buckets.values())),  # over numbers of tokens, as in the study
-        **{f"latency_p{share}": percentile(seconds, share) for share in (50, 95, 99)},
+        "mean_latency": mean_or_nan(list(latency_by_tokens.values())),  # over numbers of tokens, as in the study
+        **{f"latency_p{share}": percentile(latencies, share) for share in (50, 95, 99)},
         "slope": line.slope, "intercept": line.intercept, "correlation": line.correlation,
-        "latency_per_token": mean([answer.seconds / answer.tokens for answer in found]),
-        "study_throughput": tokens / sum(seconds),  # the study's formula: tokens / request-seconds
-        "tokens_per_second": tokens / max(answer.ended for answer in found),  # wall-clock time
-        "jain": jain([answer.tokens / answer.seconds for answer in found]),
-        "slowdown": mean(slowdowns), "slowdown_p99": percentile(slowdowns, 99),
-        "longest_wait": max(answer.wait for answer in found),
+        "latency_per_token": mean_or_nan([answer.latency_seconds / answer.num_tokens for answer in completed]),
+        "study_throughput": total_tokens / sum(latencies),  # the study's formula: tokens / request-seconds
+        "tokens_per_second": total_tokens / max(answer.ended_at for answer in completed),  # wall-clock time
+        "jain": compute_jain_index([answer.num_tokens / answer.latency_seconds for answer in completed]),
+        "slowdown": mean_or_nan(slowdowns), "slowdown_p99": percentile(slowdowns, 99),
+        "longest_wait": max(answer.wait_seconds for answer in completed),
     }
 
 
-def window(records: Sequence[Record]) -> tuple[float, float]:
-    """Return the time window in which requests were due, without its first SETTLED."""
-    last = max(record.due for record in records)
-    return SETTLED * last, last
+def compute_window(records: Sequence[RequestRecord]) -> tuple[float, float]:
+    """Return the time window in which requests were due, without its first WARM_UP_SHARE."""
+    last_due = max(record.due_at for record in records)
+    return WARM_UP_SHARE * last_due, last_due
 
 
-def served(records: Sequence[Record]) -> float:
+def compute_served_rate(records: Sequence[RequestRecord]) -> float:
     """Return the tokens per second that arrived within the window."""
-    begin, end = window(records)
-    return sum(tokens_in(record, begin, end) for record in records) / (end - begin)
+    start, end = compute_window(records)
+    return sum(count_tokens_within(record, start, end) for record in records) / (end - start)
 
 
-def offered(records: Sequence[Record]) -> float:
-    begin, end = window(records)
-    return sum(record.ask.output_tokens for record in records if begin <= record.due <= end) / (end - begin)
+def compute_offered_rate(records: Sequence[RequestRecord]) -> float:
+    start, end = compute_window(records)
+    return sum(record.ask.output_tokens for record in records if start <= record.due_at <= end) / (end - start)
 
 
-def per_token(found: Sequence[Answer]) -> float:
+def median_seconds_per_token(completed: Sequence[CompletedRequest]) -> float:
     """Return the median of seconds per token, waiting included."""
-    return median(answer.seconds / answer.tokens for answer in found) if found else nan
+    return median(answer.latency_seconds / answer.num_tokens for answer in completed) if completed else nan
 
 
-def under_load(taken: Taken, pace: Pace) -> dict[str, float]:
+def compute_open_load_figures(run_records: RunRecords, server_speed: ServerSpeed) -> dict[str, float]:
     """Return the figures of a run with requests arriving all the time."""
-    found = answers(taken, pace)
-    firsts = [answer.first for answer in found if answer.first is not None]
-    last = max(record.due for record in taken.records)
+    completed = list_completed_requests(run_records, server_speed)
+    first_token_times = [answer.first_token_seconds for answer in completed if answer.first_token_seconds is not None]
+    last_due = max(record.due_at for record in run_records.records)
     return {
-        "requests_per_second": len(taken.records) / last, "offered": offered(taken.records),
-        "tokens_per_second": served(taken.records), "per_token_p50": per_token(found),
-        **{f"latency_p{share}": percentile([answer.seconds for answer in found], share) for share in (50, 95)},
-        "first_token_p50": percentile(firsts, 50), "first_token_p95": percentile(firsts, 95),
-        "slowdown": mean([answer.slowdown for answer in found]),
-        "jain": jain([answer.tokens / answer.seconds for answer in found]),
-    }
+        "requests_per_second": len(run_records.records) / last_due,
+        "offered": compute_offered_rate(run_records.records),
+        "tokens_per_second": compute_served_rate(run_records.records),
+        "per_token_p50": median_seconds_per_token(completed),
+        **{f"latency_p{share}": percentile([answer.latency_seconds for answer in completed], share)
+           for share in (50, 95)},
+        "first_token_p50": percentile(first_token_times, 50), "first_token_p95": percentile(first_token_times, 95),
+        "slowdown": mean_or_nan([answer.slowdown for answer in completed]),
+        "jain": compute_jain_index([answer.num_tokens / answer.latency_seconds for answer in completed]),}
 
 
-def with_users(taken: Taken, pace: Pace) -> dict[str, float]:
+def compute_users_figures(run_records: RunRecords, server_speed: ServerSpeed) -> dict[str, float]:
     """Return the figures of a run with a constant number of users.
 
     The last answers, when fewer users are left, do not count for the latency."""
-    found = answers(taken, pace)
-    until = max(record.sent for record in taken.records)
-    steady = [answer for answer in found if answer.ended <= until] or found
-    return {"per_token_p50": per_token(steady), "tokens_per_second": sum(answer.tokens for answer in found)
-            / max(answer.ended for answer in found)}
+    completed = list_completed_requests(run_records, server_speed)
+    last_sent = max(record.sent for record in run_records.records)
+    steady = [answer for answer in completed if answer.ended_at <= last_sent] or completed
+    return {"per_token_p50": median_seconds_per_token(steady),
+            "tokens_per_second": sum(answer.num_tokens for answer in completed)
+            / max(answer.ended_at for answer in completed)}
 
 
-def is_enough(done: Sequence[Taken]) -> bool:
+def should_stop_runs(finished_runs: Sequence[RunRecords]) -> bool:
     """Return whether further runs add nothing.
 
     They do not once a policy failed to keep up twice in a row, or users wait more than twice as long as one alone."""
-    part = done[-1].run.part
-    if part in (SWEEP, SWEET):
-        return len(done) > 1 and all(served(taken.records) < KEPT_UP * offered(taken.records) for taken in done[-2:])
-    return part == USERS and slowness(done[-1]) > USERS_SLOWDOWN * slowness(done[0])
+    part = finished_runs[-1].run.part
+    if part in (SWEEP_PART, SWEET_SPOT_PART):
+        return len(finished_runs) > 1 and all(compute_served_rate(taken.records) < MIN_SERVED_SHARE
+                                              * compute_offered_rate(taken.records) for taken in finished_runs[-2:])
+    return part == USERS_PART and seconds_per_token_with_users(
+        finished_runs[-1]) > USERS_SLOWDOWN * seconds_per_token_with_users(finished_runs[0])
 
 
-def slowness(taken: Taken) -> float:
-    line = ((1.0, 1.0),)
-    return with_users(taken, Pace(line, line, line))["per_token_p50"]
+def seconds_per_token_with_users(run_records: RunRecords) -> float:
+    unit_latencies = ((1.0, 1.0),)
+    return compute_users_figures(run_records,
+                                 ServerSpeed(unit_latencies, unit_latencies, unit_latencies))["per_token_p50"]

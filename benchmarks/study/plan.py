@@ -9,44 +9,46 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.record import Ask
+from benchmarks.bench.load.record import BenchRequest
 from benchmarks.study import workloads
-from benchmarks.study.arithmetic import interpolated
+from benchmarks.study.arithmetic import interpolate
 from benchmarks.study.policies import (
-    CACHED,
-    DYNAMIC,
-    FIXED,
-    HANDLERS,
-    NOBATCH,
-    STUDIED,
-    VARIANTS,
-    WINDOWS,
-    House,
-    cached,
-    compat,
-    windows,
+    CACHE_POLICIES,
+    COMPAT_POLICIES,
+    DEFAULT_WINDOWS,
+    DYNAMIC_POLICY,
+    MIXED_VARIANTS,
+    NOBATCH_POLICY,
+    NONE_POLICY,
+    NUM_HANDLERS,
+    PolicySettings,
+    make_cache_settings,
+    make_compat_settings,
+    make_window_policies,
 )
-from benchmarks.study.shapes import MEAN_SERVICE, TOGETHER_THERE, Shape
+from benchmarks.study.shapes import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
 
-SOLO, COMPAT, WORKLOAD, SWEEP, SWEET, USERS = "solo", "compat", "workload", "sweep", "sweet", "users"
-TOGETHER = "together"  # workload that measures the throughput with all handlers busy
-PARTS = COMPAT, WORKLOAD, SWEEP, SWEET, USERS  # each needs the latency of single requests, from SOLO
-FEWEST = 24  # requests of a run, however low the rate
-EACH = 6  # requests of a user
+SOLO_PART, COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART = ("solo", "compat", "workload", "sweep",
+                                                                                  "sweet", "users")
+ALL_HANDLERS = "together"  # workload that measures the throughput with all handlers busy
+# each needs the latency of single requests, from SOLO
+STUDY_PARTS = COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART
+MIN_REQUESTS = 24  # requests of a run, however low the rate
+REQUESTS_PER_USER = 6  # requests of a user
 
-Points = tuple[tuple[float, float], ...]
+LatencyPoints = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class StudyScope:
     """Extent of the study."""
 
     seeds: int = 5
-    presets: tuple[str, ...] = workloads.PRESETS
-    policies: tuple[str, ...] = CACHED
-    windows: tuple[float, ...] = WINDOWS
+    presets: tuple[str, ...] = workloads.STUDY_WORKLOADS
+    policies: tuple[str, ...] = CACHE_POLICIES
+    windows: tuple[float, ...] = DEFAULT_WINDOWS
     levels: tuple[float, ...] = (0.5, 0.8, 1.2, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 20.0)
-    variants: tuple[str, ...] = VARIANTS
+    variants: tuple[str, ...] = MIXED_VARIANTS
     users: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
     requests: int = 100
     repeat: int = 3
@@ -57,7 +59,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StudyRun:
     part: str
     shape: str
     workload: str
@@ -66,8 +68,8 @@ class Run:
     level: float = 0.0  # arrival rate relative to what `none` can serve, or number of users
 
     @property
-    def is_compat(self) -> bool:
-        return self.part == COMPAT or self.policy in {NOBATCH, DYNAMIC}
+    def is_compat_mode(self) -> bool:
+        return self.part == COMPAT_PART or self.policy in {NOBATCH_POLICY, DYNAMIC_POLICY}
 
     @property
     def name(self) -> str:
@@ -77,119 +79,128 @@ class Run:
     @property
     def concurrency(self) -> int | None:
         """Number of clients in a closed loop; None: an open loop."""
-        if self.workload == TOGETHER:
-            return HANDLERS
-        return {SOLO: 1, USERS: int(self.level)}.get(self.part)
+        if self.workload == ALL_HANDLERS:
+            return NUM_HANDLERS
+        return {SOLO_PART: 1, USERS_PART: int(self.level)}.get(self.part)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServerRuns:
     policy: str
-    runs: tuple[Run, ...]
+    runs: tuple[StudyRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ServerSpeed:
     """Latency of single requests by tokens: without a KV cache, with one, and with one and a longer prompt.
 
-    `together` is the throughput of the study's dynamic batching with all handlers busy."""
+    `busy_tokens_per_second` is the throughput of the study's dynamic batching with all handlers busy."""
 
-    compat: Points = ()
-    short: Points = ()
-    long: Points = ()
-    together: float = 0.0  # tokens a second
+    compat_latencies: LatencyPoints = ()
+    short_prompt_latencies: LatencyPoints = ()
+    long_prompt_latencies: LatencyPoints = ()
+    busy_tokens_per_second: float = 0.0  # tokens a second
 
-    def seconds(self, run: Run, tokens: float) -> float:
-        return interpolated(self.points(run), tokens)
+    def interpolate_latency(self, run: StudyRun, num_tokens: float) -> float:
+        return interpolate(self.select_latencies(run), num_tokens)
 
-    def points(self, run: Run) -> Points:
-        if run.is_compat:
-            return self.compat
-        return self.short if run.workload in workloads.PRESETS else self.long
+    def select_latencies(self, run: StudyRun) -> LatencyPoints:
+        if run.is_compat_mode:
+            return self.compat_latencies
+        return self.short_prompt_latencies if run.workload in workloads.STUDY_WORKLOADS else self.long_prompt_latencies
 
-    def speed(self, run: Run) -> float:
+    def compute_speedup(self, run: StudyRun) -> float:
         """Return how many times faster the server is than the study's, to scale the load.
 
         In the study's mode this compares the throughput with all handlers busy, otherwise the latency of single
         requests of the workload `figure`."""
-        if run.is_compat:
-            return self.together / TOGETHER_THERE
-        return MEAN_SERVICE / fmean(self.seconds(run, length) for length in workloads.FIGURE_LENGTHS)
+        if run.is_compat_mode:
+            return self.busy_tokens_per_second / STUDY_TOKENS_PER_SECOND
+        return STUDY_MEAN_REQUEST_SECONDS / fmean(self.interpolate_latency(run, length)
+                                                  for length in workloads.FIGURE_OUTPUT_LENGTHS)
 
-    def is_known(self, part: str) -> bool:
+    def is_known_for(self, part: str) -> bool:
         """Return whether runs of a part can be evaluated: not if the runs that measure the pace were interrupted."""
-        return bool(self.short and self.long and (self.compat or part != COMPAT))
+        return bool(self.short_prompt_latencies and self.long_prompt_latencies
+                    and (self.compat_latencies or part != COMPAT_PART))
 
     @property
-    def mean_seconds(self) -> float:
+    def mean_request_seconds(self) -> float:
         """Mean latency of a single request outside the study's workloads."""
-        return fmean(interpolated(self.long, length) for length in workloads.LENGTHS)
+        return fmean(interpolate(self.long_prompt_latencies, length) for length in workloads.LOAD_OUTPUT_LENGTHS)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    shape: Shape
-    scope: Scope
-    pace: Pace = field(default_factory=Pace)
+class StudyPlan:
+    shape: StudyModel
+    scope: StudyScope
+    server_speed: ServerSpeed = field(default_factory=ServerSpeed)
 
-    def turns(self, part: str) -> Iterator[Turn]:
-        if part == SOLO:
-            yield Turn(NOBATCH, (Run(SOLO, self.shape.name, "short", NOBATCH),))
-            yield Turn(FIXED, tuple(Run(SOLO, self.shape.name, kind, FIXED) for kind in ("short", "long")))
-            yield Turn(DYNAMIC, (Run(SOLO, self.shape.name, TOGETHER, DYNAMIC),))
+    def iter_server_runs(self, part: str) -> Iterator[ServerRuns]:
+        if part == SOLO_PART:
+            yield ServerRuns(NOBATCH_POLICY, (StudyRun(SOLO_PART, self.shape.name, "short", NOBATCH_POLICY),))
+            yield ServerRuns(NONE_POLICY, tuple(StudyRun(SOLO_PART, self.shape.name, kind, NONE_POLICY)
+                                                for kind in ("short", "long")))
+            yield ServerRuns(DYNAMIC_POLICY, (StudyRun(SOLO_PART, self.shape.name, ALL_HANDLERS, DYNAMIC_POLICY),))
             return
         for seed in range(self.scope.seeds):
-            yield from self.of_seed(part, seed)
+            yield from self.iter_server_runs_of_seed(part, seed)
 
-    def of_seed(self, part: str, seed: int) -> Iterator[Turn]:
-        for workload, names, levels in self.groups(part):
-            for policy in names:
-                yield Turn(policy, tuple(Run(part, self.shape.name, workload, policy, seed, level)
-                                         for level in levels))
+    def iter_server_runs_of_seed(self, part: str, seed: int) -> Iterator[ServerRuns]:
+        for workload, policies, levels in self.list_policy_groups(part):
+            for policy in policies:
+                yield ServerRuns(policy, tuple(StudyRun(part, self.shape.name, workload, policy, seed, level)
+                                               for level in levels))
 
-    def groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
+    def list_policy_groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
         """Return the workload, policies and levels of each group of turns."""
-        scope, everybody = self.scope, with_windows(self.scope)
+        scope, policies = self.scope, add_window_policies(self.scope)
         match part:
             case "compat":
-                return [("figure", STUDIED, (0.0,))]
+                return [("figure", COMPAT_POLICIES, (0.0,))]
             case "workload":
-                return [(preset, everybody, (0.0,)) for preset in scope.presets]
+                return [(preset, policies, (0.0,)) for preset in scope.presets]
             case "sweep":
-                return [("poisson", everybody, scope.levels)]
+                return [("poisson", policies, scope.levels)]
             case "sweet":
                 return [("poisson", scope.variants, scope.levels[1::2] or scope.levels)]
             case _:
                 return [("closed", scope.policies, sorted({1, *scope.users}))]
 
-    def asks(self, run: Run) -> list[Ask]:
+    def make_requests(self, run: StudyRun) -> list[BenchRequest]:
         scope = self.scope
-        if run.workload == TOGETHER:
-            return workloads.alike(2 * HANDLERS)
-        if run.part == SOLO:
-            return workloads.alone(run.workload, scope.repeat, scope.prompt)
-        if run.part == USERS:
-            return workloads.closed(run.seed, max(FEWEST, EACH * int(run.level)), scope.prompt)
+        if run.workload == ALL_HANDLERS:
+            return workloads.make_equal_requests(2 * NUM_HANDLERS)
+        if run.part == SOLO_PART:
+            return workloads.make_solo_requests(run.workload, scope.repeat, scope.prompt)
+        if run.part == USERS_PART:
+            return workloads.make_closed_loop_requests(run.seed, max(MIN_REQUESTS, REQUESTS_PER_USER * int(run.level)),
+                                                       scope.prompt)
         if run.workload == "poisson":
-            rate = run.level / self.pace.mean_seconds
-            return workloads.poisson(run.seed, max(FEWEST, round(scope.span * run.level)), rate, scope.prompt)
-        return workloads.preset(run.workload, run.seed, scope.requests, scope.speed or self.pace.speed(run))
+            rate = run.level / self.server_speed.mean_request_seconds
+            return workloads.make_poisson_requests(run.seed, max(MIN_REQUESTS, round(scope.span * run.level)), rate,
+                                                   scope.prompt)
+        return workloads.make_study_requests(run.workload, run.seed, scope.requests,
+                                             scope.speed or self.server_speed.compute_speedup(run))
 
-    def router(self, run: Run) -> dict[str, Any]:
+    def make_router_settings(self, run: StudyRun) -> dict[str, Any]:
         """Return the router's settings for a run."""
-        mean_seconds = self.pace.mean_seconds if self.pace.long else 1.0
-        house = House(self.scope.max_batch_size, mean_seconds)
-        own = compat(run.policy) if run.is_compat else cached(run.policy, house)
-        return {**self.shape.router, **own}
+        mean_request_seconds = (self.server_speed.mean_request_seconds if self.server_speed.long_prompt_latencies
+                                else 1.0)
+        shared_settings = PolicySettings(self.scope.max_batch_size, mean_request_seconds)
+        policy_settings = make_compat_settings(run.policy) if run.is_compat_mode else make_cache_settings(
+            run.policy, shared_settings)
+        return {**self.shape.router_settings, **policy_settings}
 
-    def told(self, run: Run) -> Mapping[str, Any]:
+    def describe_run(self, run: StudyRun) -> Mapping[str, Any]:
         """Return what the records of a run depend on, to check later whether stored ones are of the same run."""
-        asks = self.asks(run)
-        return {"router": self.router(run), "shard": dict(self.shape.shard), "requests": len(asks),
-                "tokens": sum(ask.output_tokens for ask in asks), "seconds": asks[-1].at or 0.0}
+        requests = self.make_requests(run)
+        return {"router": self.make_router_settings(run), "shard": dict(self.shape.shard_settings),
+                "requests": len(requests), "tokens": sum(ask.output_tokens for ask in requests),
+                "seconds": requests[-1].at or 0.0}
 
 
-def with_windows(scope: Scope) -> tuple[str, ...]:
+def add_window_policies(scope: StudyScope) -> tuple[str, ...]:
     """Return the policies; the static one is followed by those with a window."""
     return tuple(name for policy in scope.policies
-                 for name in (policy, *(windows(scope.windows) if policy == "static" else ())))
+                 for name in (policy, *(make_window_policies(scope.windows) if policy == "static" else ())))

@@ -12,157 +12,167 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.figures import Levels
-from benchmarks.study.measures import KEPT_UP, USERS_SLOWDOWN
-from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
-from benchmarks.study.policies import SWEPT, words
-from benchmarks.study.records import Taken
+from benchmarks.study.figures import FiguresByLevel
+from benchmarks.study.measures import MIN_SERVED_SHARE, USERS_SLOWDOWN
+from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_PART
+from benchmarks.study.policies import SWEPT_SETTINGS, format_policy_label
+from benchmarks.study.records import RunRecords
 from benchmarks.study.style import (
-    curve,
-    ends_of,
-    logarithmic,
-    logarithmic_bars,
-    look_of,
-    name_axes,
-    open_marker,
-    shade,
-    sheet,
-    write,
+    draw_bands,
+    draw_curve,
+    draw_open_marker,
+    get_band_ends,
+    get_policy_style,
+    label_axes,
+    make_axes_logarithmic,
+    make_bar_axis_logarithmic,
+    make_figure,
+    save_figure,
 )
-from benchmarks.study.timeline import timeline
+from benchmarks.study.timeline import plot_timeline
 
-Told = Mapping[str, Any]
-OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of labels from points
-TOKENS, LATENCY, TITLE = "# tokens requested", "request latency (s)", "Latency vs Requested Tokens"
+FiguresMapping = Mapping[str, Any]
+LABEL_OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of labels from points
+TOKENS_LABEL, LATENCY_LABEL, STUDY_PLOT_TITLE = ("# tokens requested", "request latency (s)",
+                                                 "Latency vs Requested Tokens")
 
 
-def draw(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> list[Path]:
+def draw_plots(study_folder: Path, shape: str, shape_figures: FiguresMapping,
+               all_records: Sequence[RunRecords]) -> list[Path]:
     """Draw all plots and return their files, in display order."""
-    return list(drawn(folder / "plots", shape, told, takens))
+    return list(iter_plots(study_folder / "plots", shape, shape_figures, all_records))
 
 
-def drawn(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> Iterator[Path]:
-    if COMPAT in told:
-        each = told[COMPAT]["policies"]
-        yield original(folder / f"{shape}-study-all.png", each, list(each))
-        for policy in each:
-            yield original(folder / f"{shape}-study-{policy}.png", each, [policy])
-    for workload, each in told.get(WORKLOAD, {}).items():
-        yield by_tokens(folder / f"{shape}-{workload}-latency.png", each, f"{shape}, workload {workload}")
-        yield fairness(folder / f"{shape}-{workload}-fairness.png", each, f"{shape}, workload {workload}")
-        if lines := [taken for taken in takens if (taken.run.part, taken.run.workload) == (WORKLOAD, workload)]:
-            yield timeline(folder / f"{shape}-{workload}-timeline.png", lines)
-    if SWEEP in told:
-        yield rates(folder / f"{shape}-rates.png", told[SWEEP], shape)
-        yield sweet_spot(folder / f"{shape}-sweet-spot.png", told[SWEEP]["policies"], shape)
-    if USERS in told:
-        yield users(folder / f"{shape}-users.png", told[USERS], shape)
+def iter_plots(plots_folder: Path, shape: str, shape_figures: FiguresMapping,
+               all_records: Sequence[RunRecords]) -> Iterator[Path]:
+    if COMPAT_PART in shape_figures:
+        policy_figures = shape_figures[COMPAT_PART]["policies"]
+        yield plot_study_latency(plots_folder / f"{shape}-study-all.png", policy_figures, list(policy_figures))
+        for policy in policy_figures:
+            yield plot_study_latency(plots_folder / f"{shape}-study-{policy}.png", policy_figures, [policy])
+    for workload, policy_figures in shape_figures.get(WORKLOAD_PART, {}).items():
+        yield plot_latency_by_tokens(plots_folder / f"{shape}-{workload}-latency.png", policy_figures,
+                                     f"{shape}, workload {workload}")
+        yield plot_fairness(plots_folder / f"{shape}-{workload}-fairness.png", policy_figures,
+                            f"{shape}, workload {workload}")
+        if workload_records := [taken for taken in all_records if (taken.run.part, taken.run.workload)
+                                == (WORKLOAD_PART, workload)]:
+            yield plot_timeline(plots_folder / f"{shape}-{workload}-timeline.png", workload_records)
+    if SWEEP_PART in shape_figures:
+        yield plot_arrival_rates(plots_folder / f"{shape}-rates.png", shape_figures[SWEEP_PART], shape)
+        yield plot_sweet_spot(plots_folder / f"{shape}-sweet-spot.png", shape_figures[SWEEP_PART]["policies"], shape)
+    if USERS_PART in shape_figures:
+        yield plot_users(plots_folder / f"{shape}-users.png", shape_figures[USERS_PART], shape)
 
 
-def original(path: Path, each: Told, policies: Sequence[str]) -> Path:
-    drawing, [axes] = sheet()
+def plot_study_latency(path: Path, policy_figures: FiguresMapping, policies: Sequence[str]) -> Path:
+    figure, [axes] = make_figure()
     for policy in policies:
-        means = [(tokens, band.mean) for tokens, band in each[policy]["latency_by_tokens"].items()]
-        curve(axes, means, policy, list(each))
-    name_axes(axes, TOKENS, LATENCY, TITLE)
+        means = [(tokens, band.mean) for tokens, band in policy_figures[policy]["latency_by_tokens"].items()]
+        draw_curve(axes, means, policy, list(policy_figures))
+    label_axes(axes, TOKENS_LABEL, LATENCY_LABEL, STUDY_PLOT_TITLE)
     axes.set_ylim(bottom=0)
     axes.legend()
-    return write(drawing, path)
+    return save_figure(figure, path)
 
 
-def by_tokens(path: Path, each: Told, title: str) -> Path:
-    drawing, [axes] = sheet(height=5.4)
-    for policy, one in each.items():
+def plot_latency_by_tokens(path: Path, policy_figures: FiguresMapping, title: str) -> Path:
+    figure, [axes] = make_figure(height=5.4)
+    for policy, one in policy_figures.items():
         latencies = one["latency_by_range"]
-        shade(axes, latencies, policy, list(each))
-        curve(axes, [(tokens, band.mean) for tokens, band in latencies.items()], policy, list(each))
-    name_axes(axes, "tokens asked for (means of ranges)", "request latency, waiting included (s)",
-              f"{title}: mean over seeds, 95 % band")
-    logarithmic(axes, "y")
-    drawing.legend(loc="outside lower center", ncols=3)
-    return write(drawing, path)
+        draw_bands(axes, latencies, policy, list(policy_figures))
+        draw_curve(axes, [(tokens, band.mean) for tokens, band in latencies.items()], policy, list(policy_figures))
+    label_axes(axes, "tokens asked for (means of ranges)", "request latency, waiting included (s)",
+               f"{title}: mean over seeds, 95 % band")
+    make_axes_logarithmic(axes, "y")
+    figure.legend(loc="outside lower center", ncols=3)
+    return save_figure(figure, path)
 
 
-def fairness(path: Path, each: Told, title: str) -> Path:
+def plot_fairness(path: Path, policy_figures: FiguresMapping, title: str) -> Path:
     """Plot fairness, slowdown and longest wait; the last two differ up to a hundredfold and have logarithmic axes."""
-    drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.6)
-    bars(left, each, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
-    bars(middle, each, "slowdown", "slowdown (1: as if alone)", "latency / latency alone")
-    bars(right, each, "longest_wait", "longest wait", "until the first token (s)")
+    drawing, (left, middle, right) = make_figure(1, 3, 10.5, 4.6)
+    draw_bars(left, policy_figures, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
+    draw_bars(middle, policy_figures, "slowdown", "slowdown (1: as if alone)", "latency / latency alone")
+    draw_bars(right, policy_figures, "longest_wait", "longest wait", "until the first token (s)")
     left.set_ylim(0, 1)
-    for axes, figure in ((middle, "slowdown"), (right, "longest_wait")):
-        logarithmic_bars(axes, [one[figure].mean for one in each.values()])
+    for axes, figure_name in ((middle, "slowdown"), (right, "longest_wait")):
+        make_bar_axis_logarithmic(axes, [one[figure_name].mean for one in policy_figures.values()])
     drawing.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     drawing.suptitle(f"{title}: mean over seeds, 95 % band")
-    return write(drawing, path)
+    return save_figure(drawing, path)
 
 
-def bars(axes: Axes, each: Told, figure: str, title: str, unit: str) -> None:
-    for place, (policy, one) in enumerate(each.items()):
-        band, look = one[figure], look_of(policy, list(each))
-        axes.bar(place, band.mean, color=look.color, alpha=0.65, hatch=look.hatch, edgecolor="black", linewidth=0.8,
-                 label=words(policy))
-        low, high = ends_of(band)
+def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, title: str, unit: str) -> None:
+    for place, (policy, one) in enumerate(policy_figures.items()):
+        band, style = one[figure_name], get_policy_style(policy, list(policy_figures))
+        axes.bar(place, band.mean, color=style.color, alpha=0.65, hatch=style.hatch, edgecolor="black", linewidth=0.8,
+                 label=format_policy_label(policy))
+        low, high = get_band_ends(band)
         axes.errorbar(place, band.mean, yerr=[[band.mean - low], [high - band.mean]], color="black", capsize=3,
                       linewidth=1)
     axes.set_xticks([])
-    name_axes(axes, "policy", unit, title)
+    label_axes(axes, "policy", unit, title)
     axes.grid(visible=False, axis="x")
 
 
-def rates(path: Path, told: Told, shape: str) -> Path:
+def plot_arrival_rates(path: Path, sweep_figures: FiguresMapping, shape: str) -> Path:
     """Plot the figures by arrival rate, without the swept settings, which have a plot of their own."""
-    each: Mapping[str, Levels] = told["policies"]
-    shown = {policy: levels for policy, levels in each.items() if policy.partition("-")[0] not in SWEPT}
-    drawing, axes = sheet(1, 3, 13.5, 5.0)
-    for place, (figure, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
-                                             ("latency_p50", "p50 of request latency (s)"),
-                                             ("latency_p95", "p95 of request latency (s)"))):
+    levels_by_policy: Mapping[str, FiguresByLevel] = sweep_figures["policies"]
+    shown = {policy: levels for policy,
+             levels in levels_by_policy.items() if policy.partition("-")[0] not in SWEPT_SETTINGS}
+    drawing, axes = make_figure(1, 3, 13.5, 5.0)
+    for place, (figure_name, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
+                                                  ("latency_p50", "p50 of request latency (s)"),
+                                                  ("latency_p95", "p95 of request latency (s)"))):
         for policy, levels in shown.items():
-            points = {one["requests_per_second"].mean: one[figure] for one in levels.values()}
+            points = {one["requests_per_second"].mean: one[figure_name] for one in levels.values()}
             means = [(x, band.mean) for x, band in points.items()]
-            shade(axes[place], points, policy, list(shown))
-            curve(axes[place], means, policy, list(shown))
-            if told["saturation"][policy]["is_full"]:
-                open_marker(axes[place], means[-1], policy, list(shown))
-        name_axes(axes[place], "arrivals (requests/s)", title)
-        logarithmic(axes[place], "x", "y")
+            draw_bands(axes[place], points, policy, list(shown))
+            draw_curve(axes[place], means, policy, list(shown))
+            if sweep_figures["saturation"][policy]["is_full"]:
+                draw_open_marker(axes[place], means[-1], policy, list(shown))
+        label_axes(axes[place], "arrivals (requests/s)", title)
+        make_axes_logarithmic(axes[place], "x", "y")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    drawing.suptitle(f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
-                     f"a large open marker: a policy is full and served less than {100 * KEPT_UP:.0f} % of what was "
-                     "asked for, at two rates in a row; other lines end at the highest rate tried")
-    return write(drawing, path)
+    drawing.suptitle(
+        f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
+        f"a large open marker: a policy is full and served less than {100 * MIN_SERVED_SHARE:.0f} % of what was "
+        "asked for, at two rates in a row; other lines end at the highest rate tried")
+    return save_figure(drawing, path)
 
 
-def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
+def plot_sweet_spot(path: Path, levels_by_policy: Mapping[str, FiguresByLevel], shape: str) -> Path:
     """Plot throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
-    drawing, [axes] = sheet(width=9.4, height=6.0)
-    swept = [policy for policy in each if policy.partition("-")[0] in SWEPT]
-    settings = [policy.partition("-")[0] for policy in swept]
-    offsets = cycle(OFFSETS)
-    for policy, levels in each.items():
+    drawing, [axes] = make_figure(width=9.4, height=6.0)
+    swept_policies = [policy for policy in levels_by_policy if policy.partition("-")[0] in SWEPT_SETTINGS]
+    settings = [policy.partition("-")[0] for policy in swept_policies]
+    offsets = cycle(LABEL_OFFSETS)
+    for policy, levels in levels_by_policy.items():
         points = [(1e3 * one["per_token_p50"].mean, one["tokens_per_second"].mean) for one in levels.values()]
-        curve(axes, points, policy, list(each), **({"linewidth": 0.7, "alpha": 0.8} if policy in swept else {}))
-        if policy in swept and settings.count(policy.partition("-")[0]) > 1:  # a single value needs no label
+        draw_curve(axes, points, policy, list(levels_by_policy),
+                   **({"linewidth": 0.7, "alpha": 0.8} if policy in swept_policies else {}))
+        if policy in swept_policies and settings.count(policy.partition("-")[0]) > 1:  # a single value needs no label
             offset = next(offsets)
             axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=offset, fontsize=9,
-                          color=look_of(policy, list(each)).color, ha="left" if offset[0] > 0 else "right")
-    name_axes(axes, "p50 of latency per token, waiting included (ms)", "throughput (tokens/s)",
-              f"{shape}: throughput against latency at rising rates; up and left is better")
-    logarithmic(axes, "x")
+                          color=get_policy_style(policy, list(levels_by_policy)).color,
+                          ha="left" if offset[0] > 0 else "right")
+    label_axes(axes, "p50 of latency per token, waiting included (ms)", "throughput (tokens/s)",
+               f"{shape}: throughput against latency at rising rates; up and left is better")
+    make_axes_logarithmic(axes, "x")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return write(drawing, path)
+    return save_figure(drawing, path)
 
 
-def users(path: Path, told: Told, shape: str) -> Path:
-    drawing, [axes] = sheet()
-    for policy, levels in told["policies"].items():
+def plot_users(path: Path, users_figures: FiguresMapping, shape: str) -> Path:
+    drawing, [axes] = make_figure()
+    for policy, levels in users_figures["policies"].items():
         points = [(level, one["by_alone"].mean) for level, one in levels.items()]
-        curve(axes, [point for point in points if isfinite(point[1])], policy, list(told["policies"]))
+        draw_curve(axes, [point for point in points if isfinite(point[1])], policy, list(users_figures["policies"]))
     axes.axhline(USERS_SLOWDOWN, color="black", linewidth=1, linestyle=(0, (6, 3)))
     axes.annotate("twice as long as alone", (1, USERS_SLOWDOWN), textcoords="offset points", xytext=(0, 4), fontsize=9)
-    name_axes(axes, "users, each asking again once answered", "p50 of latency per token / that of one alone",
-              f"{shape}: latency by number of users")
+    label_axes(axes, "users, each asking again once answered", "p50 of latency per token / that of one alone",
+               f"{shape}: latency by number of users")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
-    return write(drawing, path)
+    return save_figure(drawing, path)

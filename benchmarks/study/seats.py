@@ -4,29 +4,29 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from benchmarks.bench.load.record import Record
+from benchmarks.bench.load.record import RequestRecord
 
 
-class Seat(NamedTuple):
+class SlotStay(NamedTuple):
     slot: int
-    begin: float
+    start: float
     end: float
 
 
-def seats(stays: Iterable[tuple[float, float]]) -> list[Seat]:
+def assign_slots(intervals: Iterable[tuple[float, float]]) -> list[SlotStay]:
     """Assign each request, in order of begin, the lowest free slot."""
-    taken: list[tuple[float, int]] = []
-    free: list[int] = []
-    found = []
-    for begin, end in sorted(stays):
-        while taken and taken[0][0] <= begin:
-            heappush(free, heappop(taken)[1])
-        slot = heappop(free) if free else len(taken)
-        heappush(taken, (end, slot))
-        found.append(Seat(slot, begin, end))
-    return found
+    busy_slots: list[tuple[float, int]] = []
+    free_slots: list[int] = []
+    slot_stays = []
+    for start, end in sorted(intervals):
+        while busy_slots and busy_slots[0][0] <= start:
+            heappush(free_slots, heappop(busy_slots)[1])
+        slot = heappop(free_slots) if free_slots else len(busy_slots)
+        heappush(busy_slots, (end, slot))
+        slot_stays.append(SlotStay(slot, start, end))
+    return slot_stays
 
 
-def stays(records: Iterable[Record]) -> list[tuple[float, float]]:
+def list_streaming_intervals(records: Iterable[RequestRecord]) -> list[tuple[float, float]]:
     """Return the times of first and last token of each streamed request."""
     return [(record.times[0], record.times[-1]) for record in records if record.times]

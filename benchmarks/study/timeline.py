@@ -6,42 +6,44 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.policies import words
-from benchmarks.study.records import Taken
-from benchmarks.study.seats import seats, stays
-from benchmarks.study.style import name_axes, sheet, write
+from benchmarks.study.policies import format_policy_label
+from benchmarks.study.records import RunRecords
+from benchmarks.study.seats import assign_slots, list_streaming_intervals
+from benchmarks.study.style import label_axes, make_figure, save_figure
 
-ALONE = ("none", "nobatch")  # take much longer: only the beginning is shown
-SHOWN = ("none", "static", "pause", "mixed")
-ROOM = 1.03
-GREYS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
+UNBATCHED_POLICIES = ("none", "nobatch")  # take much longer: only the beginning is shown
+TIMELINE_POLICIES = ("none", "static", "pause", "mixed")
+TIME_AXIS_MARGIN = 1.03
+BAR_COLORS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
 
 
-def timeline(path: Path, takens: Sequence[Taken]) -> Path:
+def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
     """Plot the timelines of the first seed."""
-    first = min(taken.run.seed for taken in takens)
-    found = {taken.run.policy: taken for taken in takens if taken.run.seed == first}
-    shown = [found[policy] for policy in SHOWN if policy in found] or list(found.values())
-    drawing, axes = sheet(len(shown), 1, 10.0, 1.0 + 1.7 * len(shown))
-    ends = [max(record.ended for record in taken.records) for taken in shown]
-    batching = [end for taken, end in zip(shown, ends, strict=True) if taken.run.policy not in ALONE]
-    last = ROOM * max(batching or ends)
-    for place, taken, end in zip(axes, shown, ends, strict=True):
-        panel(place, taken)
-        place.set_xlim(0, last)
-        if end > last:
+    first_seed = min(taken.run.seed for taken in all_records)
+    records_by_policy = {taken.run.policy: taken for taken in all_records if taken.run.seed == first_seed}
+    shown_records = [records_by_policy[policy] for policy in TIMELINE_POLICIES
+                     if policy in records_by_policy] or list(records_by_policy.values())
+    figure, axes = make_figure(len(shown_records), 1, 10.0, 1.0 + 1.7 * len(shown_records))
+    ends = [max(record.ended for record in taken.records) for taken in shown_records]
+    batching_ends = [end for taken,
+                     end in zip(shown_records, ends, strict=True) if taken.run.policy not in UNBATCHED_POLICIES]
+    time_limit = TIME_AXIS_MARGIN * max(batching_ends or ends)
+    for place, taken, end in zip(axes, shown_records, ends, strict=True):
+        draw_panel(place, taken)
+        place.set_xlim(0, time_limit)
+        if end > time_limit:
             place.annotate(f"until {end:.3g} s", (1.0, 1.0), xycoords="axes fraction", textcoords="offset points",
                            xytext=(0, 4), ha="right", fontsize=9)
     axes[-1].set_xlabel("time (s)")
-    drawing.suptitle(f"{shown[0].run.shape}, workload {shown[0].run.workload}, seed {first}: a bar is a request, from "
-                     "its first token to its last")
-    return write(drawing, path)
+    figure.suptitle(f"{shown_records[0].run.shape}, workload {shown_records[0].run.workload}, seed {first_seed}: a bar "
+                    f"is a request, from " "its first token to its last")
+    return save_figure(figure, path)
 
 
-def panel(axes: Axes, taken: Taken) -> None:
-    for number, seat in enumerate(seats(stays(taken.records))):
-        axes.barh(seat.slot, seat.end - seat.begin, left=seat.begin, height=0.86, color=GREYS[number % len(GREYS)],
-                  edgecolor="black", linewidth=0.4)
-    name_axes(axes, "", "slot", words(taken.run.policy))
+def draw_panel(axes: Axes, run_records: RunRecords) -> None:
+    for number, slot_stay in enumerate(assign_slots(list_streaming_intervals(run_records.records))):
+        axes.barh(slot_stay.slot, slot_stay.end - slot_stay.start, left=slot_stay.start, height=0.86,
+                  color=BAR_COLORS[number % len(BAR_COLORS)], edgecolor="black", linewidth=0.4)
+    label_axes(axes, "", "slot", format_policy_label(run_records.run.policy))
     axes.set_ylim(max(3.6, *axes.get_ylim()), -0.6)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -9,15 +9,15 @@ from collections.abc import Hashable
 from hashlib import sha256
 from typing import NamedTuple
 
-MOST = 65_536
+MAX_DIGESTS = 65_536
 
 
-class Digests:
+class DigestCache:
     """Thread-safe map of digests by key, which drops the oldest entries."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, max_digests: int = MAX_DIGESTS) -> None:
         self._digests: OrderedDict[Hashable, str] = OrderedDict()
-        self._most = most
+        self._max_digests = max_digests
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> str:
@@ -28,19 +28,19 @@ class Digests:
         with self._lock:
             self._digests[key] = digest
             self._digests.move_to_end(key)
-            if len(self._digests) > self._most:
+            if len(self._digests) > self._max_digests:
                 self._digests.popitem(last=False)
 
-    def drop(self, key: Hashable) -> None:
+    def remove(self, key: Hashable) -> None:
         with self._lock:
             self._digests.pop(key, None)
 
 
-class Name(NamedTuple):
+class AdapterNameKey(NamedTuple):
     source: str
     name: str
-    opened_by: bytes  # hash of the token, which is not kept itself; empty for no token
+    token_hash: bytes  # hash of the token, which is not kept itself; empty for no token
 
 
-def known_by(source: str, name: str, token: str) -> Name:
-    return Name(source, name, sha256(token.encode()).digest() if token else b"")
+def make_name_key(source: str, name: str, token: str) -> AdapterNameKey:
+    return AdapterNameKey(source, name, sha256(token.encode()).digest() if token else b"")

@@ -10,107 +10,114 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.adapters.digest_cache import Digests, known_by
-from launcher.adapters.errors import Refused, called, understood
-from launcher.adapters.protocol import Fetch
-from launcher.adapters.remote_version import Sighting, Source
-from launcher.adapters.store import Store, Version
+from launcher.adapters.digest_cache import DigestCache, make_name_key
+from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
+from launcher.adapters.protocol import FetchRequest
+from launcher.adapters.remote_version import AdapterSource, RemoteVersion
+from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 
-AT_ONCE = 8  # maximum concurrent fetches per source
-
-
-class Fetched(NamedTuple):
-    version: Version
-    private: bool  # whether a token was needed to read the adapter
+MAX_CONCURRENT_FETCHES = 8  # maximum concurrent fetches per source
 
 
-class Fetching:
+class FetchedAdapter(NamedTuple):
+    version: AdapterVersion
+    is_private: bool  # whether a token was needed to read the adapter
+
+
+class AdapterFetcher:
     """Fetcher with one thread pool per source. `close` cancels queued fetches and waits for running ones."""
 
-    def __init__(self, store: Store, sources: Mapping[str, Source]) -> None:
+    def __init__(self, store: AdapterVersionStore, sources: Mapping[str, AdapterSource]) -> None:
         self._store, self._sources = store, sources
-        self._pools = {source: ThreadPoolExecutor(AT_ONCE, thread_name_prefix=source) for source in sources}
-        self._names, self._stamps = Digests(), Digests()
-        self._under_way: dict[Fetch, Future[Fetched]] = {}
+        self._pools = {source: ThreadPoolExecutor(MAX_CONCURRENT_FETCHES, thread_name_prefix=source)
+                       for source in sources}
+        self._digests_by_name, self._digests_by_stamp = DigestCache(), DigestCache()
+        self._fetches_in_flight: dict[FetchRequest, Future[FetchedAdapter]] = {}
         self._lock = threading.Lock()
 
-    def start(self, asked: Fetch) -> "Future[Fetched]":
-        """Return a future of the adapter, or of Refused, without waiting for the source."""
-        if self._sources[asked.source].is_far and not asked.fresh and (found := self._remembered(asked)):
-            done: Future[Fetched] = Future()
-            done.set_result(found)
+    def start_fetch(self, request: FetchRequest) -> "Future[FetchedAdapter]":
+        """Return a future of the adapter, or of AdapterError, without waiting for the source."""
+        if self._sources[request.source].is_remote and not request.skips_name_cache and (
+            remembered := self._find_remembered(request)):
+            done: Future[FetchedAdapter] = Future()
+            done.set_result(remembered)
             return done
-        same = replace(asked, fresh=False)
+        in_flight_key = replace(request, skips_name_cache=False)
         with self._lock:
-            if not asked.fresh and (begun := self._under_way.get(same)):
-                return begun
-            future = self._under_way[same] = self._pools[asked.source].submit(self._fetch, asked)
-        future.add_done_callback(lambda done: self._end(same, done))
+            if not request.skips_name_cache and (running_fetch := self._fetches_in_flight.get(in_flight_key)):
+                return running_fetch
+            future = self._fetches_in_flight[in_flight_key] = self._pools[request.source].submit(self._fetch, request)
+        future.add_done_callback(lambda done: self._remove_in_flight(in_flight_key, done))
         return future
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.shutdown(cancel_futures=True)
 
-    def _end(self, asked: Fetch, done: "Future[Fetched]") -> None:
+    def _remove_in_flight(self, request: FetchRequest, future: "Future[FetchedAdapter]") -> None:
         with self._lock:
-            if self._under_way.get(asked) is done:
-                del self._under_way[asked]
+            if self._fetches_in_flight.get(request) is future:
+                del self._fetches_in_flight[request]
 
     # -- in a thread
 
-    def _fetch(self, asked: Fetch) -> Fetched:
-        source = self._sources[asked.source]
+    def _fetch(self, request: FetchRequest) -> FetchedAdapter:
+        source = self._sources[request.source]
         try:
-            with understood(f"the adapter {called(asked.name)}"), source.look(asked) as sighting:
-                return self._taken(asked, sighting)
-        except Refused as refused:
-            if refused.kind == "unreachable" and (found := self._known(asked)):
+            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_remote_version(
+                request) as remote_version:
+                return self._store_and_remember(request, remote_version)
+        except AdapterError as refused:
+            if refused.kind == "unreachable" and (found := self._find_without_source(request)):
                 return found
-            self._forget(asked, refused)
+            self._forget_digests(request, refused)
             raise
 
-    def _known(self, asked: Fetch) -> Fetched | None:
+    def _find_without_source(self, request: FetchRequest) -> FetchedAdapter | None:
         """Return what is known of a remote adapter without its source: from memory or from this machine's caches."""
-        return (self._remembered(asked) or self._nearby(asked)) if self._sources[asked.source].is_far else None
+        return (self._find_remembered(request)
+                or self._find_local_copy(request)) if self._sources[request.source].is_remote else None
 
-    def _nearby(self, asked: Fetch) -> Fetched | None:
-        with understood(f"the adapter {called(asked.name)}"):
-            sighting = self._sources[asked.source].nearby(asked)
-            return Fetched(self._version(sighting), sighting.private) if sighting else None
+    def _find_local_copy(self, request: FetchRequest) -> FetchedAdapter | None:
+        with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"):
+            local_version = self._sources[request.source].find_local_copy(request)
+            return FetchedAdapter(self._get_or_download_version(local_version),
+                                  local_version.is_private) if local_version else None
 
-    def _taken(self, asked: Fetch, sighting: Sighting) -> Fetched:
+    def _store_and_remember(self, request: FetchRequest, remote_version: RemoteVersion) -> FetchedAdapter:
         """Store the adapter and remember its digest.
 
         If a token was needed, the adapter is not public, or no longer, so its entry without a token is dropped.
         """
-        version = self._version(sighting)
-        if sighting.token:
-            self._names.drop(known_by(asked.source, asked.name, ""))
-        self._names.put(known_by(asked.source, asked.name, sighting.token), version.digest)
-        return Fetched(version, sighting.private)
+        version = self._get_or_download_version(remote_version)
+        if remote_version.required_token:
+            self._digests_by_name.remove(make_name_key(request.source, request.name, ""))
+        self._digests_by_name.put(make_name_key(request.source, request.name, remote_version.required_token),
+                                  version.digest)
+        return FetchedAdapter(version, remote_version.is_private)
 
-    def _version(self, sighting: Sighting) -> Version:
-        known = self._stamps.get(sighting.stamp) if sighting.stamp is not None else ""
-        if known and (version := self._store.find(known)):
+    def _get_or_download_version(self, remote_version: RemoteVersion) -> AdapterVersion:
+        known_digest = self._digests_by_stamp.get(
+            remote_version.version_stamp) if remote_version.version_stamp is not None else ""
+        if known_digest and (version := self._store.find_version(known_digest)):
             return version
-        self._store.check_room(sighting.size)
-        with self._store.incoming() as incoming:
-            sighting.bring(incoming.folder)
-            version = self._store.publish(incoming.folder)
-        if sighting.stamp is not None:
-            self._stamps.put(sighting.stamp, version.digest)
+        self._store.make_room(remote_version.num_bytes_to_fetch)
+        with self._store.create_incoming_folder() as incoming:
+            remote_version.download_files(incoming.folder)
+            version = self._store.publish_version(incoming.folder)
+        if remote_version.version_stamp is not None:
+            self._digests_by_stamp.put(remote_version.version_stamp, version.digest)
         return version
 
-    def _remembered(self, asked: Fetch) -> Fetched | None:
-        for token in self._sources[asked.source].tokens(asked):
-            digest = self._names.get(known_by(asked.source, asked.name, token))
-            if digest and (version := self._store.find(digest)):
-                return Fetched(version, bool(token))
+    def _find_remembered(self, request: FetchRequest) -> FetchedAdapter | None:
+        for token in self._sources[request.source].list_tokens_to_try(request):
+            digest = self._digests_by_name.get(make_name_key(request.source, request.name, token))
+            if digest and (version := self._store.find_version(digest)):
+                return FetchedAdapter(version, bool(token))
         return None
 
-    def _forget(self, asked: Fetch, refused: Refused) -> None:
+    def _forget_digests(self, request: FetchRequest, error: AdapterError) -> None:
         """Drop the remembered digests if the source reports the adapter as missing or forbidden for all tokens."""
-        if refused.kind in {"missing", "forbidden"}:
-            for token in self._sources[asked.source].tokens(asked):
-                self._names.drop(known_by(asked.source, asked.name, token))
+        if error.kind in {"missing", "forbidden"}:
+            for token in self._sources[request.source].list_tokens_to_try(request):
+                self._digests_by_name.remove(make_name_key(request.source, request.name, token))

@@ -14,158 +14,164 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from launcher.adapters.errors import Refused, called
-from launcher.adapters.store import Version
+from launcher.adapters.errors import AdapterError, quote_name
+from launcher.adapters.store import AdapterVersion
 
-SOURCES = ("hub", "local", "s3", "pbase")
-LONGEST_NAME = 4096  # characters
-DIGEST = re.compile(r"[0-9a-f]{64}")
-TOKEN = re.compile(r"[!-~]*")
-PBASE = ("the source `pbase` is Predibase's registry, which is not served; fetch the adapter from there and serve it "
-         "from the sources `local`, `s3` or `hub`")
-Id = int | str | None
+SOURCE_NAMES = ("hub", "local", "s3", "pbase")
+MAX_NAME_LENGTH = 4096  # characters
+DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
+TOKEN_PATTERN = re.compile(r"[!-~]*")
+PBASE_UNSUPPORTED_ERROR = (
+    "the source `pbase` is Predibase's registry, which is not served; fetch the adapter from there and serve it "
+    "from the sources `local`, `s3` or `hub`")
+RequestId = int | str | None
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchRequest:
     source: str
     name: str
     token: str = field(default="", repr=False)
-    own_token: bool = False  # whether the server's own token may be used
-    fresh: bool = False  # whether to ask the source even if the name was resolved before
+    may_use_server_token: bool = False  # whether the server's own token may be used
+    skips_name_cache: bool = False  # whether to ask the source even if the name was resolved before
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AccessCheckRequest:
     source: str
     name: str
     token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinRequest:
     digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeRequest:
     digests: tuple[str, ...]
     weights: tuple[float, ...]
     strategy: str
     density: float
-    sign: str
+    sign_method: str
 
     @property
-    def key(self) -> str:
+    def content_hash(self) -> str:
         """Hash of all fields: merges with equal keys have equal results."""
-        asked = [self.digests, self.weights, self.strategy, self.density, self.sign]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        fields = [self.digests, self.weights, self.strategy, self.density, self.sign_method]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
     @property
     def seed(self) -> int:
-        return int(self.key[:16], 16)
+        return int(self.content_hash[:16], 16)
 
 
-Order = Fetch | Allowed | Pin | Merge
+StoreRequest = FetchRequest | AccessCheckRequest | PinRequest | MergeRequest
 
 
-def read_id(line: bytes) -> tuple[Id, dict[str, Any]]:
-    """Return the id of a request and its other fields. Raises Refused."""
+def parse_request_id(line: bytes) -> tuple[RequestId, dict[str, Any]]:
+    """Return the id of a request and its other fields. Raises AdapterError."""
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError):
-        raise Refused("invalid", "a request is a JSON object on a line") from None
-    number = told.pop("id", None) if isinstance(told, dict) else None
-    if type(number) not in {int, str}:
-        raise Refused("invalid", "a request is a JSON object with an id, a number or a string")
-    return number, told
+        raise AdapterError("invalid", "a request is a JSON object on a line") from None
+    request_id = fields.pop("id", None) if isinstance(fields, dict) else None
+    if type(request_id) not in {int, str}:
+        raise AdapterError("invalid", "a request is a JSON object with an id, a number or a string")
+    return request_id, fields
 
 
-def read_order(told: Mapping[str, Any]) -> Order:
-    """Parse a request. Raises Refused if it is invalid."""
-    op = told.get("op")
-    if not isinstance(op, str) or op not in READERS:
-        raise Refused("invalid", f"op must be one of {', '.join(READERS)}, got {op!r:.50}")
-    return READERS[op](told)
+def parse_request(fields: Mapping[str, Any]) -> StoreRequest:
+    """Parse a request. Raises AdapterError if it is invalid."""
+    op = fields.get("op")
+    if not isinstance(op, str) or op not in REQUEST_PARSERS:
+        raise AdapterError("invalid", f"op must be one of {', '.join(REQUEST_PARSERS)}, got {op!r:.50}")
+    return REQUEST_PARSERS[op](fields)
 
 
-def read_fetch(told: Mapping[str, Any]) -> Fetch:
-    return Fetch(read_source(told), read_name(told), read_token(told), given(told, "own_token", bool, False),
-                 given(told, "fresh", bool, False))
+def parse_fetch_request(fields: Mapping[str, Any]) -> FetchRequest:
+    return FetchRequest(parse_source_name(fields), parse_adapter_name(fields), parse_token(fields),
+                        get_typed_field(fields, "own_token", bool, False),
+                        get_typed_field(fields, "fresh", bool, False))
 
 
-def read_allowed(told: Mapping[str, Any]) -> Allowed:
-    return Allowed(read_source(told), read_name(told), read_token(told))
+def parse_access_check_request(fields: Mapping[str, Any]) -> AccessCheckRequest:
+    return AccessCheckRequest(parse_source_name(fields), parse_adapter_name(fields), parse_token(fields))
 
 
-def read_pin(told: Mapping[str, Any]) -> Pin:
-    return Pin(read_digests(told))
+def parse_pin_request(fields: Mapping[str, Any]) -> PinRequest:
+    return PinRequest(parse_digests(fields))
 
 
-def read_merge(told: Mapping[str, Any]) -> Merge:
-    digests, weights = read_digests(told), given(told, "weights", list)
-    density = read_number(given(told, "density", object), "density")
+def parse_merge_request(fields: Mapping[str, Any]) -> MergeRequest:
+    digests, weights = parse_digests(fields), get_typed_field(fields, "weights", list)
+    density = parse_number(get_typed_field(fields, "density", object), "density")
     if not digests or len(digests) != len(weights):
-        raise Refused("invalid", f"a merge has a weight for each of its adapters, got {len(weights)} for "
-                                 f"{len(digests)}")
+        raise AdapterError("invalid", f"a merge has a weight for each of its adapters, got {len(weights)} for "
+                           f"{len(digests)}")
     if not 0 <= density <= 1:
-        raise Refused("invalid", f"density must be from 0 to 1, got {density}")
-    return Merge(digests, tuple(read_number(weight, "a weight") for weight in weights),
-                 given(told, "strategy", str), density, given(told, "sign", str))
+        raise AdapterError("invalid", f"density must be from 0 to 1, got {density}")
+    return MergeRequest(digests, tuple(parse_number(weight, "a weight") for weight in weights),
+                        get_typed_field(fields, "strategy", str), density, get_typed_field(fields, "sign", str))
 
 
-READERS: Mapping[str, Callable[[Mapping[str, Any]], Order]] = {
-    "fetch": read_fetch, "allowed": read_allowed, "pin": read_pin, "merge": read_merge}
+REQUEST_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], StoreRequest]] = {
+    "fetch": parse_fetch_request, "allowed": parse_access_check_request, "pin": parse_pin_request,
+    "merge": parse_merge_request}
 
 
-def read_source(told: Mapping[str, Any]) -> str:
-    source = given(told, "source", str)
+def parse_source_name(fields: Mapping[str, Any]) -> str:
+    source = get_typed_field(fields, "source", str)
     if source == "pbase":
-        raise Refused("invalid", PBASE)
-    if source not in SOURCES:
-        raise Refused("invalid", f"the source of an adapter must be one of {', '.join(SOURCES)}, got {called(source)}")
+        raise AdapterError("invalid", PBASE_UNSUPPORTED_ERROR)
+    if source not in SOURCE_NAMES:
+        raise AdapterError(
+            "invalid", f"the source of an adapter must be one of {', '.join(SOURCE_NAMES)}, got {quote_name(source)}")
     return source
 
 
-def read_name(told: Mapping[str, Any]) -> str:
-    name = given(told, "name", str)
+def parse_adapter_name(fields: Mapping[str, Any]) -> str:
+    name = get_typed_field(fields, "name", str)
     if not name:
-        raise Refused("invalid", "the name of the adapter is empty")
-    if len(name) > LONGEST_NAME:
-        raise Refused("invalid", f"the name of an adapter must have at most {LONGEST_NAME} characters, this one has "
-                                 f"{len(name)}")
+        raise AdapterError("invalid", "the name of the adapter is empty")
+    if len(name) > MAX_NAME_LENGTH:
+        raise AdapterError("invalid",
+                           f"the name of an adapter must have at most {MAX_NAME_LENGTH} characters, this one has "
+                           f"{len(name)}")
     return name
 
 
-def read_token(told: Mapping[str, Any]) -> str:
-    token = given(told, "token", str, "")
-    if not TOKEN.fullmatch(token):
-        raise Refused("forbidden", "the token of the request holds characters that no token has")
+def parse_token(fields: Mapping[str, Any]) -> str:
+    token = get_typed_field(fields, "token", str, "")
+    if not TOKEN_PATTERN.fullmatch(token):
+        raise AdapterError("forbidden", "the token of the request holds characters that no token has")
     return token
 
 
-def read_digests(told: Mapping[str, Any]) -> tuple[str, ...]:
-    digests = given(told, "digests", list)
-    if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in digests):
-        raise Refused("invalid", "digests must be a list of SHA-256 digests in hexadecimal digits")
+def parse_digests(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    digests = get_typed_field(fields, "digests", list)
+    if not all(isinstance(digest, str) and DIGEST_PATTERN.fullmatch(digest) for digest in digests):
+        raise AdapterError("invalid", "digests must be a list of SHA-256 digests in hexadecimal digits")
     return tuple(digests)
 
 
-def read_number(value: object, what: str) -> float:
+def parse_number(value: object, field_name: str) -> float:
     if type(value) not in {int, float} or not math.isfinite(value):  # type: ignore[arg-type]  # it is a number there
-        raise Refused("invalid", f"{what} must be a number, got {value!r:.50}")
+        raise AdapterError("invalid", f"{field_name} must be a number, got {value!r:.50}")
     return float(value)  # type: ignore[arg-type]  # likewise
 
 
-def given(told: Mapping[str, Any], name: str, kind: type[Value], default: Value | None = None) -> Value:
-    value = told.get(name, default)
-    if not isinstance(value, kind):
+def get_typed_field(fields: Mapping[str, Any], name: str, expected_type: type[Value],
+                    default: Value | None = None) -> Value:
+    value = fields.get(name, default)
+    if not isinstance(value, expected_type):
         # The value itself may be a secret.
-        raise Refused("invalid", f"{name} must be {kind.__name__}, got {type(value).__name__}")
+        raise AdapterError("invalid", f"{name} must be {expected_type.__name__}, got {type(value).__name__}")
     return value
 
 
-def described(version: Version, *, private: bool) -> dict[str, Any]:
-    return {"digest": version.digest, "folder": str(version.folder), "bytes": version.contents.bytes,
-            "takes": version.contents.takes, "base": version.contents.base, "private": private}
+def make_version_reply(version: AdapterVersion, *, is_private: bool) -> dict[str, Any]:
+    return {"digest": version.digest, "folder": str(version.folder), "bytes": version.contents.file_bytes,
+            "takes": version.contents.max_loaded_bytes, "base": version.contents.base_model, "private": is_private}

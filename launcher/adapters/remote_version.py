@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from launcher.adapters.protocol import Fetch
+from launcher.adapters.protocol import FetchRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    size: int  # bytes still to be fetched
-    bring: Callable[[Path], None]  # fetch both files into a folder; raises Refused, ValueError or OSError
-    stamp: Hashable = None  # equal stamps mean equal contents; None if nothing guarantees that
-    token: str = ""  # the token that was needed to read it; empty if it is public
-    private: bool = False
+class RemoteVersion:
+    num_bytes_to_fetch: int  # bytes still to be fetched
+    download_files: Callable[[Path], None]  # fetch both files into a folder; raises AdapterError, ValueError or OSError
+    version_stamp: Hashable = None  # equal stamps mean equal contents; None if nothing guarantees that
+    required_token: str = ""  # the token that was needed to read it; empty if it is public
+    is_private: bool = False
 
 
-class Source(Protocol):
-    is_far: bool  # whether asking the source is slow, so that its last answer may be reused
+class AdapterSource(Protocol):
+    is_remote: bool  # whether asking the source is slow, so that its last answer may be reused
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:
+    def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
         """Return the tokens that the source tries, in this order."""
 
-    def look(self, asked: Fetch) -> AbstractContextManager[Sighting]:
-        """Return what the source has under the name. Raises Refused, of kind `unreachable` if that is not known."""
+    def open_remote_version(self, request: FetchRequest) -> AbstractContextManager[RemoteVersion]:
+        """Return what the source has under the name. Raises AdapterError, `unreachable` if it is not known."""
 
-    def nearby(self, asked: Fetch) -> Sighting | None:
+    def find_local_copy(self, request: FetchRequest) -> RemoteVersion | None:
         """Return a copy on this machine, for use when the source is unreachable, or None."""

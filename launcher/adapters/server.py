@@ -1,4 +1,5 @@
-"""Adapter store as a process: `python -P -m launcher.adapters.server JSON`, where JSON is a `Settings` object.
+"""Adapter store as a process: `python -P -m launcher.adapters.server JSON`, where JSON is an `AdapterStoreSettings`
+object.
 
 The first line of standard input is the server's own token for the Hub, or empty. Each later line is a request
 (launcher/adapters/protocol.py); its reply is a line on standard output with the same id, and replies come in any order.
@@ -17,158 +18,172 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.adapters.errors import Refused, called, understood
-from launcher.adapters.fetch import Fetched, Fetching
-from launcher.adapters.merge import Merging
-from launcher.adapters.protocol import Allowed, Fetch, Id, Merge, Order, Pin, described, read_id, read_order
+from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
+from launcher.adapters.fetch import AdapterFetcher, FetchedAdapter
+from launcher.adapters.merge import AdapterMerger
+from launcher.adapters.protocol import (
+    AccessCheckRequest,
+    FetchRequest,
+    MergeRequest,
+    PinRequest,
+    RequestId,
+    StoreRequest,
+    make_version_reply,
+    parse_request,
+    parse_request_id,
+)
 from launcher.adapters.sources import bucket
-from launcher.adapters.sources.hub import HubSettings, HubSource
+from launcher.adapters.sources.hub import HubSource, HubSourceSettings
 from launcher.adapters.sources.local import LocalSource
 from launcher.adapters.sources.s3 import S3Source
-from launcher.adapters.store import Store, Version
-from launcher.output import PLAIN
-from launcher.supervisor.plan import python_module
+from launcher.adapters.store import AdapterVersion, AdapterVersionStore
+from launcher.output import PLAIN_OUTPUT
+from launcher.supervisor.plan import python_module_command
 
-MERGE = python_module("shard.adapters.merge_command")
-QUESTIONS_AT_ONCE = 8  # maximum concurrent checks whether a token may read an adapter
-NICENESS = 10  # steps of the model have priority, also where the shards use every core
+MERGE_COMMAND = python_module_command("shard.adapters.merge_command")
+MAX_CONCURRENT_ACCESS_CHECKS = 8  # maximum concurrent checks whether a token may read an adapter
+PROCESS_NICENESS = 10  # steps of the model have priority, also where the shards use every core
 
-Answer = Mapping[str, Any]
+Reply = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    store: str
-    root: str  # root folder of the source `local`, or "" if that source is disabled
-    most_bytes: int
+class AdapterStoreSettings:
+    store_folder: str
+    local_root: str  # root folder of the source `local`, or "" if that source is disabled
+    max_bytes: int
     endpoint: str
-    client: str  # the User-Agent for the Hub
-    offline: str  # name of the variable that forbids connections to the Hub, or ""
+    user_agent: str  # the User-Agent for the Hub
+    offline_variable: str  # name of the variable that forbids connections to the Hub, or ""
     hub_cache: str
 
 
-class Parts(NamedTuple):
+class StoreComponents(NamedTuple):
     """Components that handle the requests."""
 
-    store: Store
-    hub: HubSource
-    fetching: Fetching
-    merging: Merging
+    store: AdapterVersionStore
+    hub_source: HubSource
+    fetcher: AdapterFetcher
+    merger: AdapterMerger
 
 
-class Desk:
+class RequestDispatcher:
     """Dispatcher of requests, which sends each reply when it is ready. `close` ends merges and waits for other work."""
 
-    def __init__(self, parts: Parts, say: Callable[[Answer], None]) -> None:
-        self._parts, self._say = parts, say
-        self._questions = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="questions")
-        self._pins = ThreadPoolExecutor(1, thread_name_prefix="pins")  # one thread: pins apply in order of arrival
+    def __init__(self, components: StoreComponents, send_reply: Callable[[Reply], None]) -> None:
+        self._components, self._send_reply = components, send_reply
+        self._access_check_executor = ThreadPoolExecutor(MAX_CONCURRENT_ACCESS_CHECKS, thread_name_prefix="questions")
+        # one thread: pins apply in order of arrival
+        self._pin_executor = ThreadPoolExecutor(1, thread_name_prefix="pins")
 
-    def hear(self, line: bytes) -> None:
-        number: Id = None
+    def handle_request_line(self, line: bytes) -> None:
+        request_id: RequestId = None
         try:
-            with understood("what was asked for"):
-                number, told = read_id(line)
-                self._begin(number, read_order(told))
-        except Refused as refused:
-            self._say({"id": number, **failure(refused)})
+            with convert_errors_to_adapter_error("what was asked for"):
+                request_id, fields = parse_request_id(line)
+                self._start_request(request_id, parse_request(fields))
+        except AdapterError as refused:
+            self._send_reply({"id": request_id, **make_error_reply(refused)})
 
     def close(self) -> None:
-        self._parts.merging.close()
-        self._parts.fetching.close()
-        self._questions.shutdown()
-        self._pins.shutdown()
-        self._parts.store.close()
+        self._components.merger.close()
+        self._components.fetcher.close()
+        self._access_check_executor.shutdown()
+        self._pin_executor.shutdown()
+        self._components.store.close()
 
-    def _begin(self, number: Id, order: Order) -> None:
-        match order:
-            case Fetch():
-                self._promise(number, self._parts.fetching.start(order), fetched)
-            case Merge():
-                self._promise(number, self._parts.merging.start(order), merged)
-            case Allowed():
-                self._promise(number, self._questions.submit(self._allowed, order), dict)
-            case Pin():
-                self._promise(number, self._pins.submit(self._pin, order), dict)
+    def _start_request(self, request_id: RequestId, request: StoreRequest) -> None:
+        match request:
+            case FetchRequest():
+                self._reply_when_done(request_id, self._components.fetcher.start_fetch(request), make_fetch_reply)
+            case MergeRequest():
+                self._reply_when_done(request_id, self._components.merger.start_merge(request), make_merge_reply)
+            case AccessCheckRequest():
+                self._reply_when_done(request_id, self._access_check_executor.submit(self._check_access, request), dict)
+            case PinRequest():
+                self._reply_when_done(request_id, self._pin_executor.submit(self._replace_pins, request), dict)
 
-    def _promise(self, number: Id, future: "Future[Any]", answer: Callable[[Any], Answer]) -> None:
-        future.add_done_callback(lambda done: self._say({"id": number, **said(done, answer)}))
+    def _reply_when_done(self, request_id: RequestId, future: "Future[Any]",
+                         make_reply: Callable[[Any], Reply]) -> None:
+        future.add_done_callback(lambda done: self._send_reply({"id": request_id,
+                                                                **make_reply_or_error(done, make_reply)}))
 
-    def _allowed(self, asked: Allowed) -> Answer:
-        """Reply that access is allowed. Raises Refused if not; only the source `hub` uses tokens."""
-        if asked.source == "hub":
-            with understood(f"the adapter {called(asked.name)}"):
-                self._parts.hub.check_allowed(asked)
+    def _check_access(self, request: AccessCheckRequest) -> Reply:
+        """Reply that access is allowed. Raises AdapterError if not; only the source `hub` uses tokens."""
+        if request.source == "hub":
+            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"):
+                self._components.hub_source.check_access(request)
         return {"allowed": True}
 
-    def _pin(self, asked: Pin) -> Answer:
+    def _replace_pins(self, request: PinRequest) -> Reply:
         """Replace the pins and reply with the digests that are no longer stored and must be fetched again."""
-        with understood("what is in use"):
-            missing = self._parts.store.pin(asked.digests)
+        with convert_errors_to_adapter_error("what is in use"):
+            missing = self._components.store.replace_pins(request.digests)
         return {"missing": missing} if missing else {}
 
 
-def said(done: "Future[Any]", answer: Callable[[Any], Answer]) -> Answer:
+def make_reply_or_error(future: "Future[Any]", make_reply: Callable[[Any], Reply]) -> Reply:
     try:
-        with understood("what was asked for"):
-            return answer(done.result())
-    except Refused as refused:
-        return failure(refused)
+        with convert_errors_to_adapter_error("what was asked for"):
+            return make_reply(future.result())
+    except AdapterError as refused:
+        return make_error_reply(refused)
 
 
-def failure(refused: Refused) -> Answer:
-    return {"error": str(refused), "kind": refused.kind}
+def make_error_reply(error: AdapterError) -> Reply:
+    return {"error": str(error), "kind": error.kind}
 
 
-def fetched(found: Fetched) -> Answer:
-    return described(found.version, private=found.private)
+def make_fetch_reply(adapter: FetchedAdapter) -> Reply:
+    return make_version_reply(adapter.version, is_private=adapter.is_private)
 
 
-def merged(version: Version) -> Answer:
+def make_merge_reply(version: AdapterVersion) -> Reply:
     """Return the reply to a merge, never marked as private: access to its parts decides about access to it."""
-    return described(version, private=False)
+    return make_version_reply(version, is_private=False)
 
 
-class Mouth:
+class ReplyWriter:
     """Thread-safe writer of reply lines. Ends the process if the reader has closed the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
 
-    def say(self, answer: Answer) -> None:
-        left = memoryview(json.dumps(answer).encode() + b"\n")
+    def write_reply(self, reply: Reply) -> None:
+        unwritten = memoryview(json.dumps(reply).encode() + b"\n")
         with self._lock:
             try:
-                while left:
-                    left = left[os.write(self._descriptor, left):]
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten):]
             except BrokenPipeError:
                 os._exit(1)
 
 
-def make_parts(settings: Settings, token: str, environment: Mapping[str, str]) -> Parts:
-    store = Store(Path(settings.store), settings.most_bytes)
-    hub = HubSource(HubSettings(settings.endpoint, settings.client, settings.offline, store.folder / "hub",
-                              Path(settings.hub_cache), token))
-    s3 = S3Source(partial(bucket.connect, environment), environment)
-    fetching = Fetching(store, {"hub": hub, "local": LocalSource(settings.root), "s3": s3})
-    return Parts(store, hub, fetching, Merging(store, MERGE))
+def make_store_components(settings: AdapterStoreSettings, server_token: str,
+                          environment: Mapping[str, str]) -> StoreComponents:
+    store = AdapterVersionStore(Path(settings.store_folder), settings.max_bytes)
+    hub = HubSource(HubSourceSettings(settings.endpoint, settings.user_agent, settings.offline_variable,
+                                      store.folder / "hub", Path(settings.hub_cache), server_token))
+    s3 = S3Source(partial(bucket.connect_to_s3, environment), environment)
+    fetching = AdapterFetcher(store, {"hub": hub, "local": LocalSource(settings.local_root), "s3": s3})
+    return StoreComponents(store, hub, fetching, AdapterMerger(store, MERGE_COMMAND))
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="weft: %(message)s")
-    os.nice(NICENESS)
-    settings = Settings(**json.loads(sys.argv[1]))
+    os.nice(PROCESS_NICENESS)
+    settings = AdapterStoreSettings(**json.loads(sys.argv[1]))
     token = sys.stdin.buffer.readline().decode().strip()
     try:
-        parts = make_parts(settings, token, os.environ)
+        components = make_store_components(settings, token, os.environ)
     except OSError as error:
-        PLAIN.say(f"cannot keep adapters in {settings.store}: {error.strerror}", logging.ERROR)
+        PLAIN_OUTPUT.log(f"cannot keep adapters in {settings.store_folder}: {error.strerror}", logging.ERROR)
         raise SystemExit(1) from None
-    desk = Desk(parts, Mouth(sys.stdout.fileno()).say)
+    dispatcher = RequestDispatcher(components, ReplyWriter(sys.stdout.fileno()).write_reply)
     for line in sys.stdin.buffer:
-        desk.hear(line)
-    parts.merging.kill()
+        dispatcher.handle_request_line(line)
+    components.merger.kill_running_merge()
     os._exit(0)  # without waiting for downloads: the next process resumes them
 
 

@@ -8,7 +8,7 @@
     lock               held by any process while it adds a version or removes one
 
 A folder is renamed into `versions` when it is complete, checked and synced, and renamed out of it to be removed. A
-process that dies leaves incomplete folders only in `incoming`, where the next process removes them.
+process that dies leaves incomplete folders only in `create_incoming_folder`, where the next process removes them.
 """
 
 import fcntl
@@ -22,194 +22,201 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from launcher.adapters.contents import Contents, digest_of, read_contents
-from launcher.adapters.errors import Kind, Refused
-from launcher.adapters.pins import Pins
-from launcher.hub.progress_bar import amount
+from launcher.adapters.contents import AdapterContents, compute_digest, read_adapter_contents
+from launcher.adapters.errors import AdapterError, AdapterErrorKind
+from launcher.adapters.pins import PinFile
+from launcher.hub.progress_bar import format_bytes
 
-ABANDONED = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
-FOLDERS = ("versions", "incoming", "pins", "merged", "hub")
+ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
+STORE_SUBFOLDERS = ("versions", "incoming", "pins", "merged", "hub")
 
 
-class Version(NamedTuple):
+class AdapterVersion(NamedTuple):
     digest: str
     folder: Path
-    contents: Contents
+    contents: AdapterContents
 
 
-class Incoming(NamedTuple):
+class IncomingFolder(NamedTuple):
     folder: Path
-    descriptor: int  # holds the folder's lock, also in a child process that inherits it
+    lock_descriptor: int  # holds the folder's lock, also in a child process that inherits it
 
 
-class Store:
+class AdapterVersionStore:
     """Thread-safe store of adapters within a disk budget. `close` releases its pins."""
 
-    def __init__(self, folder: Path, most_bytes: int, now: Callable[[], int] = time.time_ns) -> None:
-        self.folder, self._most, self._now = folder, most_bytes, now
-        self._contents: dict[str, Contents] = {}
-        self._needed: dict[str, tuple[str, ...]] = {}
-        self._sizes: dict[str, int] = {}  # bytes of versions, each measured once
-        for name in FOLDERS:
+    def __init__(self, folder: Path, max_bytes: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.folder, self._max_bytes, self._clock_ns = folder, max_bytes, clock_ns
+        self._contents_by_digest: dict[str, AdapterContents] = {}
+        self._protected_digests: dict[str, tuple[str, ...]] = {}
+        self._bytes_by_digest: dict[str, int] = {}  # bytes of versions, each measured once
+        for name in STORE_SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
-            self._pins = Pins(folder / "pins")
-            self._clear_left()
-            self._shrink(0)
+        with self._lock_store():
+            self._pin_file = PinFile(folder / "pins")
+            self._remove_abandoned_files()
+            self._evict_to_fit(0)
 
     def close(self) -> None:
-        self._pins.close()
+        self._pin_file.close()
 
-    def find(self, digest: str) -> Version | None:
+    def find_version(self, digest: str) -> AdapterVersion | None:
         """Return a stored version and mark it as used now, or return None."""
         folder = self.folder / "versions" / digest
         try:
-            os.utime(folder, ns=(self._now(),) * 2)
-            if digest not in self._contents:
-                self._contents[digest] = read_contents(folder)
+            os.utime(folder, ns=(self._clock_ns(),) * 2)
+            if digest not in self._contents_by_digest:
+                self._contents_by_digest[digest] = read_adapter_contents(folder)
         except FileNotFoundError:
-            self._contents.pop(digest, None)
+            self._contents_by_digest.pop(digest, None)
             return None
-        return Version(digest, folder, self._contents[digest])
+        return AdapterVersion(digest, folder, self._contents_by_digest[digest])
 
-    def pin(self, digests: Collection[str]) -> list[str]:
+    def replace_pins(self, digests: Collection[str]) -> list[str]:
         """Replace the pins: these versions must not be evicted. Return the digests that are no longer stored."""
-        return self._need(pinned=tuple(digests))
+        return self._update_protected(pinned=tuple(digests))
 
     @contextmanager
-    def holding(self, digests: Collection[str]) -> Iterator[list[str]]:
+    def protect_versions(self, digests: Collection[str]) -> Iterator[list[str]]:
         """Protect versions from eviction inside the context, in addition to the pins. Cannot be nested.
 
         Yields the digests that are no longer stored.
         """
         try:
-            yield self._need(read=tuple(digests))
+            yield self._update_protected(read=tuple(digests))
         finally:
-            self._need(read=())
+            self._update_protected(read=())
 
-    def _need(self, **digests: tuple[str, ...]) -> list[str]:
-        with self._locked():
-            self._needed |= digests
-            needed = dict.fromkeys(chain.from_iterable(self._needed.values()))
-            self._pins.put(needed)
-            return [digest for digest in needed if not (self.folder / "versions" / digest).is_dir()]
+    def _update_protected(self, **digests_by_reason: tuple[str, ...]) -> list[str]:
+        with self._lock_store():
+            self._protected_digests |= digests_by_reason
+            protected = dict.fromkeys(chain.from_iterable(self._protected_digests.values()))
+            self._pin_file.write_pins(protected)
+            return [digest for digest in protected if not (self.folder / "versions" / digest).is_dir()]
 
     @contextmanager
-    def incoming(self) -> Iterator[Incoming]:
+    def create_incoming_folder(self) -> Iterator[IncomingFolder]:
         """Yield an empty, locked folder, which is removed at the end unless it was published."""
         folder = self.folder / "incoming" / uuid4().hex
-        with self._locked():
+        with self._lock_store():
             folder.mkdir(mode=0o700)
-            descriptor = held(folder)
-        with released(descriptor):
+            descriptor = lock_folder(folder)
+        with close_on_exit(descriptor):
             try:
-                yield Incoming(folder, descriptor)
+                yield IncomingFolder(folder, descriptor)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def check_room(self, size: int) -> None:
-        """Make room on the disk for `size` more bytes before they are fetched. Raises Refused if that is impossible."""
-        with self._locked():
-            kept = self._kept()
-            pinned = self._check_budget(kept, size)
-            free = self._free()
-            if size > free + sum(kept[digest] for digest in kept.keys() - pinned):
-                raise Refused("no_room", f"the disk is too small: {amount(size)} are to come, and {amount(free)} are "
-                                         f"free in {self.folder}")
-            leavers = self._leavers(kept.keys() - pinned)
-            while size > self._free() and (oldest := next(leavers, None)):
-                self._remove(oldest)
+    def make_room(self, num_bytes: int) -> None:
+        """Make room on the disk for `num_bytes` more bytes before they are fetched. Raises AdapterError if that is
+        impossible."""
+        with self._lock_store():
+            bytes_by_digest = self._measure_versions()
+            pinned = self._check_budget(bytes_by_digest, num_bytes)
+            free_bytes = self._get_free_disk_bytes()
+            if num_bytes > free_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() - pinned):
+                raise AdapterError(
+                    "no_room",
+                    f"the disk is too small: {format_bytes(num_bytes)} are to come, and {format_bytes(free_bytes)} are "
+                    f"free in {self.folder}")
+            eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys() - pinned)
+            while num_bytes > self._get_free_disk_bytes() and (oldest := next(eviction_candidates, None)):
+                self._delete_version(oldest)
 
-    def publish(self, folder: Path) -> Version:
+    def publish_version(self, folder: Path) -> AdapterVersion:
         """Move a folder from `incoming` to `versions`, unless that version is stored already.
 
-        Raises ValueError if it is no adapter, Refused if there is no room, OSError.
+        Raises ValueError if it is no adapter, AdapterError if there is no room, OSError.
         """
-        contents = read_contents(folder)
-        digest = digest_of(folder)
-        write_through(folder)
-        with self._locked():
+        contents = read_adapter_contents(folder)
+        digest = compute_digest(folder)
+        sync_folder(folder)
+        with self._lock_store():
             target = self.folder / "versions" / digest
             if not target.is_dir():
-                self._shrink(contents.bytes)
+                self._evict_to_fit(contents.file_bytes)
                 folder.rename(target)
-                sync(target.parent)
-            os.utime(target, ns=(self._now(),) * 2)
-            self._contents[digest] = contents
-        return Version(digest, target, contents)
+                sync_path(target.parent)
+            os.utime(target, ns=(self._clock_ns(),) * 2)
+            self._contents_by_digest[digest] = contents
+        return AdapterVersion(digest, target, contents)
 
     # -- under the lock
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock_store(self) -> Iterator[None]:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with released(descriptor):
+        with close_on_exit(descriptor):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
-    def _kept(self) -> dict[str, int]:
+    def _measure_versions(self) -> dict[str, int]:
         """Return the bytes of each version. Sizes are cached, since a version never changes."""
-        names, known = os.listdir(self.folder / "versions"), self._sizes
-        self._sizes = {name: known[name] if name in known else self._size(name) for name in names}
-        return self._sizes
+        names, known_sizes = os.listdir(self.folder / "versions"), self._bytes_by_digest
+        self._bytes_by_digest = {name: known_sizes[name] if name in known_sizes else self._measure_version(name)
+                                 for name in names}
+        return self._bytes_by_digest
 
-    def _size(self, digest: str) -> int:
+    def _measure_version(self, digest: str) -> int:
         return sum(file.stat().st_size for file in (self.folder / "versions" / digest).iterdir())
 
-    def _leavers(self, digests: Iterable[str]) -> Iterator[str]:
+    def _order_eviction_candidates(self, digests: Iterable[str]) -> Iterator[str]:
         """Yield the candidates for eviction, least recently used first. Lazy: reads no mtime unless one is needed."""
         yield from sorted(digests, key=lambda digest: (self.folder / "versions" / digest).stat().st_mtime_ns)
 
-    def _check_budget(self, kept: Mapping[str, int], size: int) -> set[str]:
-        """Return the pinned digests. Raises Refused if `size` bytes do not fit into the budget beside them."""
-        pinned = self._pins.everybodys()
-        needed = sum(kept[digest] for digest in kept.keys() & pinned)
-        if size and needed + size > self._most:
-            kind: Kind = "no_room" if needed else "invalid"  # an adapter above the whole budget need not wait
-            raise Refused(kind, f"an adapter of {amount(size)} does not fit: adapters may take "
-                                f"{amount(self._most)} on disk (--adapter-disk-gb), and {amount(needed)} are in use")
+    def _check_budget(self, bytes_by_digest: Mapping[str, int], num_bytes: int) -> set[str]:
+        """Return the pinned digests. Raises AdapterError if `num_bytes` do not fit into the budget beside them."""
+        pinned = self._pin_file.read_pins_of_all_processes()
+        pinned_bytes = sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() & pinned)
+        if num_bytes and pinned_bytes + num_bytes > self._max_bytes:
+            # an adapter above the whole budget need not wait
+            kind: AdapterErrorKind = "no_room" if pinned_bytes else "invalid"
+            raise AdapterError(kind, f"an adapter of {format_bytes(num_bytes)} does not fit: adapters may "
+                               f"take " f"{format_bytes(self._max_bytes)} on disk (--adapter-disk-gb), and "
+                               f"{format_bytes(pinned_bytes)} are in use")
         return pinned
 
-    def _shrink(self, size: int) -> None:
-        """Evict versions until `size` more bytes fit into the budget."""
-        kept = self._kept()
-        excess = sum(kept.values()) + size - self._most
-        leavers = self._leavers(kept.keys() - self._check_budget(kept, size))
-        while excess > 0 and (oldest := next(leavers, None)):
-            self._remove(oldest)
-            excess -= kept[oldest]
+    def _evict_to_fit(self, num_bytes: int) -> None:
+        """Evict versions until `num_bytes` more bytes fit into the budget."""
+        bytes_by_digest = self._measure_versions()
+        excess_bytes = sum(bytes_by_digest.values()) + num_bytes - self._max_bytes
+        eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys()
+                                                              - self._check_budget(bytes_by_digest, num_bytes))
+        while excess_bytes > 0 and (oldest := next(eviction_candidates, None)):
+            self._delete_version(oldest)
+            excess_bytes -= bytes_by_digest[oldest]
 
-    def _remove(self, digest: str) -> None:
+    def _delete_version(self, digest: str) -> None:
         """Delete a version, and its downloads in `hub`, which are hard links to the same files."""
-        folder, grave = self.folder / "versions" / digest, self.folder / "incoming" / uuid4().hex
-        linked = {file.st_ino for file in map(os.stat, folder.iterdir()) if file.st_nlink > 1}
-        for blob, found in self._blobs() if linked else ():
-            if found.st_ino in linked:
+        folder, trash_folder = self.folder / "versions" / digest, self.folder / "incoming" / uuid4().hex
+        linked_inodes = {file.st_ino for file in map(os.stat, folder.iterdir()) if file.st_nlink > 1}
+        for blob, status in self._iterate_downloaded_blobs() if linked_inodes else ():
+            if status.st_ino in linked_inodes:
                 blob.unlink(missing_ok=True)
-        folder.rename(grave)
-        shutil.rmtree(grave, ignore_errors=True)
-        self._contents.pop(digest, None)
+        folder.rename(trash_folder)
+        shutil.rmtree(trash_folder, ignore_errors=True)
+        self._contents_by_digest.pop(digest, None)
 
-    def _clear_left(self) -> None:
+    def _remove_abandoned_files(self) -> None:
         """Remove what dead processes left in `incoming`, and abandoned downloads."""
         for folder in (self.folder / "incoming").iterdir():
-            with suppress(OSError), released(held(folder)):
+            with suppress(OSError), close_on_exit(lock_folder(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
-        for blob, found in self._blobs():
-            if found.st_nlink == 1 and self._now() - found.st_mtime_ns > ABANDONED:
+        for blob, status in self._iterate_downloaded_blobs():
+            if status.st_nlink == 1 and self._clock_ns() - status.st_mtime_ns > ABANDONED_AFTER_NANOSECONDS:
                 blob.unlink(missing_ok=True)
 
-    def _blobs(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _iterate_downloaded_blobs(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield the downloaded files with their status, except for files that another process removes meanwhile."""
         for blob in (self.folder / "hub").glob("models--*/blobs/*"):
             with suppress(FileNotFoundError):
                 yield blob, blob.stat()
 
-    def _free(self) -> int:
+    def _get_free_disk_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
 
 
-def held(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """Lock a folder and return the descriptor that holds the lock. Raises BlockingIOError if it is locked already."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -221,7 +228,7 @@ def held(folder: Path) -> int:
 
 
 @contextmanager
-def released(descriptor: int) -> Iterator[None]:
+def close_on_exit(descriptor: int) -> Iterator[None]:
     """Close the descriptor at the end of the context, which also releases its lock."""
     try:
         yield
@@ -229,13 +236,13 @@ def released(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_through(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Sync the folder and its files to the disk."""
     for path in (*folder.iterdir(), folder):
-        sync(path)
+        sync_path(path)
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with released(descriptor):
+    with close_on_exit(descriptor):
         os.fsync(descriptor)

@@ -9,125 +9,140 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.compat.flag_table import TRUE, Fate, Flag, Outcome, Table, negated, silent, unused
-from launcher.hub.resolve import HUB_NAME
-from launcher.settings import GROUPS, Setting
+from launcher.compat.flag_table import (
+    TRUE_VALUES,
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    negate_flag,
+    unneeded_effect,
+)
+from launcher.hub.resolve import HUB_NAME_PATTERN
+from launcher.settings import SETTING_GROUPS, Setting
 
-OURS: Mapping[str, Setting] = {item.name: item for settings in GROUPS.values() for item in settings}
+SETTINGS_BY_NAME: Mapping[str, Setting] = {item.name: item for settings in SETTING_GROUPS.values() for item in settings}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ResolvedFlag:
     """Flag with the values that were given, or with its default."""
 
-    flag: Flag
-    by: Literal["flag", "variable", "default"]
+    flag: ForeignFlag
+    source: Literal["flag", "variable", "default"]
     values: Sequence[str]
 
     @property
     def name(self) -> str:
-        return self.flag.variable if self.by == "variable" or self.flag.only_variable else f"--{self.flag.name}"
+        return (self.flag.environment_variable if self.source == "variable" or self.flag.is_only_variable
+                else f"--{self.flag.name}")
 
     @property
     def value(self) -> str:
         return self.values[-1]
 
     @property
-    def outcome(self) -> Outcome:
-        if found := self.flag.outcome(self.value):
+    def effect(self) -> FlagEffect:
+        if found := self.flag.find_effect(self.value):
             return found
-        raise ValueError(f"{self.name} must be one of {', '.join(self.flag.values())}, got {self.value}")
+        raise ValueError(f"{self.name} must be one of {', '.join(self.flag.list_accepted_values())}, got {self.value}")
 
     @property
-    def is_on(self) -> bool:
-        return self.value.lower() in TRUE
+    def is_true(self) -> bool:
+        return self.value.lower() in TRUE_VALUES
 
     @property
-    def revised(self) -> tuple[str, str]:
+    def model_and_revision(self) -> tuple[str, str]:
         """Model and revision of `name@revision`. A folder has no revision, even if its name contains an @."""
         name, _, revision = self.value.partition("@")
-        is_named = self.outcome.fate is Fate.REVISED and HUB_NAME.fullmatch(name) and revision
+        is_named = self.effect.action is FlagAction.MODEL_AND_REVISION and HUB_NAME_PATTERN.fullmatch(name) and revision
         return (name, revision) if is_named else (self.value, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ParsedArguments:
     """Parsed command line, and the environment."""
 
-    given: Mapping[str, list[str]]  # values by the names of the other server's flags
-    rest: Sequence[str]  # arguments that are not in the table: flags of weft, or mistakes
+    values_by_flag: Mapping[str, list[str]]  # values by the names of the other server's flags
+    remaining_arguments: Sequence[str]  # arguments that are not in the table: flags of weft, or mistakes
     environment: Mapping[str, str]
 
-    def said(self, table: Table) -> list[Said]:
-        return [*without_overruled([item for flag in table.flags for item in self.of(flag) if self.counts(item)])]
+    def resolve_flags(self, table: FlagTable) -> list[ResolvedFlag]:
+        return [*mark_overridden_flags([item for flag in table.flags for item in self.resolve_flag(flag)
+                                        if self.has_effect(item)])]
 
-    def of(self, flag: Flag) -> Iterator[Said]:
-        if values := self.given.get(flag.name):
-            yield Said(flag, "flag", values if flag.kind == "list" else values[-1:])
-        elif value := self.environment.get(flag.variable):
-            yield Said(flag, "variable", re.split(r"[\s,]+", value.strip()) if flag.kind == "list" else [value])
-        elif flag.default and self.is_wanted(flag.beside):
-            yield Said(flag, "default", [flag.default])
+    def resolve_flag(self, flag: ForeignFlag) -> Iterator[ResolvedFlag]:
+        if values := self.values_by_flag.get(flag.name):
+            yield ResolvedFlag(flag, "flag", values if flag.kind == "list" else values[-1:])
+        elif value := self.environment.get(flag.environment_variable):
+            yield ResolvedFlag(flag, "variable", re.split(r"[\s,]+", value.strip()) if flag.kind == "list" else [value])
+        elif flag.default and self.is_required_flag_given(flag.default_requires):
+            yield ResolvedFlag(flag, "default", [flag.default])
 
-    def always(self, table: Table) -> dict[str, str]:
-        return {item.setting: item.value for item in table.always if self.is_wanted(item.beside)}
+    def get_fixed_settings(self, table: FlagTable) -> dict[str, str]:
+        return {item.setting_name: item.value for item in table.fixed_settings
+                if self.is_required_flag_given(item.required_flag)}
 
-    def is_wanted(self, beside: str) -> bool:
+    def is_required_flag_given(self, flag_name: str) -> bool:
         """Whether the flag on which a default depends is given."""
-        variable = beside.upper().replace("-", "_")
-        return not beside or any((self.given.get(beside), self.environment.get(variable),
-                                  self.environment.get(f"WEFT_{variable}")))
+        variable = flag_name.upper().replace("-", "_")
+        return not flag_name or any((self.values_by_flag.get(flag_name), self.environment.get(variable),
+                                     self.environment.get(f"WEFT_{variable}")))
 
-    def counts(self, said: Said) -> bool:
+    def has_effect(self, resolved_flag: ResolvedFlag) -> bool:
         """Whether a value has an effect. A flag always has; a variable or default has none if weft's setting is given.
 
         It has none either if it would set a variable that is set already.
         """
-        name = "num_shard" if said.outcome.fate is Fate.SHARDS else said.outcome.becomes
-        if said.by == "flag":
+        name = "num_shard" if resolved_flag.effect.action is FlagAction.NUM_SHARDS else resolved_flag.effect.target_name
+        if resolved_flag.source == "flag":
             return True
-        if name in OURS:
-            ours = (variable for variable in OURS[name].variables if variable.startswith("WEFT_"))
-            return not self.has_flag(name) and not any(map(self.environment.get, ours))
-        return not self.environment.get(name) or name == said.name
+        if name in SETTINGS_BY_NAME:
+            ours = (variable for variable in SETTINGS_BY_NAME[name].environment_variables
+                    if variable.startswith("WEFT_"))
+            return not self.is_weft_flag_given(name) and not any(map(self.environment.get, ours))
+        return not self.environment.get(name) or name == resolved_flag.name
 
-    def has(self, setting: str) -> bool:
+    def is_setting_given(self, setting_name: str) -> bool:
         """Whether a setting is given by a flag of weft, or by a variable that `weft serve` reads."""
-        return self.has_flag(setting) or any(map(self.environment.get, OURS[setting].variables))
+        return self.is_weft_flag_given(setting_name) or any(map(self.environment.get,
+                                                                SETTINGS_BY_NAME[setting_name].environment_variables))
 
-    def has_flag(self, setting: str) -> bool:
-        flags = OURS[setting].flags
-        return any(word.partition("=")[0] in {*flags, negated(flags[0])} for word in self.rest)
+    def is_weft_flag_given(self, setting_name: str) -> bool:
+        flags = SETTINGS_BY_NAME[setting_name].flags
+        return any(word.partition("=")[0] in {*flags, negate_flag(flags[0])} for word in self.remaining_arguments)
 
 
-def without_overruled(said: Sequence[Said]) -> Iterator[Said]:
+def mark_overridden_flags(resolved_flags: Sequence[ResolvedFlag]) -> Iterator[ResolvedFlag]:
     """Yield all flags; an overridden one is marked as without effect, which is reported if the values differ."""
-    over = {item.flag.over: item for item in said}
-    for item in said:
-        if winner := over.get(item.flag.name):
-            nothing = silent if item.value == winner.value else unused
-            yield replace(item, flag=replace(item.flag, outcomes=(nothing(f"{winner.name} counts"),)))
+    overriding_flags = {item.flag.overrides: item for item in resolved_flags}
+    for item in resolved_flags:
+        if winner := overriding_flags.get(item.flag.name):
+            make_effect = unneeded_effect if item.value == winner.value else ignored_effect
+            yield replace(item, flag=replace(item.flag, effects=(make_effect(f"{winner.name} counts"),)))
         else:
             yield item
 
 
-def check(said: Sequence[Said]) -> None:
+def check_flags(resolved_flags: Sequence[ResolvedFlag]) -> None:
     """Raise ValueError for refused flags, all in one message, or for flags that repeat or contradict each other."""
-    refusals = [f"{item.name} is refused: {item.outcome.why}" for item in said if item.outcome.fate is Fate.REFUSED]
+    refusals = [f"{item.name} is refused: {item.effect.reason}" for item in resolved_flags
+                if item.effect.action is FlagAction.REFUSED]
     if refusals:
         raise ValueError("; and ".join(refusals))
-    names = Counter(item.outcome.becomes for item in said if item.outcome.fate is Fate.SETTING)
+    names = Counter(item.effect.target_name for item in resolved_flags if item.effect.action is FlagAction.SETTING)
     for name in (name for name, count in names.items() if count > 1):
-        both = " and ".join(item.name for item in said if item.outcome.becomes == name)
+        both = " and ".join(item.name for item in resolved_flags if item.effect.target_name == name)
         raise ValueError(f"{both} are given, and mean the same; give one")
-    for item in said:
-        check_against(item, said)
+    for item in resolved_flags:
+        check_conflicts(item, resolved_flags)
 
 
-def check_against(item: Said, said: Sequence[Said]) -> None:
-    for other in said:
-        if item.flag.against == other.flag.name and item.is_on and other.is_on:
-            raise ValueError(f"{item.name} and {other.name} contradict each other; give one")
-        if item.revised[1] and other.outcome.becomes == "revision":
-            raise ValueError(f"{item.name} names the revision {item.revised[1]} already, so {other.name} "
-                             f"({other.value}) must not be given")
+def check_conflicts(resolved_flag: ResolvedFlag, resolved_flags: Sequence[ResolvedFlag]) -> None:
+    for other in resolved_flags:
+        if resolved_flag.flag.conflicts_with == other.flag.name and resolved_flag.is_true and other.is_true:
+            raise ValueError(f"{resolved_flag.name} and {other.name} contradict each other; give one")
+        if resolved_flag.model_and_revision[1] and other.effect.target_name == "revision":
+            raise ValueError(f"{resolved_flag.name} names the revision {resolved_flag.model_and_revision[1]} already, "
+                             f"so {other.name} " f"({other.value}) must not be given")

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.cli import in_one_line, run
-from launcher.compat.flag_table import Table
-from launcher.compat.lorax import LORAX
-from launcher.compat.shards import count_gpus, visible_devices
-from launcher.compat.tgi import TGI
-from launcher.compat.translate import Parser, translate
+from launcher.cli import report_errors_in_one_line, run_command_line
+from launcher.compat.flag_table import FlagTable
+from launcher.compat.lorax import LORAX_FLAG_TABLE
+from launcher.compat.shards import count_gpus, count_visible_devices
+from launcher.compat.tgi import TGI_FLAG_TABLE
+from launcher.compat.translate import RaisingArgumentParser, translate
 from launcher.doctor import checks
-from launcher.environment import hub_cache
+from launcher.environment import hub_cache_folder
 from launcher.hub.resolve import find_model
-from launcher.output import PLAIN, Voice
+from launcher.output import PLAIN_OUTPUT, Output
 
-REFUSED = {
+REFUSED_SUBCOMMANDS = {
     "quantize": "weft writes no quantised checkpoints. Those that GPTQ, AWQ or llm-compressor wrote are served as they "
                 "are, and `weft serve MODEL --quantize int8` makes the weights of others a byte each as it loads them",
     "serve": "shards are not started one by one: `weft serve MODEL --num-shard N` starts all that a server has, and "
@@ -33,75 +33,75 @@ REFUSED = {
 
 
 def text_generation_launcher() -> None:
-    launch(TGI, sys.argv[1:])
+    run_foreign_launcher(TGI_FLAG_TABLE, sys.argv[1:])
 
 
 def lorax_launcher() -> None:
-    launch(LORAX, sys.argv[1:])
+    run_foreign_launcher(LORAX_FLAG_TABLE, sys.argv[1:])
 
 
-def launch(table: Table, words: Sequence[str]) -> None:
-    with in_one_line():
-        found = translate(table, words, os.environ, partial(visible_devices, os.environ, count_gpus))
-    os.environ.update(found.variables)  # before any code reads them
-    voice = Voice(as_json="json_output" in found.settings)
-    for note in found.notes:
-        voice.warn(note)
-    if found.shows_environment:
-        show_environment(voice)
-    if found.only_downloads:
-        download(*found.settings["model_id"], *found.settings.get("revision", ()))
+def run_foreign_launcher(table: FlagTable, arguments: Sequence[str]) -> None:
+    with report_errors_in_one_line():
+        translation = translate(table, arguments, os.environ, partial(count_visible_devices, os.environ, count_gpus))
+    os.environ.update(translation.environment_variables)  # before any code reads them
+    output = Output(as_json="json_output" in translation.settings)
+    for note in translation.notes:
+        output.warn(note)
+    if translation.shows_environment:
+        show_environment(output)
+    if translation.is_download_only:
+        download_model(*translation.settings["model_id"], *translation.settings.get("revision", ()))
     else:
-        run(found.command)
+        run_command_line(translation.weft_arguments)
 
 
-def show_environment(voice: Voice) -> None:
-    for finding in (checks.python(), *checks.packages()):
-        voice.say(str(finding), logging.INFO if finding.state == "ok" else logging.WARNING)
-    voice.say(f"NVIDIA's driver {checks.driver() or 'is not there'}, {count_gpus()} GPUs")
+def show_environment(output: Output) -> None:
+    for finding in (checks.check_python(), *checks.check_packages()):
+        output.log(str(finding), logging.INFO if finding.state == "ok" else logging.WARNING)
+    output.log(f"NVIDIA's driver {checks.read_nvidia_driver_version() or 'is not there'}, {count_gpus()} GPUs")
 
 
 def text_generation_server() -> None:
-    bring("text-generation-server", TGI)
+    run_foreign_server_command("text-generation-server", TGI_FLAG_TABLE)
 
 
 def lorax_server() -> None:
-    bring("lorax-server", LORAX)
+    run_foreign_server_command("lorax-server", LORAX_FLAG_TABLE)
 
 
-def bring(program: str, table: Table) -> None:
-    with in_one_line():
-        given = download_wanted(program, table, sys.argv[1:])
-    if given.api_token:
-        os.environ["HF_TOKEN"] = given.api_token
-    if given.adapter_id:
-        PLAIN.warn(f"--adapter-id has no effect: {given.adapter_id} is fetched when a server starts with it")
-    download(given.model_id, given.revision)
+def run_foreign_server_command(program: str, table: FlagTable) -> None:
+    with report_errors_in_one_line():
+        parsed = parse_download_weights(program, table, sys.argv[1:])
+    if parsed.api_token:
+        os.environ["HF_TOKEN"] = parsed.api_token
+    if parsed.adapter_id:
+        PLAIN_OUTPUT.warn(f"--adapter-id has no effect: {parsed.adapter_id} is fetched when a server starts with it")
+    download_model(parsed.model_id, parsed.revision)
 
 
-def download(model_id: str, revision: str = "main") -> None:
-    with in_one_line():
+def download_model(model_id: str, revision: str = "main") -> None:
+    with report_errors_in_one_line():
         if Path(model_id).is_dir():
-            find_model(model_id, "", hub_cache(os.environ))
-            PLAIN.say(f"{model_id} is a folder of this machine, so there is nothing to download")
+            find_model(model_id, "", hub_cache_folder(os.environ))
+            PLAIN_OUTPUT.log(f"{model_id} is a folder of this machine, so there is nothing to download")
         else:
-            run(["download", model_id, "--revision", revision])
+            run_command_line(["download", model_id, "--revision", revision])
 
 
-def download_wanted(program: str, table: Table, words: Sequence[str]) -> Namespace:
+def parse_download_weights(program: str, table: FlagTable, arguments: Sequence[str]) -> Namespace:
     """Parse `download-weights`. Flags about conversion and logging are accepted and have no effect."""
-    if words and words[0] in REFUSED:
-        raise ValueError(REFUSED[words[0]].format(launcher=table.program))
-    parser = Parser(prog=program, allow_abbrev=False)
-    wanted = parser.add_subparsers(required=True, metavar="download-weights").add_parser(
+    if arguments and arguments[0] in REFUSED_SUBCOMMANDS:
+        raise ValueError(REFUSED_SUBCOMMANDS[arguments[0]].format(launcher=table.program))
+    parser = RaisingArgumentParser(prog=program, allow_abbrev=False)
+    subparser = parser.add_subparsers(required=True, metavar="download-weights").add_parser(
         "download-weights", allow_abbrev=False, help="download a model, as `weft download` does")
-    wanted.add_argument("model_id")
-    wanted.add_argument("--revision", default="main")
-    wanted.add_argument("--source", choices=("hub", "local"), default="hub", help="a folder or a name at the Hub")
-    wanted.add_argument("--api-token", default="", help="the same as HF_TOKEN")
-    wanted.add_argument("--adapter-id", default="", help="no effect, and that is said")
+    subparser.add_argument("model_id")
+    subparser.add_argument("--revision", default="main")
+    subparser.add_argument("--source", choices=("hub", "local"), default="hub", help="a folder or a name at the Hub")
+    subparser.add_argument("--api-token", default="", help="the same as HF_TOKEN")
+    subparser.add_argument("--adapter-id", default="", help="no effect, and that is said")
     for name in ("--extension", "--logger-level", "--adapter-source", "--embedding-dim"):
-        wanted.add_argument(name, help="no effect")
+        subparser.add_argument(name, help="no effect")
     for name in ("--auto-convert", "--json-output", "--trust-remote-code", "--merge-lora"):
-        wanted.add_argument(name, action=BooleanOptionalAction, help="no effect")
-    return parser.parse_args(words)
+        subparser.add_argument(name, action=BooleanOptionalAction, help="no effect")
+    return parser.parse_args(arguments)

@@ -5,86 +5,87 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-Kind = Literal["value", "switch", "list"]
-TRUE, FALSE = ("true", "1"), ("false", "0")
+FlagKind = Literal["value", "switch", "list"]
+TRUE_VALUES, FALSE_VALUES = ("true", "1"), ("false", "0")
 
 
-class Fate(StrEnum):
+class FlagAction(StrEnum):
     SETTING = "setting"  # sets a setting of weft
-    REVISED = "revised"  # as SETTING, and a name at the Hub may be followed by @ and a revision
-    ADAPTERS = "adapters"  # lists the adapters that are loaded at start
+    MODEL_AND_REVISION = "revised"  # as SETTING, and a name at the Hub may be followed by @ and a revision
+    PRELOADED_ADAPTERS = "adapters"  # lists the adapters that are loaded at start
     VARIABLE = "variable"  # sets an environment variable that weft reads
-    SHARDS = "shards"  # determines the number of shards, together with others
+    NUM_SHARDS = "shards"  # determines the number of shards, together with others
     ADDRESS = "address"  # as SETTING, but a variable that holds the machine's name is ignored
-    SHOWN = "shown"  # reports the environment at start
-    DOWNLOADED = "downloaded"  # downloads the model and serves nothing
-    UNUSED = "unused"  # has no effect, which is reported at start
-    SILENT = "silent"  # has no effect and needs none
+    SHOW_ENVIRONMENT = "shown"  # reports the environment at start
+    DOWNLOAD_ONLY = "downloaded"  # downloads the model and serves nothing
+    IGNORED = "unused"  # has no effect, which is reported at start
+    UNNEEDED = "silent"  # has no effect and needs none
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    fate: Fate
-    becomes: str = ""  # the setting, or the variable
-    gives: str = ""  # its value, with {} for the given value; empty: the given value itself
-    why: str = ""
-    needs: str = ""  # a setting that this one requires
-    values: tuple[str, ...] = ()  # the given values to which this applies, in lower case; empty: all
+class FlagEffect:
+    action: FlagAction
+    target_name: str = ""  # the setting, or the variable
+    value_template: str = ""  # its value, with {} for the given value; empty: the given value itself
+    reason: str = ""
+    required_setting: str = ""  # a setting that this one requires
+    matching_values: tuple[str, ...] = ()  # the given values to which this applies, in lower case; empty: all
 
-    def holds_for(self, value: str) -> bool:
-        return not self.values or value.lower() in self.values
+    def applies_to(self, value: str) -> bool:
+        return not self.matching_values or value.lower() in self.matching_values
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class ForeignFlag:
     """Flag of another server. The first outcome that applies to a value is used."""
 
     name: str
-    outcomes: tuple[Outcome, ...]
-    kind: Kind = "value"
-    short: str = ""
+    effects: tuple[FlagEffect, ...]
+    kind: FlagKind = "value"
+    short_name: str = ""
     default: str = ""  # the other server's default, if it differs from weft's
-    beside: str = ""  # the flag without which the default does not apply
-    over: str = ""  # the flag that this one overrides
-    against: str = ""  # the switch that must not be on together with this one
-    only_variable: bool = False
+    default_requires: str = ""  # the flag without which the default does not apply
+    overrides: str = ""  # the flag that this one overrides
+    conflicts_with: str = ""  # the switch that must not be on together with this one
+    is_only_variable: bool = False
 
     @property
-    def variable(self) -> str:
+    def environment_variable(self) -> str:
         return self.name.upper().replace("-", "_")
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        return () if self.only_variable else (f"--{self.name}", *([f"-{self.short}"] if self.short else []))
+        return () if self.is_only_variable else (f"--{self.name}",
+                                                 *([f"-{self.short_name}"] if self.short_name else []))
 
-    def outcome(self, value: str) -> Outcome | None:
-        return next((outcome for outcome in self.outcomes if outcome.holds_for(value)), None)
+    def find_effect(self, value: str) -> FlagEffect | None:
+        return next((outcome for outcome in self.effects if outcome.applies_to(value)), None)
 
-    def values(self) -> Iterator[str]:
+    def list_accepted_values(self) -> Iterator[str]:
         """Yield the accepted values, none if any value is accepted."""
-        for outcome in self.outcomes:
-            yield from outcome.values
+        for outcome in self.effects:
+            yield from outcome.matching_values
 
 
 @dataclass(frozen=True, slots=True)
-class Always:
+class FixedSetting:
     """Value of a weft setting for which the other server has no flag, to match its fixed behaviour."""
 
-    setting: str
+    setting_name: str
     value: str
-    beside: str = ""  # as in Flag
+    required_flag: str = ""  # as in Flag
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FlagTable:
     """All flags of one program, in the order of its help and of its documentation."""
 
     program: str
-    flags: tuple[Flag, ...]
-    always: tuple[Always, ...] = ()
+    flags: tuple[ForeignFlag, ...]
+    fixed_settings: tuple[FixedSetting, ...] = ()
 
-    def taken(self, *names: str) -> tuple[Flag, ...]:
+    def select_flags(self, *names: str) -> tuple[ForeignFlag, ...]:
         """Return the flags of these names, for the table of another program that shares them."""
         known = {flag.name: flag for flag in self.flags}
         return tuple(known[name] for name in names)
@@ -93,41 +94,47 @@ class Table:
 # -- constructors of table entries
 
 
-def setting(name: str, *values: str, gives: str = "", needs: str = "") -> Outcome:
+def setting_effect(name: str, *matching_values: str, value_template: str = "",
+                   required_setting: str = "") -> FlagEffect:
     """Return the outcome that sets a setting of weft."""
-    return Outcome(Fate.SETTING, name, gives, values=values, needs=needs)
+    return FlagEffect(FlagAction.SETTING, name, value_template, matching_values=matching_values,
+                      required_setting=required_setting)
 
 
-def variable(name: str, gives: str = "") -> Outcome:
-    return Outcome(Fate.VARIABLE, name, gives)
+def variable_effect(name: str, value_template: str = "") -> FlagEffect:
+    return FlagEffect(FlagAction.VARIABLE, name, value_template)
 
 
-def unused(why: str, *values: str) -> Outcome:
-    return Outcome(Fate.UNUSED, why=why, values=values)
+def ignored_effect(reason: str, *matching_values: str) -> FlagEffect:
+    return FlagEffect(FlagAction.IGNORED, reason=reason, matching_values=matching_values)
 
 
-def silent(why: str, *values: str) -> Outcome:
-    return Outcome(Fate.SILENT, why=why, values=values)
+def unneeded_effect(reason: str, *matching_values: str) -> FlagEffect:
+    return FlagEffect(FlagAction.UNNEEDED, reason=reason, matching_values=matching_values)
 
 
-def refused(why: str, *values: str) -> Outcome:
-    return Outcome(Fate.REFUSED, why=why, values=values)
+def refused_effect(reason: str, *matching_values: str) -> FlagEffect:
+    return FlagEffect(FlagAction.REFUSED, reason=reason, matching_values=matching_values)
 
 
-def same(name: str, default: str = "", short: str = "", kind: Kind = "value", beside: str = "") -> Flag:
+def same_flag(name: str, default: str = "", short_name: str = "", kind: FlagKind = "value",
+              default_requires: str = "") -> ForeignFlag:
     """Return a flag that has the same name and meaning in weft."""
-    return Flag(name, (setting(name.replace("-", "_")),), kind, short, default, beside)
+    return ForeignFlag(name, (setting_effect(name.replace("-", "_")),), kind, short_name, default, default_requires)
 
 
-def switch(name: str, on: Outcome, off: str = "it is off by default", against: str = "") -> Flag:
-    """Return a switch. `on` is the outcome if it is true, `off` the reason why false needs no action."""
-    return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch", against=against)
+def switch_flag(name: str, effect_if_true: FlagEffect, reason_if_false: str = "it is off by default",
+                conflicts_with: str = "") -> ForeignFlag:
+    """Return a switch. `effect_if_true` is the outcome if it is true, `reason_if_false` the reason why false needs no
+    action."""
+    return ForeignFlag(name, (replace(effect_if_true, matching_values=TRUE_VALUES),
+                              unneeded_effect(reason_if_false, *FALSE_VALUES)), "switch", conflicts_with=conflicts_with)
 
 
-def negated(flag: str) -> str:
+def negate_flag(flag: str) -> str:
     """Return the flag that turns a switch of weft off."""
     return flag.replace("--", "--no-", 1)
 
 
-def only_variable(name: str, *outcomes: Outcome) -> Flag:
-    return Flag(name, outcomes, only_variable=True)
+def variable_only_flag(name: str, *effects: FlagEffect) -> ForeignFlag:
+    return ForeignFlag(name, effects, is_only_variable=True)

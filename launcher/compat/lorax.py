@@ -5,146 +5,152 @@ table leaves out, flags for Predibase's own registry are refused or have no effe
 """
 
 from launcher.compat.flag_table import (
-    FALSE,
-    TRUE,
-    Always,
-    Fate,
-    Flag,
-    Outcome,
-    Table,
-    only_variable,
-    refused,
-    same,
-    setting,
-    silent,
-    switch,
-    unused,
-    variable,
+    FALSE_VALUES,
+    TRUE_VALUES,
+    FixedSetting,
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    refused_effect,
+    same_flag,
+    setting_effect,
+    switch_flag,
+    unneeded_effect,
+    variable_effect,
+    variable_only_flag,
 )
 from launcher.compat.tgi import (
-    ATTENTION,
-    BY_CONFIG,
-    CACHED,
-    CHUNKED,
-    GRAPHS,
-    ROPE,
-    SPECULATED,
-    TGI,
-    UNREADABLE,
-    WHILE_LOADED,
+    CHUNKED_PREFILL_EFFECTS,
+    PREFIX_CACHE_EFFECTS,
+    REASON_ATTENTION_BY_DEVICE,
+    REASON_CUDA_GRAPHS,
+    REASON_NO_LOAD_QUANTIZATION,
+    REASON_QUANTIZED_BY_CONFIG,
+    REASON_ROPE_FROM_CONFIG,
+    REASON_UNREADABLE_FORMAT,
+    SPECULATION_EFFECTS,
+    TGI_FLAG_TABLE,
 )
 
-REGISTRY = "Predibase's registry is not served; take adapters from the Hub, from a folder (local) or from a bucket (s3)"
-KERNELS = "there are no custom kernels"
-PROMPTS = "prompts run beside the running sequences, as much at a time as --max-decode-stall-ms allows"
+REASON_NO_PREDIBASE_REGISTRY = (
+    "Predibase's registry is not served; take adapters from the Hub, from a folder (local) or from a bucket (s3)")
+REASON_NO_CUSTOM_KERNELS = "there are no custom kernels"
+REASON_MIXED_PREFILL = "prompts run beside the running sequences, as much at a time as --max-decode-stall-ms allows"
 
 
-def source(name: str) -> tuple[Outcome, ...]:
+def make_adapter_source_effects(name: str) -> tuple[FlagEffect, ...]:
     """Return the outcomes of a flag that names the source of adapters."""
-    return setting(name, "hub", "s3"), setting(name, "local", needs="adapter_root"), refused(REGISTRY, "pbase")
+    return setting_effect(name, "hub", "s3"), setting_effect(
+        name, "local", required_setting="adapter_root"), refused_effect(REASON_NO_PREDIBASE_REGISTRY, "pbase")
 
 
-MODEL = (
-    Flag("model-id", (Outcome(Fate.REVISED, "model_id"),), default="mistralai/Mistral-7B-Instruct-v0.1"),
-    same("revision"),
-    Flag("source", (
-        silent("a folder is found by its name, anything else at the Hub", "hub", "local"),
-        refused("models come from the Hub or from a folder; copy this one to a folder: --model-id FOLDER",
-                "s3", "pbase"))),
-    *TGI.taken("trust-remote-code"),
-    same("dtype"),
-    Flag("quantize", (
-        setting("quantize", "int8"),
-        unused(BY_CONFIG, "awq", "gptq", "fp8"),
-        unused(f"{BY_CONFIG}; the cache keeps the number type that the model computes with", "fp8-kv"),
-        refused(WHILE_LOADED, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "hqq-4bit", "hqq-3bit",
-                "hqq-2bit"),
-        refused(UNREADABLE, "exl2"))),
-    Flag("speculative-tokens", SPECULATED),
-    Flag("speculation-max-batch-size", (silent("nothing is speculated"),)),
-    same("tokenizer-config-path"),
-    same("embedding-dim"),
-    *TGI.taken("watermark-gamma", "watermark-delta"),
-)
+MODEL_FLAGS = (
+    ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),),
+                default="mistralai/Mistral-7B-Instruct-v0.1"),
+    same_flag("revision"),
+    ForeignFlag("source", (
+        unneeded_effect("a folder is found by its name, anything else at the Hub", "hub", "local"),
+        refused_effect("models come from the Hub or from a folder; copy this one to a folder: --model-id FOLDER",
+                       "s3", "pbase"))),
+    *TGI_FLAG_TABLE.select_flags("trust-remote-code"),
+    same_flag("dtype"),
+    ForeignFlag("quantize", (
+        setting_effect("quantize", "int8"),
+        ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
+        ignored_effect(f"{REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",
+                       "fp8-kv"),
+        refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4",
+                       "hqq-4bit", "hqq-3bit",
+                       "hqq-2bit"),
+        refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
+    ForeignFlag("speculative-tokens", SPECULATION_EFFECTS),
+    ForeignFlag("speculation-max-batch-size", (unneeded_effect("nothing is speculated"),)),
+    same_flag("tokenizer-config-path"),
+    same_flag("embedding-dim"),
+    *TGI_FLAG_TABLE.select_flags("watermark-gamma", "watermark-delta"),)
 
-ADAPTERS = (
-    same("adapter-id"),
-    Flag("adapter-source", source("adapter_source")),
-    Flag("default-adapter-source", source("adapter_source"), over="adapter-source"),
-    same("preloaded-adapter-ids", kind="list"),
-    Flag("preloaded-adapter-source", source("preloaded_adapter_source")),
-    Flag("predibase-api-token", (unused(REGISTRY),)),
-    switch("merge-adapter-weights", unused("adapters are computed beside the model; answers are the same, and requests "
-                                           "may name others")),
-    same("max-active-adapters"),
-    same("adapter-cycle-time-s"),
-    Flag("adapter-memory-fraction", (
-        unused("requests may name adapters even if some are loaded at start, so there is memory for them",
-               "0", "0.0"), setting("adapter_memory_fraction"))),
-)
+ADAPTER_FLAGS = (
+    same_flag("adapter-id"),
+    ForeignFlag("adapter-source", make_adapter_source_effects("adapter_source")),
+    ForeignFlag("default-adapter-source", make_adapter_source_effects("adapter_source"), overrides="adapter-source"),
+    same_flag("preloaded-adapter-ids", kind="list"),
+    ForeignFlag("preloaded-adapter-source", make_adapter_source_effects("preloaded_adapter_source")),
+    ForeignFlag("predibase-api-token", (ignored_effect(REASON_NO_PREDIBASE_REGISTRY),)),
+    switch_flag("merge-adapter-weights",
+                ignored_effect("adapters are computed beside the model; answers are the same, and requests "
+                               "may name others")),
+    same_flag("max-active-adapters"),
+    same_flag("adapter-cycle-time-s"),
+    ForeignFlag("adapter-memory-fraction", (
+        ignored_effect("requests may name adapters even if some are loaded at start, so there is memory for them",
+                       "0", "0.0"), setting_effect("adapter_memory_fraction"))),)
 
-PROCESSES = (
-    *TGI.taken("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
-    switch("compile", silent(GRAPHS), GRAPHS),
-    switch("eager", setting("cuda_graphs", gives="false"), GRAPHS, against="compile"),
-    Flag("compile-max-batch-size", (unused(GRAPHS),)),
-    Flag("compile-max-rank", (unused(GRAPHS),)),
-    Flag("compile-batch-size", (unused(GRAPHS),)),
-    Flag("backend", (unused(ATTENTION, "fa2", "flashinfer"),)),
-    *TGI.taken("disable-custom-kernels"),
-    switch("disable-sgmv", unused(KERNELS)),
-    *TGI.taken("cuda-memory-fraction"),
-    Flag("memory-wiggle-room", (unused("--memory-fraction says how much memory is used"),)),
-)
+PROCESS_FLAGS = (
+    *TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
+    switch_flag("compile", unneeded_effect(REASON_CUDA_GRAPHS), REASON_CUDA_GRAPHS),
+    switch_flag("eager", setting_effect("cuda_graphs", value_template="false"), REASON_CUDA_GRAPHS,
+                conflicts_with="compile"),
+    ForeignFlag("compile-max-batch-size", (ignored_effect(REASON_CUDA_GRAPHS),)),
+    ForeignFlag("compile-max-rank", (ignored_effect(REASON_CUDA_GRAPHS),)),
+    ForeignFlag("compile-batch-size", (ignored_effect(REASON_CUDA_GRAPHS),)),
+    ForeignFlag("backend", (ignored_effect(REASON_ATTENTION_BY_DEVICE, "fa2", "flashinfer"),)),
+    *TGI_FLAG_TABLE.select_flags("disable-custom-kernels"),
+    switch_flag("disable-sgmv", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
+    *TGI_FLAG_TABLE.select_flags("cuda-memory-fraction"),
+    ForeignFlag("memory-wiggle-room", (ignored_effect("--memory-fraction says how much memory is used"),)),)
 
-LIMITS = (
-    same("max-concurrent-requests", default="1024"),
-    same("max-best-of"),
-    same("max-stop-sequences"),
-    *TGI.taken("max-input-length"),
-    same("max-total-tokens"),
-    same("max-batch-prefill-tokens"),
-    same("max-batch-total-tokens"),
-    same("waiting-served-ratio", default="1.2"),
-    same("max-waiting-tokens"),
-    Flag("eager-prefill", (silent(PROMPTS, *TRUE), unused(PROMPTS, *FALSE))),
-    Flag("chunked-prefill", CHUNKED),
-    Flag("prefix-caching", CACHED),
-    same("validation-workers"),
-)
+LIMIT_FLAGS = (
+    same_flag("max-concurrent-requests", default="1024"),
+    same_flag("max-best-of"),
+    same_flag("max-stop-sequences"),
+    *TGI_FLAG_TABLE.select_flags("max-input-length"),
+    same_flag("max-total-tokens"),
+    same_flag("max-batch-prefill-tokens"),
+    same_flag("max-batch-total-tokens"),
+    same_flag("waiting-served-ratio", default="1.2"),
+    same_flag("max-waiting-tokens"),
+    ForeignFlag("eager-prefill", (unneeded_effect(REASON_MIXED_PREFILL, *TRUE_VALUES),
+                                  ignored_effect(REASON_MIXED_PREFILL, *FALSE_VALUES))),
+    ForeignFlag("chunked-prefill", CHUNKED_PREFILL_EFFECTS),
+    ForeignFlag("prefix-caching", PREFIX_CACHE_EFFECTS),
+    same_flag("validation-workers"),)
 
-OPERATION = (
-    *TGI.taken("hostname", "port", "cors-allow-origin"),
-    Flag("cors-allow-header", (silent("pages may send any header"),)),
-    Flag("cors-expose-header", (silent("pages may read every header"),)),
-    Flag("cors-allow-method", (silent("pages may use GET and POST, which is all there is"),)),
-    Flag("cors-allow-credentials", (
-        unused("there are no cookies; a page sends its key as `Authorization`", *TRUE), silent("none are", *FALSE))),
-    *TGI.taken("ngrok", "ngrok-authtoken", "ngrok-edge", "json-output", "otlp-endpoint", "env"),
-    switch("download-only", Outcome(Fate.DOWNLOADED)),
-    *TGI.taken("huggingface-hub-cache", "weights-cache-override"),
-)
+OPERATION_FLAGS = (
+    *TGI_FLAG_TABLE.select_flags("hostname", "port", "cors-allow-origin"),
+    ForeignFlag("cors-allow-header", (unneeded_effect("pages may send any header"),)),
+    ForeignFlag("cors-expose-header", (unneeded_effect("pages may read every header"),)),
+    ForeignFlag("cors-allow-method", (unneeded_effect("pages may use GET and POST, which is all there is"),)),
+    ForeignFlag("cors-allow-credentials", (
+        ignored_effect("there are no cookies; a page sends its key as `Authorization`", *TRUE_VALUES),
+        unneeded_effect("none are", *FALSE_VALUES))),
+    *TGI_FLAG_TABLE.select_flags("ngrok", "ngrok-authtoken", "ngrok-edge", "json-output", "otlp-endpoint", "env"),
+    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
+    *TGI_FLAG_TABLE.select_flags("huggingface-hub-cache", "weights-cache-override"),)
 
-VARIABLES = (
-    *TGI.taken("HF_API_TOKEN", "LOG_LEVEL", "HF_HUB_ENABLE_HF_TRANSFER"),
-    only_variable("LORAX_USE_GLOBAL_HF_TOKEN", unused(
-        "the server's token fetches what its flags name, and the token of a request what the request names", *TRUE),
-        silent("the server's token fetches only what its flags name")),
-    only_variable("PREDIBASE_GATEWAY_ENDPOINT", unused(REGISTRY)),
-    only_variable("PREDIBASE_MODEL_BUCKET", variable("PREDIBASE_MODEL_BUCKET")),
-    only_variable("PREDIBASE_MODEL_FOLDER", variable("PREDIBASE_MODEL_FOLDER")),
-    only_variable("S3_ENDPOINT_URL", variable("S3_ENDPOINT_URL")),
-    only_variable("R2_ACCOUNT_ID", variable("S3_ENDPOINT_URL", gives="https://{}.r2.cloudflarestorage.com")),
-    only_variable("ROPE_SCALING", refused(ROPE)),
-    only_variable("ROPE_FACTOR", refused(ROPE)),
-    only_variable("LORAX_PUNICA_TRITON_DISABLED", unused(KERNELS)),
-    only_variable("LORAX_PROFILER_DIR", unused("steps are not profiled")),
-    only_variable("REQUEST_LOGGER_URL", unused("weft tells nobody what is asked")),
-)
+VARIABLE_ONLY_FLAGS = (
+    *TGI_FLAG_TABLE.select_flags("HF_API_TOKEN", "LOG_LEVEL", "HF_HUB_ENABLE_HF_TRANSFER"),
+    variable_only_flag("LORAX_USE_GLOBAL_HF_TOKEN", ignored_effect(
+        "the server's token fetches what its flags name, and the token of a request what the request names",
+        *TRUE_VALUES),
+                       unneeded_effect("the server's token fetches only what its flags name")),
+    variable_only_flag("PREDIBASE_GATEWAY_ENDPOINT", ignored_effect(REASON_NO_PREDIBASE_REGISTRY)),
+    variable_only_flag("PREDIBASE_MODEL_BUCKET", variable_effect("PREDIBASE_MODEL_BUCKET")),
+    variable_only_flag("PREDIBASE_MODEL_FOLDER", variable_effect("PREDIBASE_MODEL_FOLDER")),
+    variable_only_flag("S3_ENDPOINT_URL", variable_effect("S3_ENDPOINT_URL")),
+    variable_only_flag("R2_ACCOUNT_ID",
+                       variable_effect("S3_ENDPOINT_URL", value_template="https://{}.r2.cloudflarestorage.com")),
+    variable_only_flag("ROPE_SCALING", refused_effect(REASON_ROPE_FROM_CONFIG)),
+    variable_only_flag("ROPE_FACTOR", refused_effect(REASON_ROPE_FROM_CONFIG)),
+    variable_only_flag("LORAX_PUNICA_TRITON_DISABLED", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
+    variable_only_flag("LORAX_PROFILER_DIR", ignored_effect("steps are not profiled")),
+    variable_only_flag("REQUEST_LOGGER_URL", ignored_effect("weft tells nobody what is asked")),)
 
-LORAX = Table("lorax-launcher", (*MODEL, *ADAPTERS, *PROCESSES, *LIMITS, *OPERATION, *VARIABLES), (
-    Always("adapters", "true"),
-    Always("compat", "lorax"),
-    Always("shutdown_timeout", "90"),
-    Always("otlp_service_name", "lorax.router", beside="otlp-endpoint"),
-))
+LORAX_FLAG_TABLE = FlagTable("lorax-launcher", (*MODEL_FLAGS, *ADAPTER_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS,
+                                                *OPERATION_FLAGS, *VARIABLE_ONLY_FLAGS),
+                             (
+                                 FixedSetting("adapters", "true"),
+                                 FixedSetting("compat", "lorax"),
+                                 FixedSetting("shutdown_timeout", "90"),
+                                 FixedSetting("otlp_service_name", "lorax.router", required_flag="otlp-endpoint"),))

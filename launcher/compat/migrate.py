@@ -9,42 +9,46 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from launcher.compat.flag_table import Table
-from launcher.compat.lorax import LORAX
-from launcher.compat.shards import count_gpus, visible_devices
-from launcher.compat.tgi import TGI
+from launcher.compat.flag_table import FlagTable
+from launcher.compat.lorax import LORAX_FLAG_TABLE
+from launcher.compat.shards import count_gpus, count_visible_devices
+from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import translate
 
-TABLES: Mapping[str, Table] = {table.program: table for table in (TGI, LORAX)}
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+TABLES_BY_PROGRAM: Mapping[str, FlagTable] = {table.program: table for table in (TGI_FLAG_TABLE, LORAX_FLAG_TABLE)}
+ASSIGNMENT_PATTERN = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
-def migrated(line: Sequence[str], environment: Mapping[str, str]) -> str:
+def translate_command_line(command_line: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the command line of weft, with notes as comments above it.
 
-    `line` may begin with assignments of variables, as in a shell. `environment` only determines the visible GPUs.
+    `command_line` may begin with assignments of variables, as in a shell. `environment` only determines the visible
+    GPUs.
     """
-    given = {name: value for name, _, value in (word.partition("=") for word in leading(line))}
-    table, words = program(line[len(leading(line)):])
-    devices = partial(visible_devices, {**environment, **given}, count_gpus)
-    found = translate(table, words, given, devices)
-    theirs = {flag.variable for flag in table.flags}
-    variables = {name: value for name, value in given.items() if name not in theirs} | found.variables
+    assignments = {name: value for name, _,
+                   value in (word.partition("=") for word in list_leading_assignments(command_line))}
+    table, words = find_flag_table(command_line[len(list_leading_assignments(command_line)):])
+    devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
+    translation = translate(table, words, assignments, devices)
+    foreign_variables = {flag.environment_variable for flag in table.flags}
+    variables = {name: value for name,
+                 value in assignments.items() if name not in foreign_variables} | translation.environment_variables
     command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
-               *map(shlex.quote, found.command)]
-    return "\n".join([*(f"# {note}" for note in (*found.notes, *found.not_needed)), " ".join(command)])
+               *map(shlex.quote, translation.weft_arguments)]
+    return "\n".join([*(f"# {note}" for note in (*translation.notes, *translation.unneeded_notes)), " ".join(command)])
 
 
-def leading(line: Sequence[str]) -> list[str]:
+def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
     """Return the assignments that the line begins with."""
-    return list(line[:next((place for place, word in enumerate(line) if not ASSIGNMENT.fullmatch(word)), len(line))])
+    return list(command_line[:next((place for place, word in enumerate(command_line)
+                                    if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
 
 
-def program(line: Sequence[str]) -> tuple[Table, Sequence[str]]:
+def find_flag_table(command_line: Sequence[str]) -> tuple[FlagTable, Sequence[str]]:
     """Return the program's table and its arguments. Raises ValueError for an unknown program."""
-    name = os.path.basename(line[0]) if line else ""
-    if name not in TABLES:
-        example = f"weft migrate -- {next(iter(TABLES))} --model-id org/name"
-        raise ValueError(f"a command line of {' or '.join(TABLES)} is needed, as in `{example}`, got "
-                         f"{shlex.join(line) or 'nothing'}")
-    return TABLES[name], line[1:]
+    name = os.path.basename(command_line[0]) if command_line else ""
+    if name not in TABLES_BY_PROGRAM:
+        example = f"weft migrate -- {next(iter(TABLES_BY_PROGRAM))} --model-id org/name"
+        raise ValueError(f"a command line of {' or '.join(TABLES_BY_PROGRAM)} is needed, as in `{example}`, got "
+                         f"{shlex.join(command_line) or 'nothing'}")
+    return TABLES_BY_PROGRAM[name], command_line[1:]

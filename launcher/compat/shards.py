@@ -4,28 +4,28 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
-HIDDEN = {"-1", "none", "nodevfiles"}  # this entry ends the list of visible devices
-ALL = {"all", "void"}  # the driver reports the number
+DEVICE_LIST_ENDS = {"-1", "none", "nodevfiles"}  # this entry ends the list of visible devices
+ALL_DEVICES_VALUES = {"all", "void"}  # the driver reports the number
 
 
-def num_shards(sharded: str, num_shard: str, devices: Callable[[], int]) -> int:
+def choose_num_shards(sharded: str, num_shard: str, count_devices: Callable[[], int]) -> int:
     """Return the number of shards. Flags that are not given are empty. Raises ValueError for invalid combinations."""
     if num_shard and not num_shard.isdecimal():
         raise ValueError(f"--num-shard must be a whole number, got {num_shard}")
-    wanted = int(num_shard) if num_shard else 1 if sharded == "false" else max(devices(), 1)
-    if sharded == "true" and wanted <= 1:
-        raise ValueError(f"--sharded true needs at least 2 shards, got {wanted}" + (
+    count = int(num_shard) if num_shard else 1 if sharded == "false" else max(count_devices(), 1)
+    if sharded == "true" and count <= 1:
+        raise ValueError(f"--sharded true needs at least 2 shards, got {count}" + (
             " (--num-shard)" if num_shard else ": there are no more GPUs to be seen; say how many with --num-shard"))
-    return wanted
+    return count
 
 
-def visible_devices(environment: Mapping[str, str], count: Callable[[], int]) -> int:
+def count_visible_devices(environment: Mapping[str, str], count_all_devices: Callable[[], int]) -> int:
     """Return the number of devices in the variables that the driver reads, or 0 if none of them is set."""
     listed = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("NVIDIA_VISIBLE_DEVICES") or ""
-    if listed.lower() in ALL:
-        return count()
+    if listed.lower() in ALL_DEVICES_VALUES:
+        return count_all_devices()
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    return next((place for place, name in enumerate(names) if name in HIDDEN), len(names))
+    return next((place for place, name in enumerate(names) if name in DEVICE_LIST_ENDS), len(names))
 
 
 def count_gpus() -> int:
@@ -33,7 +33,7 @@ def count_gpus() -> int:
     if program is None:
         return 0
     try:
-        told = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=10)
+        result = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=10)
     except subprocess.TimeoutExpired:
         return 0
-    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in result.stdout.splitlines())

@@ -5,140 +5,151 @@ Flags are refused if they would change answers, or if ignoring them would matter
 """
 
 from launcher.compat.flag_table import (
-    FALSE,
-    TRUE,
-    Fate,
-    Flag,
-    Outcome,
-    Table,
-    only_variable,
-    refused,
-    same,
-    setting,
-    silent,
-    switch,
-    unused,
-    variable,
+    FALSE_VALUES,
+    TRUE_VALUES,
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    refused_effect,
+    same_flag,
+    setting_effect,
+    switch_flag,
+    unneeded_effect,
+    variable_effect,
+    variable_only_flag,
 )
 
-ROPE = "weft takes the scaling of positions from the model's config.json; write it there (rope_scaling)"
-NGROK = "there is no tunnel in weft; run the ngrok program beside it"
-MEETING = "shards meet at a file of their own"
-ATTENTION = "weft chooses its attention by the device (--attention)"
-GRAPHS = "steps are replayed as CUDA graphs where they can be, of sizes that weft chooses"
-GPU_LIBRARY = "weft does without the library that it is meant for"
-BY_CONFIG = ("the model's config.json says how its weights are quantised; weights that are not stay as they are "
-             "(--quantize int8 makes them a byte each)")
-WHILE_LOADED = "weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each"
-UNREADABLE = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
-SPECULATED = (
-    silent("nothing is speculated", "0"), unused("nothing is speculated yet; answers are the same without it"))
-CACHED = (setting("cache_scope", *FALSE, gives="off"), silent("it is on by default", *TRUE))
-CHUNKED = (setting("prefill_policy", *FALSE, gives="pause"), silent("it is on by default", *TRUE))
+REASON_ROPE_FROM_CONFIG = (
+    "weft takes the scaling of positions from the model's config.json; write it there (rope_scaling)")
+REASON_NO_NGROK = "there is no tunnel in weft; run the ngrok program beside it"
+REASON_RENDEZVOUS_FILE = "shards meet at a file of their own"
+REASON_ATTENTION_BY_DEVICE = "weft chooses its attention by the device (--attention)"
+REASON_CUDA_GRAPHS = "steps are replayed as CUDA graphs where they can be, of sizes that weft chooses"
+REASON_LIBRARY_NOT_USED = "weft does without the library that it is meant for"
+REASON_QUANTIZED_BY_CONFIG = (
+    "the model's config.json says how its weights are quantised; weights that are not stay as they are "
+                              "(--quantize int8 makes them a byte each)")
+REASON_NO_LOAD_QUANTIZATION = (
+    "weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each")
+REASON_UNREADABLE_FORMAT = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
+SPECULATION_EFFECTS = (unneeded_effect("nothing is speculated", "0"),
+                       ignored_effect("nothing is speculated yet; answers are the same without it"))
+PREFIX_CACHE_EFFECTS = (setting_effect("cache_scope", *FALSE_VALUES, value_template="off"),
+                        unneeded_effect("it is on by default", *TRUE_VALUES))
+CHUNKED_PREFILL_EFFECTS = (setting_effect("prefill_policy", *FALSE_VALUES, value_template="pause"),
+                           unneeded_effect("it is on by default", *TRUE_VALUES))
 
-MODEL = (
-    same("model-id"),
-    same("revision"),
-    switch("trust-remote-code", refused("weft runs no code from a model's folder, and no model needs it; leave it out"),
-           "weft runs no code from a model's folder"),
-    same("dtype"),
-    Flag("quantize", (
-        setting("quantize", "int8"),
-        unused(BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
-        refused(WHILE_LOADED, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
-        refused(UNREADABLE, "exl2"))),
-    Flag("kv-cache-dtype", (unused("the cache keeps the number type that the model computes with"),)),
-    Flag("speculate", SPECULATED),
-    Flag("lora-adapters", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
-    Flag("rope-scaling", (refused(ROPE),)),
-    Flag("rope-factor", (refused(ROPE),)),
-    same("tokenizer-config-path"),
-    switch("disable-grammar-support", setting("disable_grammar_support")),
-    switch("enable-prefill-logprobs", silent("logprobs of the prompt are there for whoever asks for them"),
-           "logprobs of the prompt are there for whoever asks for them"),
-    Flag("watermark-gamma", (
-        silent("it is what weft has", "0.5"), refused("the share of the vocabulary that a watermark favours is 0.5"))),
-    Flag("watermark-delta", (
-        silent("it is what weft has", "2", "2.0"), refused("what a watermark adds to a logit is 2.0"))),
+MODEL_FLAGS = (
+    same_flag("model-id"),
+    same_flag("revision"),
+    switch_flag("trust-remote-code",
+                refused_effect("weft runs no code from a model's folder, and no model needs it; leave it out"),
+                "weft runs no code from a model's folder"),
+    same_flag("dtype"),
+    ForeignFlag("quantize", (
+        setting_effect("quantize", "int8"),
+        ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
+        refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
+        refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
+    ForeignFlag("kv-cache-dtype", (ignored_effect("the cache keeps the number type that the model computes with"),)),
+    ForeignFlag("speculate", SPECULATION_EFFECTS),
+    ForeignFlag("lora-adapters", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
+    ForeignFlag("rope-scaling", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
+    ForeignFlag("rope-factor", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
+    same_flag("tokenizer-config-path"),
+    switch_flag("disable-grammar-support", setting_effect("disable_grammar_support")),
+    switch_flag("enable-prefill-logprobs",
+                unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
+                "logprobs of the prompt are there for whoever asks for them"),
+    ForeignFlag("watermark-gamma", (
+        unneeded_effect("it is what weft has", "0.5"),
+        refused_effect("the share of the vocabulary that a watermark favours is 0.5"))),
+    ForeignFlag("watermark-delta", (
+        unneeded_effect("it is what weft has", "2", "2.0"),
+        refused_effect("what a watermark adds to a logit is 2.0"))),)
+
+PROCESS_FLAGS = (
+    ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
+    ForeignFlag("num-shard", (FlagEffect(FlagAction.NUM_SHARDS),)),
+    ForeignFlag("shard-uds-path", (ignored_effect("sockets are in a temporary folder of their own (TMPDIR)"),)),
+    ForeignFlag("master-addr", (ignored_effect(REASON_RENDEZVOUS_FILE),)),
+    ForeignFlag("master-port", (ignored_effect(REASON_RENDEZVOUS_FILE),)),
+    ForeignFlag("cuda-graphs",
+                (setting_effect("cuda_graphs", "0", value_template="false"), unneeded_effect(REASON_CUDA_GRAPHS))),
+    ForeignFlag("cuda-memory-fraction", (
+        unneeded_effect("the share of a GPU's memory is 0.9 by default", "1", "1.0"),
+        setting_effect("memory_fraction"))),
+    switch_flag("disable-custom-kernels", ignored_effect("there are no custom kernels")),)
+
+LIMIT_FLAGS = (
+    same_flag("max-concurrent-requests"),
+    same_flag("max-best-of"),
+    same_flag("max-stop-sequences"),
+    same_flag("max-top-n-tokens"),
+    same_flag("max-client-batch-size"),
+    same_flag("max-input-tokens"),
+    ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
+    same_flag("max-total-tokens"),
+    same_flag("payload-limit"),
+    ForeignFlag("max-image-fetch-size", (unneeded_effect("images are not served"),)),
 )
 
-PROCESSES = (
-    Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)),
-    Flag("num-shard", (Outcome(Fate.SHARDS),)),
-    Flag("shard-uds-path", (unused("sockets are in a temporary folder of their own (TMPDIR)"),)),
-    Flag("master-addr", (unused(MEETING),)),
-    Flag("master-port", (unused(MEETING),)),
-    Flag("cuda-graphs", (setting("cuda_graphs", "0", gives="false"), silent(GRAPHS))),
-    Flag("cuda-memory-fraction", (
-        silent("the share of a GPU's memory is 0.9 by default", "1", "1.0"), setting("memory_fraction"))),
-    switch("disable-custom-kernels", unused("there are no custom kernels")),
+BATCHING_FLAGS = (
+    same_flag("max-batch-prefill-tokens"),
+    same_flag("max-batch-total-tokens"),
+    same_flag("max-batch-size"),
+    same_flag("waiting-served-ratio"),
+    same_flag("max-waiting-tokens"),
+    same_flag("validation-workers"),
 )
 
-LIMITS = (
-    same("max-concurrent-requests"),
-    same("max-best-of"),
-    same("max-stop-sequences"),
-    same("max-top-n-tokens"),
-    same("max-client-batch-size"),
-    same("max-input-tokens"),
-    Flag("max-input-length", (setting("max_input_tokens"),)),
-    same("max-total-tokens"),
-    same("payload-limit"),
-    Flag("max-image-fetch-size", (silent("images are not served"),)),
-)
-
-BATCHING = (
-    same("max-batch-prefill-tokens"),
-    same("max-batch-total-tokens"),
-    same("max-batch-size"),
-    same("waiting-served-ratio"),
-    same("max-waiting-tokens"),
-    same("validation-workers"),
-)
-
-OPERATION = (
-    Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - the default of TGI
-    same("port", short="p"),
-    Flag("prometheus-port", (unused("metrics have no port of their own"),)),
-    same("api-key"),
-    same("cors-allow-origin", default="*", kind="list"),
-    switch("ngrok", refused(NGROK)),
-    Flag("ngrok-authtoken", (unused(NGROK),)),
-    Flag("ngrok-edge", (unused(NGROK),)),
-    switch("json-output", setting("json_output")),
-    same("otlp-endpoint"),
-    same("otlp-service-name", default="text-generation-inference.router", beside="otlp-endpoint"),
-    Flag("graceful-termination-timeout", (setting("shutdown_timeout"),), short="g", default="90"),
+OPERATION_FLAGS = (
+    ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - the default of TGI
+    same_flag("port", short_name="p"),
+    ForeignFlag("prometheus-port", (ignored_effect("metrics have no port of their own"),)),
+    same_flag("api-key"),
+    same_flag("cors-allow-origin", default="*", kind="list"),
+    switch_flag("ngrok", refused_effect(REASON_NO_NGROK)),
+    ForeignFlag("ngrok-authtoken", (ignored_effect(REASON_NO_NGROK),)),
+    ForeignFlag("ngrok-edge", (ignored_effect(REASON_NO_NGROK),)),
+    switch_flag("json-output", setting_effect("json_output")),
+    same_flag("otlp-endpoint"),
+    same_flag("otlp-service-name", default="text-generation-inference.router", default_requires="otlp-endpoint"),
+    ForeignFlag("graceful-termination-timeout", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
     # Other programs use the variable ENV for other values, so any value except true is ignored.
-    Flag("env", (Outcome(Fate.SHOWN, values=TRUE), silent("it is not asked for")), "switch", "e"),
-    Flag("usage-stats", (silent("weft tells nobody anything"),)),
+    ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT, matching_values=TRUE_VALUES),
+                        unneeded_effect("it is not asked for")), "switch", "e"),
+    ForeignFlag("usage-stats", (unneeded_effect("weft tells nobody anything"),)),
 )
 
-CACHE = (
-    Flag("huggingface-hub-cache", (variable("HF_HUB_CACHE"),)),
-    Flag("weights-cache-override", (refused("give the folder itself, with config.json and tokenizer.json: "
-                                            "--model-id FOLDER"),)),
-)
+HUB_CACHE_FLAGS = (
+    ForeignFlag("huggingface-hub-cache", (variable_effect("HF_HUB_CACHE"),)),
+    ForeignFlag("weights-cache-override",
+                (refused_effect("give the folder itself, with config.json and tokenizer.json: "
+                                "--model-id FOLDER"),)),)
 
 
-VARIABLES = (
-    only_variable("HF_API_TOKEN", variable("HF_TOKEN")),
-    only_variable("LOG_LEVEL", setting("log_level", "debug", "trace", gives="debug"),
-                  setting("log_level", "info", gives="info"), setting("log_level", "warn", "warning", gives="warning"),
-                  setting("log_level", "error", "off", gives="error"),
-                  unused("a level is for all modules at once")),
-    only_variable("LOG_COLORIZE", silent("logs have no colours")),
-    only_variable("PREFIX_CACHING", *CACHED),
-    only_variable("PREFILL_CHUNKING", *CHUNKED),
-    only_variable("ATTENTION", unused(ATTENTION)),
-    only_variable("USE_FLASH_ATTENTION", unused(ATTENTION)),
-    only_variable("TGI_WIGGLE_ROOM", unused("--memory-fraction says how much memory is used")),
-    only_variable("REQUEST_LOGPROBS", silent("logprobs are there for whoever asks for them")),
-    only_variable("COMPUTE_TYPE", silent("the header x-compute-type says what computes")),
-    only_variable("HF_HUB_ENABLE_HF_TRANSFER", silent("downloads are weft's own")),
-    only_variable("HF_HUB_USER_AGENT_ORIGIN", silent("the Hub is told that weft asks")),
-    only_variable("EXLLAMA_VERSION", unused(GPU_LIBRARY)),
-    only_variable("DISABLE_EXLLAMA", unused(GPU_LIBRARY)),
-)
+VARIABLE_ONLY_FLAGS = (
+    variable_only_flag("HF_API_TOKEN", variable_effect("HF_TOKEN")),
+    variable_only_flag("LOG_LEVEL", setting_effect("log_level", "debug", "trace", value_template="debug"),
+                       setting_effect("log_level", "info", value_template="info"),
+                       setting_effect("log_level", "warn", "warning", value_template="warning"),
+                       setting_effect("log_level", "error", "off", value_template="error"),
+                       ignored_effect("a level is for all modules at once")),
+    variable_only_flag("LOG_COLORIZE", unneeded_effect("logs have no colours")),
+    variable_only_flag("PREFIX_CACHING", *PREFIX_CACHE_EFFECTS),
+    variable_only_flag("PREFILL_CHUNKING", *CHUNKED_PREFILL_EFFECTS),
+    variable_only_flag("ATTENTION", ignored_effect(REASON_ATTENTION_BY_DEVICE)),
+    variable_only_flag("USE_FLASH_ATTENTION", ignored_effect(REASON_ATTENTION_BY_DEVICE)),
+    variable_only_flag("TGI_WIGGLE_ROOM", ignored_effect("--memory-fraction says how much memory is used")),
+    variable_only_flag("REQUEST_LOGPROBS", unneeded_effect("logprobs are there for whoever asks for them")),
+    variable_only_flag("COMPUTE_TYPE", unneeded_effect("the header x-compute-type says what computes")),
+    variable_only_flag("HF_HUB_ENABLE_HF_TRANSFER", unneeded_effect("downloads are weft's own")),
+    variable_only_flag("HF_HUB_USER_AGENT_ORIGIN", unneeded_effect("the Hub is told that weft asks")),
+    variable_only_flag("EXLLAMA_VERSION", ignored_effect(REASON_LIBRARY_NOT_USED)),
+    variable_only_flag("DISABLE_EXLLAMA", ignored_effect(REASON_LIBRARY_NOT_USED)),)
 
-TGI = Table("text-generation-launcher", (*MODEL, *PROCESSES, *LIMITS, *BATCHING, *OPERATION, *CACHE, *VARIABLES))
+TGI_FLAG_TABLE = FlagTable("text-generation-launcher", (*MODEL_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS, *BATCHING_FLAGS,
+                                                        *OPERATION_FLAGS, *HUB_CACHE_FLAGS, *VARIABLE_ONLY_FLAGS))

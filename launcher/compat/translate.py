@@ -7,103 +7,106 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Any, NoReturn
 
-from launcher.compat.adapters import preloaded
-from launcher.compat.arguments import OURS, Heard, Said, check
-from launcher.compat.docs_table import meaning
-from launcher.compat.flag_table import Fate, Table, negated
-from launcher.compat.shards import num_shards
+from launcher.compat.adapters import parse_lora_adapters
+from launcher.compat.arguments import SETTINGS_BY_NAME, ParsedArguments, ResolvedFlag, check_flags
+from launcher.compat.docs_table import describe_flag
+from launcher.compat.flag_table import FlagAction, FlagTable, negate_flag
+from launcher.compat.shards import choose_num_shards
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - the address of those servers if a variable holds the machine's name
+ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the address of those servers if a variable holds the machine's name
 
 
 @dataclass(slots=True)
-class Translation:
+class FlagTranslation:
     """Settings and variables for weft, and notes for the user."""
 
     settings: dict[str, Sequence[str]] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)  # arguments that are not in the table: flags of weft, or mistakes
+    environment_variables: dict[str, str] = field(default_factory=dict)
+    # arguments that are not in the table: flags of weft, or mistakes
+    remaining_arguments: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # differences from what was asked for
-    not_needed: list[str] = field(default_factory=list)  # flags that are left out without any difference
-    otherwise: dict[str, str] = field(default_factory=dict)  # settings that apply unless weft's own are given
-    needed: dict[str, str] = field(default_factory=dict)  # required settings, each with the flag that requires it
+    unneeded_notes: list[str] = field(default_factory=list)  # flags that are left out without any difference
+    default_settings: dict[str, str] = field(default_factory=dict)  # settings that apply unless weft's own are given
+    # required settings, each with the flag that requires it
+    required_settings: dict[str, str] = field(default_factory=dict)
     shows_environment: bool = False
-    only_downloads: bool = False
+    is_download_only: bool = False
 
     @property
-    def command(self) -> list[str]:
+    def weft_arguments(self) -> list[str]:
         """Arguments of `weft`."""
-        if not self.only_downloads:
-            return ["serve", *self.words]
-        return ["download", *self.settings["model_id"], *(
-            word for value in self.settings.get("revision", ()) for word in spelled("revision", value))]
+        if not self.is_download_only:
+            return ["serve", *self.serve_arguments]
+        return ["download", *self.settings["model_id"], *(word for value in self.settings.get("revision", ())
+                                                          for word in format_setting_arguments("revision", value))]
 
     @property
-    def words(self) -> list[str]:
+    def serve_arguments(self) -> list[str]:
         """Arguments of `weft serve`."""
-        given = [word for name, values in self.settings.items() for value in values for word in spelled(name, value)]
-        return [*given, *self.rest]
+        given = [word for name,
+                 values in self.settings.items() for value in values for word in format_setting_arguments(name, value)]
+        return [*given, *self.remaining_arguments]
 
-    def set(self, name: str, values: Sequence[str]) -> None:
+    def set_setting(self, name: str, values: Sequence[str]) -> None:
         """Set a setting; a secret becomes a variable, since other users can read the arguments of a process."""
-        if OURS[name].field.repr:
+        if SETTINGS_BY_NAME[name].field.repr:
             self.settings[name] = values
         else:
-            self.variables[OURS[name].variables[0]] = values[-1]
+            self.environment_variables[SETTINGS_BY_NAME[name].environment_variables[0]] = values[-1]
 
-    def add(self, said: Said) -> None:
-        outcome = said.outcome
-        values = [outcome.gives.format(said.value)] if outcome.gives else said.values
-        match outcome.fate:
-            case Fate.SETTING:
-                self.set(outcome.becomes, values)
-            case Fate.REVISED:
-                self._set_model(said)
-            case Fate.ADAPTERS:
-                self._preload(said)
-            case Fate.ADDRESS:
-                self.set(outcome.becomes, [self._address(said)])
-            case Fate.VARIABLE:
-                self.variables[outcome.becomes] = values[-1]
-            case Fate.UNUSED:
-                self.notes.append(f"{said.name} has no effect: {outcome.why}")
-            case Fate.SILENT:
-                self.not_needed.append(f"{said.name} is not needed: {outcome.why}")
-            case Fate.SHOWN:
+    def add_flag(self, resolved_flag: ResolvedFlag) -> None:
+        effect = resolved_flag.effect
+        values = [effect.value_template.format(resolved_flag.value)] if effect.value_template else resolved_flag.values
+        match effect.action:
+            case FlagAction.SETTING:
+                self.set_setting(effect.target_name, values)
+            case FlagAction.MODEL_AND_REVISION:
+                self._set_model(resolved_flag)
+            case FlagAction.PRELOADED_ADAPTERS:
+                self._set_preloaded_adapters(resolved_flag)
+            case FlagAction.ADDRESS:
+                self.set_setting(effect.target_name, [self._choose_listen_address(resolved_flag)])
+            case FlagAction.VARIABLE:
+                self.environment_variables[effect.target_name] = values[-1]
+            case FlagAction.IGNORED:
+                self.notes.append(f"{resolved_flag.name} has no effect: {effect.reason}")
+            case FlagAction.UNNEEDED:
+                self.unneeded_notes.append(f"{resolved_flag.name} is not needed: {effect.reason}")
+            case FlagAction.SHOW_ENVIRONMENT:
                 self.shows_environment = True
-            case Fate.DOWNLOADED:
-                self.only_downloads = True
+            case FlagAction.DOWNLOAD_ONLY:
+                self.is_download_only = True
 
-    def _set_model(self, said: Said) -> None:
-        model, revision = said.revised
-        self.set(said.outcome.becomes, [model])
+    def _set_model(self, resolved_flag: ResolvedFlag) -> None:
+        model, revision = resolved_flag.model_and_revision
+        self.set_setting(resolved_flag.effect.target_name, [model])
         if revision:
-            self.set("revision", [revision])
+            self.set_setting("revision", [revision])
 
-    def _preload(self, said: Said) -> None:
+    def _set_preloaded_adapters(self, resolved_flag: ResolvedFlag) -> None:
         try:
-            source, adapters = preloaded(said.value)
+            source, adapters = parse_lora_adapters(resolved_flag.value)
         except ValueError as error:
-            raise ValueError(f"{said.name}: {error}") from error
-        self.otherwise["adapters"] = "true"
-        self.set(said.outcome.becomes, adapters)
+            raise ValueError(f"{resolved_flag.name}: {error}") from error
+        self.default_settings["adapters"] = "true"
+        self.set_setting(resolved_flag.effect.target_name, adapters)
         if source == "local":
-            self.set("preloaded_adapter_source", [source])
-            self.needed["adapter_root"] = said.name
+            self.set_setting("preloaded_adapter_source", [source])
+            self.required_settings["adapter_root"] = resolved_flag.name
 
-    def _address(self, said: Said) -> str:
-        if said.by == "flag" or is_address(said.value):
-            return said.value
-        self.notes.append(f"{said.name} is no address ({said.value}), so weft listens on {EVERYWHERE}; --hostname "
-                          "names another")
-        return EVERYWHERE
+    def _choose_listen_address(self, resolved_flag: ResolvedFlag) -> str:
+        if resolved_flag.source == "flag" or is_address(resolved_flag.value):
+            return resolved_flag.value
+        self.notes.append(f"{resolved_flag.name} is no address ({resolved_flag.value}), so weft listens on "
+                          f"{ALL_INTERFACES}; --hostname " "names another")
+        return ALL_INTERFACES
 
 
-def spelled(name: str, value: str) -> list[str]:
-    flag = OURS[name].flags[0]
-    if OURS[name].type is not bool:
+def format_setting_arguments(name: str, value: str) -> list[str]:
+    flag = SETTINGS_BY_NAME[name].flags[0]
+    if SETTINGS_BY_NAME[name].type is not bool:
         return [flag, value]
-    return [negated(flag) if value == "false" else flag]
+    return [negate_flag(flag) if value == "false" else flag]
 
 
 def is_address(text: str) -> bool:
@@ -114,59 +117,65 @@ def is_address(text: str) -> bool:
     return True
 
 
-def translate(table: Table, words: Sequence[str], environment: Mapping[str, str],
-              devices: Callable[[], int]) -> Translation:
-    """Translate a command line. `devices` counts the visible GPUs. Raises ValueError for refused flags."""
-    given, rest = parser(table).parse_known_args(words)
-    heard = Heard(vars(given), rest, environment)
-    said = heard.said(table)
-    check(said)
-    result = Translation(rest=rest, otherwise=heard.always(table), needed={
-        item.outcome.needs: f"{item.name} {item.value}" for item in said if item.outcome.needs})
-    for item in said:
-        result.add(item)
-    add_shards(result, {item.flag.name: item.value for item in said if item.outcome.fate is Fate.SHARDS},
-               heard, devices)
-    complete(result, heard)
+def translate(table: FlagTable, arguments: Sequence[str], environment: Mapping[str, str],
+              count_devices: Callable[[], int]) -> FlagTranslation:
+    """Translate a command line. `count_devices` counts the visible GPUs. Raises ValueError for refused flags."""
+    parsed, remaining_arguments = make_argument_parser(table).parse_known_args(arguments)
+    parsed_arguments = ParsedArguments(vars(parsed), remaining_arguments, environment)
+    resolved_flags = parsed_arguments.resolve_flags(table)
+    check_flags(resolved_flags)
+    result = FlagTranslation(remaining_arguments=remaining_arguments,
+                             default_settings=parsed_arguments.get_fixed_settings(table),
+                             required_settings={item.effect.required_setting: f"{item.name} {item.value}"
+                                                for item in resolved_flags if item.effect.required_setting})
+    for item in resolved_flags:
+        result.add_flag(item)
+    add_num_shards(result, {item.flag.name: item.value for item in resolved_flags
+                            if item.effect.action is FlagAction.NUM_SHARDS}, parsed_arguments, count_devices)
+    finish_translation(result, parsed_arguments)
     return result
 
 
-def add_shards(result: Translation, said: Mapping[str, str], heard: Heard, devices: Callable[[], int]) -> None:
-    if not said and heard.has("num_shard"):
+def add_num_shards(translation: FlagTranslation, shard_flags: Mapping[str, str], parsed_arguments: ParsedArguments,
+                   count_devices: Callable[[], int]) -> None:
+    if not shard_flags and parsed_arguments.is_setting_given("num_shard"):
         return
-    count = num_shards(said.get("sharded", "").lower(), said.get("num-shard", ""), devices)
-    if said or count > 1:
-        result.set("num_shard", [str(count)])
-    if "num-shard" not in said and count > 1:
-        result.notes.append(f"{count} shards, one for each GPU that can be seen; --num-shard says otherwise")
+    count = choose_num_shards(shard_flags.get("sharded", "").lower(), shard_flags.get("num-shard", ""), count_devices)
+    if shard_flags or count > 1:
+        translation.set_setting("num_shard", [str(count)])
+    if "num-shard" not in shard_flags and count > 1:
+        translation.notes.append(f"{count} shards, one for each GPU that can be seen; --num-shard says otherwise")
 
 
-def complete(result: Translation, heard: Heard) -> None:
+def finish_translation(translation: FlagTranslation, parsed_arguments: ParsedArguments) -> None:
     """Add implied settings, and check that a model is named and that required settings are given."""
-    result.settings |= {name: [value] for name, value in result.otherwise.items() if not heard.has(name)}
-    if "model_id" not in result.settings and not heard.environment.get("WEFT_MODEL_ID"):
+    translation.settings |= {name: [value] for name, value in translation.default_settings.items()
+                             if not parsed_arguments.is_setting_given(name)}
+    if "model_id" not in translation.settings and not parsed_arguments.environment.get("WEFT_MODEL_ID"):
         raise ValueError("a model must be named: --model-id org/name, or MODEL_ID")
-    for name, who in result.needed.items():
-        if not heard.has(name):
-            about = OURS[name].field.metadata["help"].rstrip(".")
-            result.notes.append(f"{who} needs {OURS[name].flags[0]}, the {about[0].lower()}{about[1:]}")
-    for name in ("model_id", "revision") if result.only_downloads else ():
-        if value := heard.environment.get(OURS[name].variables[0]):
-            result.settings.setdefault(name, [value])
+    for name, requiring_flag in translation.required_settings.items():
+        if not parsed_arguments.is_setting_given(name):
+            help_text = SETTINGS_BY_NAME[name].field.metadata["help"].rstrip(".")
+            translation.notes.append(
+                f"{requiring_flag} needs {SETTINGS_BY_NAME[name].flags[0]}, the {help_text[0].lower()}{help_text[1:]}")
+    for name in ("model_id", "revision") if translation.is_download_only else ():
+        if value := parsed_arguments.environment.get(SETTINGS_BY_NAME[name].environment_variables[0]):
+            translation.settings.setdefault(name, [value])
 
 
-class Parser(ArgumentParser):
+class RaisingArgumentParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
-def parser(table: Table) -> Parser:
-    made = Parser(prog=table.program, allow_abbrev=False, description="Serves as `weft serve` does, whose flags may be "
-                  "given, too. What becomes of each flag:")
-    made.add_argument("--version", "-V", action="version", version=f"weft {version('weft')}")
+def make_argument_parser(table: FlagTable) -> RaisingArgumentParser:
+    argument_parser = RaisingArgumentParser(prog=table.program, allow_abbrev=False,
+                                            description="Serves as `weft serve` does, whose flags may be "
+                                            "given, too. What becomes of each flag:")
+    argument_parser.add_argument("--version", "-V", action="version", version=f"weft {version('weft')}")
     for item in table.flags:
-        more: dict[str, Any] = {"nargs": "?", "const": "true"} if item.kind == "switch" else {}
+        nargs_options: dict[str, Any] = {"nargs": "?", "const": "true"} if item.kind == "switch" else {}
         if item.spellings:
-            made.add_argument(*item.spellings, dest=item.name, action="append", default=[], metavar="VALUE",
-                              help=meaning(item).replace("%", "%%"), **more)
-    return made
+            argument_parser.add_argument(*item.spellings, dest=item.name, action="append", default=[], metavar="VALUE",
+                                         help=describe_flag(item).replace("%", "%%"), **nargs_options)
+    return argument_parser

@@ -9,78 +9,80 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, files, requires, version
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, fine, gib, unless
-from launcher.environment import hub_cache, offline_by, token_from
-from launcher.supervisor.supervisor import Failed, bind
+from launcher.doctor.findings import Finding, format_gib, make_finding_unless, make_ok_finding
+from launcher.environment import find_offline_variable, find_token_source, hub_cache_folder
+from launcher.supervisor.supervisor import LaunchError, bind_listener
 
-REQUIREMENT = re.compile(r"([\w.-]+)\s*([^;]*)(;.*)?")
-LEAST_DISK = 20 * 2**30  # bytes; models of a few billion parameters take as much
-LEAST_SHARED = 512 * 2**20  # bytes; containers have 64 MiB by default
+REQUIREMENT_PATTERN = re.compile(r"([\w.-]+)\s*([^;]*)(;.*)?")
+MIN_FREE_DISK_BYTES = 20 * 2**30  # bytes; models of a few billion parameters take as much
+MIN_SHARED_MEMORY_BYTES = 512 * 2**20  # bytes; containers have 64 MiB by default
 # Packages with an optional C extension: its file, and the variable with the value that disables it.
-FAST_PARTS = {
+C_EXTENSIONS = {
     "protobuf": ("google/_upb/_message", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python"),
     "aiohttp": ("aiohttp/_http_parser", "AIOHTTP_NO_EXTENSIONS", "1"),
 }
-DRIVER = Path("/proc/driver/nvidia/version")
+NVIDIA_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
-def release(text: str) -> tuple[int, ...]:
+def parse_version(version_text: str) -> tuple[int, ...]:
     """Return the numbers of a version: 2.13.0+cpu is (2, 13, 0), text without a leading number is ()."""
-    found = re.match(r"\d+(\.\d+)*", text)
+    found = re.match(r"\d+(\.\d+)*", version_text)
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def satisfies(installed: str, wanted: str) -> bool:
+def is_version_supported(installed: str, bounds: str) -> bool:
     """Whether a version satisfies `wanted`, such as `>=3.14,<4`. Operators other than these two are ignored."""
-    have = release(installed)
-    parts = [part.strip() for part in wanted.split(",")]
-    return (all(have >= release(part[2:].strip()) for part in parts if part.startswith(">="))
-            and all(have < release(part[1:].strip()) for part in parts if re.match(r"<\s*\d", part)))
+    installed_version = parse_version(installed)
+    parts = [part.strip() for part in bounds.split(",")]
+    return (all(installed_version >= parse_version(part[2:].strip()) for part in parts if part.startswith(">="))
+            and all(installed_version < parse_version(part[1:].strip()) for part in parts if re.match(r"<\s*\d", part)))
 
 
-def packages(wanted: list[str] | None = None, installed: Callable[[str], str] = version) -> Iterator[Finding]:
+def check_packages(requirements: list[str] | None = None,
+                   get_version: Callable[[str], str] = version) -> Iterator[Finding]:
     """Report each required package that is missing or has an unsupported version, and all others in one line."""
-    good = []
-    for line in (requires("weft") or []) if wanted is None else wanted:
-        name, bounds, marker = REQUIREMENT.fullmatch(line).groups()  # type: ignore[union-attr]  # it always matches
+    satisfied = []
+    for requirement in (requires("weft") or []) if requirements is None else requirements:
+        name, bounds, marker = REQUIREMENT_PATTERN.fullmatch(requirement).groups()  # type: ignore[union-attr]  # it always matches
         if marker:
             continue
         try:
-            have = installed(name)
+            installed_version = get_version(name)
         except PackageNotFoundError:
-            have = ""
-        if have and satisfies(have, bounds):
-            good.append(f"{name} {have}")
+            installed_version = ""
+        if installed_version and is_version_supported(installed_version, bounds):
+            satisfied.append(f"{name} {installed_version}")
         else:
-            yield Finding(name, "problem", f"{have or 'nothing'} is installed, weft needs {bounds}",
+            yield Finding(name, "problem", f"{installed_version or 'nothing'} is installed, weft needs {bounds}",
                           f"pip install '{name}{bounds.replace(' ', '')}'")
-    if good:
-        yield fine("packages", ", ".join(good))
+    if satisfied:
+        yield make_ok_finding("packages", ", ".join(satisfied))
 
 
-def python() -> Finding:
-    return fine("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def check_python() -> Finding:
+    return make_ok_finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def fast_parts(environment: Mapping[str, str]) -> Iterator[Finding]:
-    for package, (stem, variable, value) in FAST_PARTS.items():
+def check_c_extensions(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for package, (stem, variable, value) in C_EXTENSIONS.items():
         if environment.get(variable) == value:
             yield Finding(package, "warning", f"is told by {variable} to do without its part in C", f"unset {variable}")
             continue
         names = {f"{stem}{suffix}" for suffix in EXTENSION_SUFFIXES}
-        there = any(str(file) in names for file in installed_files(package))
-        yield unless(there, package, "its part in C is there" if there else "has no part in C for this Python",
-                     f"pip install --force-reinstall --only-binary=:all: {package}")
+        has_extension = any(str(file) in names for file in list_installed_files(package))
+        yield make_finding_unless(has_extension, package,
+                                  "its part in C is there" if has_extension else "has no part in C for this Python",
+                                  f"pip install --force-reinstall --only-binary=:all: {package}")
 
 
-def installed_files(package: str) -> Iterator[str]:
+def list_installed_files(package: str) -> Iterator[str]:
     try:
         yield from map(str, files(package) or [])
     except PackageNotFoundError:
         return
 
 
-def driver(path: Path = DRIVER) -> str:
+def read_nvidia_driver_version(path: Path = NVIDIA_DRIVER_FILE) -> str:
     """Return the version of NVIDIA's driver, or "" if there is none."""
     try:
         found = re.search(r"\d+\.\d+[.\d]*", path.read_text().splitlines()[0])
@@ -89,36 +91,39 @@ def driver(path: Path = DRIVER) -> str:
     return found[0] if found else ""
 
 
-def shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - it is only checked
+def check_shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - it is only checked
     if not folder.is_dir():
-        return unless(num_shards == 1, "shared memory", f"there is no {folder}", f"mount a tmpfs at {folder}")
+        return make_finding_unless(num_shards == 1, "shared memory", f"there is no {folder}",
+                                   f"mount a tmpfs at {folder}")
     size = shutil.disk_usage(folder).total
-    return unless(num_shards == 1 or size >= LEAST_SHARED, "shared memory", gib(size),
-                  "several shards on GPUs need more: docker run --shm-size 1g")
+    return make_finding_unless(num_shards == 1 or size >= MIN_SHARED_MEMORY_BYTES, "shared memory", format_gib(size),
+                               "several shards on GPUs need more: docker run --shm-size 1g")
 
 
-def hub(environment: Mapping[str, str]) -> Iterator[Finding]:
+def check_hub_access(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the model cache, and report how the variables configure access to the Hub."""
-    cache = hub_cache(environment)
-    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    cure = "set HF_HOME to a folder on another disk"
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        yield Finding("model cache", "warning", f"{cache} cannot be written, so nothing can be downloaded", cure)
+    cache = hub_cache_folder(environment)
+    existing_folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing_folder).free
+    advice = "set HF_HOME to a folder on another disk"
+    if not existing_folder.is_dir() or not os.access(existing_folder, os.W_OK):
+        yield Finding("model cache", "warning", f"{cache} cannot be written, so nothing can be downloaded", advice)
     else:
-        yield unless(free >= LEAST_DISK, "model cache", f"{cache}, {gib(free)} free", cure)
-    if variable := offline_by(environment):
-        yield fine("hub", f"is not asked, by {variable}")
+        yield make_finding_unless(free >= MIN_FREE_DISK_BYTES, "model cache",
+                                  f"{cache}, {format_gib(free)} free", advice)
+    if variable := find_offline_variable(environment):
+        yield make_ok_finding("hub", f"is not asked, by {variable}")
     else:
-        source = token_from(environment)
-        yield fine("hub", f"may be asked, with the token of {source}" if source else
-                   "may be asked, without a token (HF_TOKEN): models that need a permission are out of reach")
+        source = find_token_source(environment)
+        yield make_ok_finding(
+            "hub", f"may be asked, with the token of {source}" if source
+            else "may be asked, without a token (HF_TOKEN): models that need a permission are out of reach")
 
 
-def port(hostname: str, number: int) -> Finding:
+def check_port(hostname: str, port_number: int) -> Finding:
     try:
-        with bind(hostname, number):
-            return fine("port", f"{hostname}:{number} is free")
-    except Failed as error:
-        text, _, cure = str(error).partition("; ")
-        return Finding("port", "problem", text, cure)
+        with bind_listener(hostname, port_number):
+            return make_ok_finding("port", f"{hostname}:{port_number} is free")
+    except LaunchError as error:
+        problem, _, cure = str(error).partition("; ")
+        return Finding("port", "problem", problem, cure)

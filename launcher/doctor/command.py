@@ -12,82 +12,84 @@ from pathlib import Path
 from typing import Any
 
 from launcher.doctor import checks, diagnosis
-from launcher.doctor.findings import Finding, exit_code
-from launcher.environment import hub_cache
-from launcher.hub.resolve import Missing, find_model
+from launcher.doctor.findings import Finding, compute_exit_code
+from launcher.environment import hub_cache_folder
+from launcher.hub.resolve import ModelNotCachedError, find_model
 from launcher.settings import LaunchConfig
-from launcher.supervisor.plan import python_module
+from launcher.supervisor.plan import python_module_command
 from router.config import RouterConfig
 from shard.config import ShardConfig
 
-SURVEY = python_module("shard.workers.survey")
-LAUNCH, ROUTER, SHARD = LaunchConfig(), RouterConfig(), ShardConfig()  # the defaults
-PATIENCE = 120.0  # seconds for a child that loads torch, on a slow disk
+SURVEY_COMMAND = python_module_command("shard.workers.survey")
+# the defaults
+DEFAULT_LAUNCH_CONFIG, DEFAULT_ROUTER_CONFIG, DEFAULT_SHARD_CONFIG = LaunchConfig(), RouterConfig(), ShardConfig()
+SURVEY_TIMEOUT_SECONDS = 120.0  # seconds for a child that loads torch, on a slow disk
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DoctorSettings:
     """Settings of the server to check."""
 
-    model_id: str = LAUNCH.model_id
-    revision: str = LAUNCH.revision
-    num_shard: int = LAUNCH.num_shard
-    dtype: str = SHARD.dtype
-    device: str = SHARD.device
-    hostname: str = ROUTER.hostname
-    port: int = ROUTER.port
+    model_id: str = DEFAULT_LAUNCH_CONFIG.model_id
+    revision: str = DEFAULT_LAUNCH_CONFIG.revision
+    num_shard: int = DEFAULT_LAUNCH_CONFIG.num_shard
+    dtype: str = DEFAULT_SHARD_CONFIG.dtype
+    device: str = DEFAULT_SHARD_CONFIG.device
+    hostname: str = DEFAULT_ROUTER_CONFIG.hostname
+    port: int = DEFAULT_ROUTER_CONFIG.port
 
 
-def examine(order: Order, environment: Mapping[str, str]) -> Iterator[Finding]:
-    yield checks.python()
-    yield from checks.packages()
-    yield from checks.fast_parts(environment)
-    folder, trouble = find(order, hub_cache(environment))
-    found = survey({"model": folder, "dtype": order.dtype, "device": order.device, "num_shards": order.num_shard,
-                    "block_size": ROUTER.block_size})
-    if "failed" in found:
-        yield Finding("torch", "problem", found["failed"], "pip install torch, or see the README for its builds")
+def run_checks(settings: DoctorSettings, environment: Mapping[str, str]) -> Iterator[Finding]:
+    yield checks.check_python()
+    yield from checks.check_packages()
+    yield from checks.check_c_extensions(environment)
+    folder, model_finding = find_model_folder(settings, hub_cache_folder(environment))
+    survey_result = run_survey({"model": folder, "dtype": settings.dtype, "device": settings.device,
+                                "num_shards": settings.num_shard, "block_size": DEFAULT_ROUTER_CONFIG.block_size})
+    if "failed" in survey_result:
+        yield Finding("torch", "problem", survey_result["failed"],
+                      "pip install torch, or see the README for its builds")
     else:
-        yield from diagnosis.machine(found["machine"], checks.driver())
-    yield checks.shared_memory(order.num_shard)
-    yield from checks.hub(environment)
-    yield checks.port(order.hostname, order.port)
-    if trouble:
-        yield trouble
-    elif folder and "failed" not in found:
-        yield from diagnosis.model(found, order.model_id)
+        yield from diagnosis.diagnose_machine(survey_result["machine"], checks.read_nvidia_driver_version())
+    yield checks.check_shared_memory(settings.num_shard)
+    yield from checks.check_hub_access(environment)
+    yield checks.check_port(settings.hostname, settings.port)
+    if model_finding:
+        yield model_finding
+    elif folder and "failed" not in survey_result:
+        yield from diagnosis.diagnose_model(survey_result, settings.model_id)
 
 
-def find(order: Order, cache: Path) -> tuple[str, Finding | None]:
+def find_model_folder(settings: DoctorSettings, cache_folder: Path) -> tuple[str, Finding | None]:
     """Return the model's folder and None, or "" and the finding that explains why there is none."""
     try:
-        return find_model(order.model_id, order.revision, cache).folder, None
-    except Missing as error:
-        return "", Finding("model", "warning", str(error), f"weft download {order.model_id} fetches it beforehand")
+        return find_model(settings.model_id, settings.revision, cache_folder).folder, None
+    except ModelNotCachedError as error:
+        return "", Finding("model", "warning", str(error), f"weft download {settings.model_id} fetches it beforehand")
     except ValueError as error:
         return "", Finding("model", "problem", str(error))
 
 
-def survey(order: dict[str, Any]) -> dict[str, Any]:
+def run_survey(survey_settings: dict[str, Any]) -> dict[str, Any]:
     """Return the child's survey, or `failed` with the last line of its stderr."""
     try:
-        child = subprocess.run([*SURVEY, json.dumps(order)], capture_output=True, text=True, check=False,
-                               timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        child = subprocess.run([*SURVEY_COMMAND, json.dumps(survey_settings)], capture_output=True, text=True,
+                               check=False, timeout=SURVEY_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return {"failed": f"did not load within {PATIENCE:.0f} seconds"}
+        return {"failed": f"did not load within {SURVEY_TIMEOUT_SECONDS:.0f} seconds"}
     if child.returncode:
         return {"failed": (child.stderr.strip().splitlines() or [f"ended with exit code {child.returncode}"])[-1]}
-    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return found
+    survey_result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return survey_result
 
 
-def run(order: Order, environment: Mapping[str, str], *, as_json: bool) -> int:
+def run_doctor(settings: DoctorSettings, environment: Mapping[str, str], *, as_json: bool) -> int:
     """Print the findings, as text each one as soon as it is found, and return the exit code."""
     findings = []
-    for finding in examine(order, environment):
+    for finding in run_checks(settings, environment):
         findings.append(finding)
         if not as_json:
             print(finding, flush=True)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    return exit_code(findings)
+    return compute_exit_code(findings)

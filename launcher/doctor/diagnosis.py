@@ -3,69 +3,75 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.doctor.findings import Finding, fine, gib, unless
+from launcher.doctor.findings import Finding, format_gib, make_finding_unless, make_ok_finding
 from router.config import RouterConfig
 
-Survey = Mapping[str, Any]
-ROUTER = RouterConfig()  # the defaults
+SurveyResult = Mapping[str, Any]
+DEFAULT_ROUTER_CONFIG = RouterConfig()  # the defaults
 
 
-def machine(found: Survey, driver: str) -> Iterator[Finding]:
-    yield fine("torch", f"{found['torch']}, made for " + (f"CUDA {found['cuda']}" if found["cuda"] else "CPU only"))
-    yield from gpus(found, driver)
-    if not found["gpus"]:
-        yield processor(found)
-    fewer = found["cores"] < found["processors"]
-    yield fine("cores", f"{found['cores']}" + (
-        f" of the {found['processors']} that the system names: threads of one core, or limits" if fewer else ""))
-    yield unless(found["memory"] >= 2**30, "memory", f"{gib(found['memory'])} {found['memory_source']}",
-                 "free memory, or raise the limit of the container")
+def diagnose_machine(survey: SurveyResult, driver_version: str) -> Iterator[Finding]:
+    yield make_ok_finding("torch", f"{survey['torch']}, made for "
+                          + (f"CUDA {survey['cuda']}" if survey["cuda"] else "CPU only"))
+    yield from diagnose_gpus(survey, driver_version)
+    if not survey["gpus"]:
+        yield diagnose_cpu(survey)
+    has_fewer_cores = survey["cores"] < survey["processors"]
+    yield make_ok_finding("cores", f"{survey['cores']}"
+                          + (f" of the {survey['processors']} that the system names: threads of one core, or limits"
+                             if has_fewer_cores else ""))
+    yield make_finding_unless(survey["memory"] >= 2**30, "memory",
+                              f"{format_gib(survey['memory'])} {survey['memory_source']}",
+                              "free memory, or raise the limit of the container")
 
 
-def gpus(found: Survey, driver: str) -> Iterator[Finding]:
-    for number, gpu in enumerate(found["gpus"]):
-        yield fine(f"gpu {number}", f"{gpu['name']}, {gib(gpu['free'])} of {gib(gpu['total'])} free, driver "
-                                    f"{driver or 'unknown'}")
-    if driver and not found["gpus"]:
-        text = f"there is a driver ({driver}), but torch sees no GPU"
-        if found["cuda"]:
+def diagnose_gpus(survey: SurveyResult, driver_version: str) -> Iterator[Finding]:
+    for number, gpu in enumerate(survey["gpus"]):
+        yield make_ok_finding(f"gpu {number}",
+                              f"{gpu['name']}, {format_gib(gpu['free'])} of {format_gib(gpu['total'])} free, driver "
+                              f"{driver_version or 'unknown'}")
+    if driver_version and not survey["gpus"]:
+        text = f"there is a driver ({driver_version}), but torch sees no GPU"
+        if survey["cuda"]:
             yield Finding("gpu", "problem", text, "install a newer driver, one for CUDA "
-                          f"{found['cuda']} or above (nvidia-smi tells), or let the container see the GPU "
+                          f"{survey['cuda']} or above (nvidia-smi tells), or let the container see the GPU "
                           "(docker run --gpus all)")
         else:
             yield Finding("gpu", "problem", text, "this torch is for CPU only; install one for CUDA")
-    elif not found["gpus"]:
-        yield fine("gpu", "none; models run on the CPU")
+    elif not survey["gpus"]:
+        yield make_ok_finding("gpu", "none; models run on the CPU")
 
 
-def processor(found: Survey) -> Finding:
-    names = ", ".join(found["instructions"]) or "none of those that matter"
-    return unless(found["packs_bfloat16"], "instructions", names,
-                  "bfloat16 is slow on this processor, so models run in float32 and take twice the memory")
+def diagnose_cpu(survey: SurveyResult) -> Finding:
+    names = ", ".join(survey["instructions"]) or "none of those that matter"
+    return make_finding_unless(survey["packs_bfloat16"], "instructions", names,
+                               "bfloat16 is slow on this processor, so models run in float32 and take twice the memory")
 
 
-def model(found: Survey, name: str) -> Iterator[Finding]:
-    if "problem" in found:
-        yield Finding("model", "problem", found["problem"])
+def diagnose_model(survey: SurveyResult, model_name: str) -> Iterator[Finding]:
+    if "problem" in survey:
+        yield Finding("model", "problem", survey["problem"])
         return
-    about: Survey = found["model"]
-    yield fine("model", f"{name}: {about['architecture']}, {gib(about['weights'])} of weights in {about['dtype']} on "
-                        f"{about['device']}")
-    yield cache(about)
+    model_survey: SurveyResult = survey["model"]
+    yield make_ok_finding("model",
+                          f"{model_name}: {model_survey['architecture']}, {format_gib(model_survey['weights'])} of "
+                          f"weights in {model_survey['dtype']} on " f"{model_survey['device']}")
+    yield diagnose_kv_cache(model_survey)
 
 
-def cache(about: Survey) -> Finding:
-    if about["weights"] > about["free"]:
-        more = "--num-shard with more GPUs" if about["device"] == "cuda" else "a machine with more memory"
-        return Finding("fits", "problem",
-                       f"no: the weights take {gib(about['weights'])}, and {gib(about['free'])} are free",
-                       f"choose a smaller model, or {more}")
-    useful = ROUTER.max_batch_size * about["max_positions"]
-    room = f"a cache of about {min(about['tokens'], useful):,} tokens ({about['block']:,} bytes for every 16)"
-    if not about["tokens"]:
+def diagnose_kv_cache(model_survey: SurveyResult) -> Finding:
+    if model_survey["weights"] > model_survey["free"]:
+        more = "--num-shard with more GPUs" if model_survey["device"] == "cuda" else "a machine with more memory"
+        return Finding("fits", "problem", f"no: the weights take {format_gib(model_survey['weights'])}, and "
+                       f"{format_gib(model_survey['free'])} are free", f"choose a smaller model, or {more}")
+    max_useful_tokens = DEFAULT_ROUTER_CONFIG.max_batch_size * model_survey["max_positions"]
+    cache_text = (f"a cache of about {min(model_survey['tokens'], max_useful_tokens):,} tokens "
+                  f"({model_survey['block']:,} bytes for every 16)")
+    if not model_survey["tokens"]:
         return Finding("fits", "problem", "no: beside the weights there is no room for a cache",
                        "raise --memory-fraction or choose a smaller model")
-    if about["tokens"] < about["max_positions"]:
-        return Finding("fits", "warning", f"{room}, less than the longest request of the model "
-                       f"({about['max_positions']:,})", f"use --max-total-tokens {about['tokens']}")
-    return fine("fits", f"{room}; the longest request of the model has {about['max_positions']:,}")
+    if model_survey["tokens"] < model_survey["max_positions"]:
+        return Finding("fits", "warning", f"{cache_text}, less than the longest request of the model "
+                       f"({model_survey['max_positions']:,})", f"use --max-total-tokens {model_survey['tokens']}")
+    return make_ok_finding("fits",
+                           f"{cache_text}; the longest request of the model has {model_survey['max_positions']:,}")

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["ok", "warning", "problem"]
+FindingState = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     subject: str
-    state: State
+    state: FindingState
     text: str
     cure: str = ""
 
@@ -18,18 +18,18 @@ class Finding:
         return f"{self.state:8} {self.subject:14} {self.text}" + (f"; {self.cure}" if self.cure else "")
 
 
-def fine(subject: str, text: str) -> Finding:
+def make_ok_finding(subject: str, text: str) -> Finding:
     return Finding(subject, "ok", text)
 
 
-def unless(good: bool, subject: str, text: str, cure: str, state: State = "warning") -> Finding:
-    return fine(subject, text) if good else Finding(subject, state, text, cure)
+def make_finding_unless(is_ok: bool, subject: str, text: str, cure: str, state: FindingState = "warning") -> Finding:
+    return make_ok_finding(subject, text) if is_ok else Finding(subject, state, text, cure)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def compute_exit_code(findings: Iterable[Finding]) -> int:
     """Return 1 if there is a problem, else 0: a warning is no problem."""
     return int(any(finding.state == "problem" for finding in findings))
 
 
-def gib(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB"
+def format_gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -18,61 +18,61 @@ from uuid import uuid4
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedRepository:
     """One model's part of the cache."""
 
-    cache: Path
+    cache_folder: Path
     name: str
 
     @property
     def folder(self) -> Path:
-        return self.cache / self._word
+        return self.cache_folder / self._folder_name
 
     @property
-    def _word(self) -> str:
+    def _folder_name(self) -> str:
         return f"models--{self.name.replace('/', '--')}"
 
-    def commit(self, revision: str) -> str:
+    def resolve_commit(self, revision: str) -> str:
         """Return the commit of a branch or tag when it was downloaded, or `revision` itself if there is no ref."""
         ref = self.folder / "refs" / revision
         return ref.read_text().strip() if ref.is_file() else revision
 
-    def snapshot(self, revision: str) -> Path:
-        return self.folder / "snapshots" / self.commit(revision)
+    def get_snapshot_folder(self, revision: str) -> Path:
+        return self.folder / "snapshots" / self.resolve_commit(revision)
 
-    def blob(self, etag: str) -> Path:
+    def get_blob_path(self, etag: str) -> Path:
         return self.folder / "blobs" / etag
 
-    def beginning(self, etag: str) -> Path:
+    def get_partial_blob_path(self, etag: str) -> Path:
         return self.folder / "blobs" / f"{etag}.incomplete"
 
-    def has(self, etag: str, size: int) -> bool:
-        blob = self.blob(etag)
-        return blob.is_file() and blob.stat().st_size == size
+    def has_blob(self, etag: str, num_bytes: int) -> bool:
+        blob = self.get_blob_path(etag)
+        return blob.is_file() and blob.stat().st_size == num_bytes
 
-    def size_so_far(self, etag: str, size: int) -> int:
+    def count_downloaded_bytes(self, etag: str, num_bytes: int) -> int:
         """Return the number of bytes that are downloaded already."""
-        if self.has(etag, size):
-            return size
-        begun = self.beginning(etag)
-        return min(size, begun.stat().st_size) if begun.is_file() else 0
+        if self.has_blob(etag, num_bytes):
+            return num_bytes
+        partial_blob = self.get_partial_blob_path(etag)
+        return min(num_bytes, partial_blob.stat().st_size) if partial_blob.is_file() else 0
 
-    def prepare(self) -> None:
+    def create_blobs_folder(self) -> None:
         """Create the folder of downloads if needed. Raises OSError if the cache cannot be written."""
         (self.folder / "blobs").mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def locked(self, etag: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    def lock_blob(self, etag: str, on_wait: Callable[[], None]) -> Iterator[None]:
         """Hold the lock of a file's download, against threads and other programs; call `on_wait` before waiting."""
-        path = self.cache / ".locks" / self._word / f"{etag}.lock"
+        path = self.cache_folder / ".locks" / self._folder_name / f"{etag}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = lock(path, on_wait)
+        descriptor = lock_file(path, on_wait)
         try:
             yield
         finally:
             os.close(descriptor)
 
-    def publish(self, commit: str, etags: Mapping[str, str], revision: str) -> None:
+    def publish_snapshot(self, commit: str, etags: Mapping[str, str], revision: str) -> None:
         """Link all files of a commit into a snapshot. The ref is written last, so readers find complete snapshots."""
         folder = self.folder / "snapshots" / commit
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,14 +80,14 @@ class Kept:
             if not (folder / name).exists():
                 (folder / name).parent.mkdir(exist_ok=True)
                 up = "../" * (2 + name.count("/"))
-                put(folder / name, partial(Path.symlink_to, target=f"{up}blobs/{etag}"))
-        if self.commit(revision) != commit:
+                replace_atomically(folder / name, partial(Path.symlink_to, target=f"{up}blobs/{etag}"))
+        if self.resolve_commit(revision) != commit:
             ref = self.folder / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)
-            put(ref, partial(Path.write_text, data=commit))
+            replace_atomically(ref, partial(Path.write_text, data=commit))
 
 
-def lock(path: Path, on_wait: Callable[[], None]) -> int:
+def lock_file(path: Path, on_wait: Callable[[], None]) -> int:
     """Lock a file and return its descriptor.
 
     Retried if another client has removed the file meanwhile: a lock on an unlinked file protects nothing.
@@ -104,8 +104,8 @@ def lock(path: Path, on_wait: Callable[[], None]) -> int:
         os.close(descriptor)
 
 
-def put(path: Path, make: Callable[[Path], object]) -> None:
+def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Replace a file atomically, also with concurrent writers: readers find the old file or a complete new one."""
-    new = path.with_name(f".{path.name}.{uuid4().hex}")
-    make(new)
-    new.replace(path)
+    temporary_path = path.with_name(f".{path.name}.{uuid4().hex}")
+    write(temporary_path)
+    temporary_path.replace(path)

@@ -1,4 +1,5 @@
-"""Download of a model as a process: `python -P -m launcher.hub.download JSON`, where JSON is an `Order` object.
+"""Download of a model as a process: `python -P -m launcher.hub.download JSON`, where JSON is a `DownloadRequest`
+object.
 
 The first line of standard input is the token, or empty. The end of standard input means that the parent has ended, and
 ends the process too. Partial downloads are kept, and the next download resumes them.
@@ -18,177 +19,202 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from launcher.hub.cache import Kept
-from launcher.hub.client import POOLING, Hub, Listing, NoSuchModel, RemoteFile, Unreachable
-from launcher.hub.fetch import Order
-from launcher.hub.progress_bar import Meter, amount
-from launcher.hub.resolve import INDEX, SINGLE, check_names, find_model, promised
-from launcher.hub.retry_policy import PAUSES, Patience
-from launcher.hub.screen import Screen
-from launcher.hub.transfer import NotDownloaded, Transfer
-from launcher.output import Voice
+from launcher.hub.cache import CachedRepository
+from launcher.hub.client import (
+    POOLING_CONFIG_FILE,
+    HubClient,
+    RemoteFile,
+    RepositoryListing,
+    RepositoryNotFoundError,
+    ServerUnreachableError,
+)
+from launcher.hub.fetch import DownloadRequest
+from launcher.hub.progress_bar import DownloadProgress, format_bytes
+from launcher.hub.resolve import (
+    SINGLE_WEIGHT_FILE,
+    WEIGHT_INDEX_FILE,
+    check_model_file_names,
+    find_model,
+    read_indexed_file_names,
+)
+from launcher.hub.retry_policy import RETRY_PAUSES_SECONDS, RetryPolicy
+from launcher.hub.screen import DownloadDisplay
+from launcher.hub.transfer import DownloadError, FileDownloader
+from launcher.output import Output
 
-NEEDED = frozenset({
-    INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "modules.json", POOLING})
-AT_ONCE = 8  # maximum concurrent files
-LARGEST = 50e9  # bytes
-REDRAWN = 0.2  # seconds between two updates of the progress line
+NEEDED_FILES = frozenset({
+    WEIGHT_INDEX_FILE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "modules.json", POOLING_CONFIG_FILE})
+MAX_CONCURRENT_FILES = 8  # maximum concurrent files
+MAX_FILE_BYTES = 50e9  # bytes
+REDRAW_SECONDS = 0.2  # seconds between two updates of the progress line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Download:
-    def __init__(self, order: Order, token: str, screen: Screen, clock: Callable[[], float],
-                 pauses: Sequence[float] = PAUSES) -> None:
-        self._order, self._screen, self._clock, self._pauses = order, screen, clock, pauses
-        self._hub = Hub(order.endpoint, order.name, token, order.client)
-        self._kept = Kept(Path(order.cache), order.name)
-        self._stopped = threading.Event()
-        self._counting = threading.Lock()
-        self._waits = False  # whether waiting for another process was reported
-        self._meter: Meter | None = None  # None unless a download of known size runs
+class ModelDownload:
+    def __init__(self, request: DownloadRequest, token: str, display: DownloadDisplay, clock: Callable[[], float],
+                 pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:
+        self._request, self._display, self._clock, self._pauses = request, display, clock, pauses
+        self._hub_client = HubClient(request.endpoint, request.name, token, request.user_agent)
+        self._cached_repository = CachedRepository(Path(request.cache_folder), request.name)
+        self._stop_event = threading.Event()
+        self._state_lock = threading.Lock()
+        self._has_reported_waiting = False  # whether waiting for another process was reported
+        self._progress: DownloadProgress | None = None  # None unless a download of known size runs
 
-    def run(self) -> None:
-        """Download the model. Raises ValueError for a user's error, NotDownloaded or Unreachable for a failure."""
+    def download_model(self) -> None:
+        """Download the model. Raises ValueError for a user's error, else DownloadError or ServerUnreachableError."""
         try:
-            listing = self._patience().ask(partial(self._hub.listing, self._order.revision))
-        except Unreachable as error:
-            self._stay_with_what_is_here(error)
+            listing = self._make_retry_policy().call_with_retries(partial(self._hub_client.fetch_listing,
+                                                                          self._request.revision))
+        except ServerUnreachableError as error:
+            self._use_cached_model(error)
             return
-        except NoSuchModel as error:
-            raise NoSuchModel(f"{error}; nor is there a folder {folder}" if (folder := self._order.no_folder) else
-                              str(error)) from error
-        check_names(listing.names, f"{self._order.name} at {self._order.endpoint}")
+        except RepositoryNotFoundError as error:
+            raise RepositoryNotFoundError(f"{error}; nor is there a folder {folder}"
+                                          if (folder := self._request.missing_folder) else str(error)) from error
+        check_model_file_names(listing.file_names, f"{self._request.name} at {self._request.endpoint}")
         try:
-            self._bring_all(listing)
+            self._download_all_files(listing)
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._make_write_error(error) from error
 
-    def _stay_with_what_is_here(self, error: Unreachable) -> None:
+    def _use_cached_model(self, error: ServerUnreachableError) -> None:
         try:
-            find_model(self._order.name, self._order.revision, self._kept.cache)
+            find_model(self._request.name, self._request.revision, self._cached_repository.cache_folder)
         except ValueError:
             raise error from None
-        self._screen.say(f"warning: {error}; {self._order.name} stays as it is in the cache, which may be outdated")
+        self._display.print_message(
+            f"warning: {error}; {self._request.name} stays as it is in the cache, which may be outdated")
 
-    def _bring_all(self, listing: Listing) -> None:
+    def _download_all_files(self, listing: RepositoryListing) -> None:
         """Download the index first, since it names the weight files, and then all needed files."""
-        started, names = self._clock(), set(listing.names)
-        self._kept.prepare()
-        index = self._describe(listing.commit, {INDEX} & names)
-        self._bring(listing.commit, index)
-        weights = promised(self._kept.blob(index[0].etag)) if index else {SINGLE}
+        started_at, names = self._clock(), set(listing.file_names)
+        self._cached_repository.create_blobs_folder()
+        index = self._fetch_files_metadata(listing.commit, {WEIGHT_INDEX_FILE} & names)
+        self._download_files(listing.commit, index)
+        weights = read_indexed_file_names(self._cached_repository.get_blob_path(index[0].etag)) if index else {
+            SINGLE_WEIGHT_FILE}
         if not weights or weights - names:
-            lost = min(weights - names, default=f"file of weights that its {INDEX} names")
-            raise ValueError(f"{self._order.name} at {self._order.endpoint} has no {lost}")
-        files = self._describe(listing.commit, weights | set(filter(is_needed, names)))
-        self._bring(listing.commit, files)
-        self._kept.publish(listing.commit, {file.name: file.etag for file in files}, self._order.revision)
-        self._screen.say(f"{self._order.name} is here: commit {listing.commit[:8]}, {len(files)} files, "
-                         f"{amount(sum(file.size for file in files))}, {self._clock() - started:.0f} s")
+            missing_file = min(weights - names, default=f"file of weights that its {WEIGHT_INDEX_FILE} names")
+            raise ValueError(f"{self._request.name} at {self._request.endpoint} has no {missing_file}")
+        files = self._fetch_files_metadata(listing.commit, weights | set(filter(is_needed_file, names)))
+        self._download_files(listing.commit, files)
+        self._cached_repository.publish_snapshot(listing.commit, {file.name: file.etag for file in files},
+                                                 self._request.revision)
+        self._display.print_message(
+            f"{self._request.name} is here: commit {listing.commit[:8]}, {len(files)} files, "
+            f"{format_bytes(sum(file.num_bytes for file in files))}, {self._clock() - started_at:.0f} s")
 
-    def _describe(self, commit: str, names: Collection[str]) -> list[RemoteFile]:
+    def _fetch_files_metadata(self, commit: str, names: Collection[str]) -> list[RemoteFile]:
         """Return name, ETag and size of each file. Raises ValueError for one too large for the Hub's HTTP downloads."""
-        files = self._all(lambda name: self._patience().ask(partial(self._hub.file, name, commit)), sorted(names))
-        if large := [file for file in files if file.size > LARGEST]:
-            raise ValueError(f"{large[0].name} has {amount(large[0].size)}, and the Hub sends no file above "
-                             f"{amount(LARGEST)} over HTTP; `hf download {self._order.name}` brings it")
+        files = self._run_concurrently(lambda name: self._make_retry_policy().call_with_retries(
+            partial(self._hub_client.fetch_file_metadata, name, commit)), sorted(names))
+        if too_large := [file for file in files if file.num_bytes > MAX_FILE_BYTES]:
+            raise ValueError(
+                f"{too_large[0].name} has {format_bytes(too_large[0].num_bytes)}, and the Hub sends no file above "
+                f"{format_bytes(MAX_FILE_BYTES)} over HTTP; `hf download {self._request.name}` brings it")
         return files
 
-    def _bring(self, commit: str, files: Sequence[RemoteFile]) -> None:
+    def _download_files(self, commit: str, files: Sequence[RemoteFile]) -> None:
         """Download files, each content once.
 
         The largest are first, so that none of them runs alone at the end.
         """
-        different = sorted({file.etag: file for file in files}.values(), key=lambda file: -file.size)
-        total = sum(file.size for file in different)
-        done = sum(self._kept.size_so_far(file.etag, file.size) for file in different)
-        self._check_room(total - done)
-        if total > done:
-            self._meter = Meter(f"downloading {self._order.name}", total, done, self._clock())
-            self._screen.begin(self._meter)
-        transfer = Transfer(self._hub, self._kept, commit, self._stopped, self._patience, self._say_that_we_wait,
-                            self._count)
-        self._all(transfer.bring, different)
-        self._meter = None
+        unique_files = sorted({file.etag: file for file in files}.values(), key=lambda file: -file.num_bytes)
+        total_bytes = sum(file.num_bytes for file in unique_files)
+        done_bytes = sum(self._cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
+                         for file in unique_files)
+        self._check_free_disk(total_bytes - done_bytes)
+        if total_bytes > done_bytes:
+            self._progress = DownloadProgress(f"downloading {self._request.name}", total_bytes, done_bytes,
+                                              self._clock())
+            self._display.print_start(self._progress)
+        downloader = FileDownloader(self._hub_client, self._cached_repository, commit, self._stop_event,
+                                    self._make_retry_policy, self._report_waiting, self._count_received_bytes)
+        self._run_concurrently(downloader.download_file, unique_files)
+        self._progress = None
 
-    def _all(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Apply `work` to all items concurrently and return the results in order. The first failure stops all."""
-        pool = ThreadPoolExecutor(AT_ONCE)
+    def _run_concurrently(self, operation: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Apply `operation` to all items concurrently and return the results in order. The first failure stops all."""
+        pool = ThreadPoolExecutor(MAX_CONCURRENT_FILES)
         try:
-            futures = [pool.submit(work, item) for item in items]
-            left = set(futures)
-            while left:
-                ended, left = wait(left, REDRAWN, FIRST_EXCEPTION)
-                for future in ended:
+            futures = [pool.submit(operation, item) for item in items]
+            pending = set(futures)
+            while pending:
+                finished, pending = wait(pending, REDRAW_SECONDS, FIRST_EXCEPTION)
+                for future in finished:
                     future.result()
-                if self._meter:
-                    self._screen.show(self._meter)
+                if self._progress:
+                    self._display.show_progress(self._progress)
             return [future.result() for future in futures]
         except BaseException:
-            self._stopped.set()
+            self._stop_event.set()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            self._screen.clear()
+            self._display.clear_bar()
 
-    def _count(self, size: int) -> None:
-        with self._counting:
-            if self._meter:
-                self._meter.done += size
+    def _count_received_bytes(self, num_bytes: int) -> None:
+        with self._state_lock:
+            if self._progress:
+                self._progress.done_bytes += num_bytes
 
-    def _say_that_we_wait(self) -> None:
+    def _report_waiting(self) -> None:
         """Report waiting for another process, only once, since it affects many files."""
-        with self._counting:
-            waits, self._waits = self._waits, True
-        if not waits:
-            self._screen.say(f"another process downloads {self._order.name}; waiting for it")
+        with self._state_lock:
+            has_reported, self._has_reported_waiting = self._has_reported_waiting, True
+        if not has_reported:
+            self._display.print_message(f"another process downloads {self._request.name}; waiting for it")
 
-    def _patience(self) -> Patience:
-        return Patience(self._stopped, self._screen.say, self._pauses)
+    def _make_retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self._stop_event, self._display.print_message, self._pauses)
 
-    def _check_room(self, size: int) -> None:
-        """Raise NotDownloaded if the disk is too small, before hours are spent on filling it."""
-        free = shutil.disk_usage(self._kept.folder).free
-        if size > free:
-            raise NotDownloaded(
-                f"the disk is too small: {amount(size)} are to be downloaded, and {amount(free)} are free where the "
-                f"cache is, {self._kept.cache}; make room, or set HF_HOME to a folder on another disk")
+    def _check_free_disk(self, num_bytes: int) -> None:
+        """Raise DownloadError if the disk is too small, before hours are spent on filling it."""
+        free = shutil.disk_usage(self._cached_repository.folder).free
+        if num_bytes > free:
+            raise DownloadError(f"the disk is too small: {format_bytes(num_bytes)} are to be downloaded, and "
+                                f"{format_bytes(free)} are free where the " f"cache is, "
+                                f"{self._cached_repository.cache_folder}; make room, or set HF_HOME to a folder on "
+                                f"another disk")
 
-    def _unwritten(self, error: OSError) -> NotDownloaded:
+    def _make_write_error(self, error: OSError) -> DownloadError:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            self._check_room(self._meter.total - self._meter.done if self._meter else 0)
-        return NotDownloaded(f"cannot write to the cache, {error.filename or self._kept.cache}: {error.strerror}; set "
-                             "HF_HOME to a folder that can be written")
+            self._check_free_disk(self._progress.total_bytes - self._progress.done_bytes if self._progress else 0)
+        return DownloadError(f"cannot write to the cache, {error.filename or self._cached_repository.cache_folder}: "
+                             f"{error.strerror}; set " "HF_HOME to a folder that can be written")
 
 
-def is_needed(name: str) -> bool:
-    return name in NEEDED or name.startswith("LICENSE")
+def is_needed_file(name: str) -> bool:
+    return name in NEEDED_FILES or name.startswith("LICENSE")
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
 
 
-def end(voice: Voice, message: str, code: int) -> NoReturn:
+def exit_with_error(output: Output, message: str, exit_code: int) -> NoReturn:
     """Report an error and exit at once, without joining threads that wait for the Hub."""
-    voice.say(" ".join(message.split()), logging.ERROR)
-    os._exit(code)
+    output.log(" ".join(message.split()), logging.ERROR)
+    os._exit(exit_code)
 
 
 def main() -> None:
-    order = Order(**json.loads(sys.argv[1]))
+    request = DownloadRequest(**json.loads(sys.argv[1]))
     token = sys.stdin.readline().strip()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    voice = Voice(as_json=order.as_json)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    output = Output(as_json=request.as_json)
     try:
-        Download(order, token, Screen(voice.screen(), time.monotonic, quiet=order.quiet), time.monotonic).run()
+        ModelDownload(request, token,
+                      DownloadDisplay(output.make_stream(), time.monotonic, hides_progress=request.hides_progress),
+                      time.monotonic).download_model()
     except ValueError as error:
-        end(voice, str(error), 2)
-    except (NotDownloaded, Unreachable) as error:
-        end(voice, str(error), 1)
+        exit_with_error(output, str(error), 2)
+    except (DownloadError, ServerUnreachableError) as error:
+        exit_with_error(output, str(error), 1)
     os._exit(0)
 
 

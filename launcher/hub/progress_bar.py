@@ -2,60 +2,61 @@
 
 from collections import deque
 
-WINDOW = 10.0  # seconds over which the rate is averaged
-NARROWEST, WIDEST = 8, 32  # characters of the bar
-UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+RATE_WINDOW_SECONDS = 10.0  # seconds over which the rate is averaged
+MIN_BAR_WIDTH, MAX_BAR_WIDTH = 8, 32  # characters of the bar
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-class Meter:
-    def __init__(self, what: str, total: int, done: int, now: float) -> None:
-        """Start at `now`, with `done` bytes from an earlier download."""
-        self.what, self.total, self.done = what, total, done
-        self._marks = deque([(now, done)])
+class DownloadProgress:
+    def __init__(self, title: str, total_bytes: int, done_bytes: int, now: float) -> None:
+        """Start at `now`, with `done_bytes` bytes from an earlier download."""
+        self.title, self.total_bytes, self.done_bytes = title, total_bytes, done_bytes
+        self._samples = deque([(now, done_bytes)])
 
-    def line(self, now: float) -> str:
-        return f"{self.what}: {self._figures(now)}"
+    def format_line(self, now: float) -> str:
+        return f"{self.title}: {self._format_figures(now)}"
 
-    def bar(self, now: float, columns: int) -> str:
+    def format_bar(self, now: float, columns: int) -> str:
         """Return the figures, after a bar if the columns suffice for one."""
-        figures = self._figures(now)
-        width = min(columns - len(figures) - len("[] "), WIDEST)
-        if width < NARROWEST:
+        figures = self._format_figures(now)
+        width = min(columns - len(figures) - len("[] "), MAX_BAR_WIDTH)
+        if width < MIN_BAR_WIDTH:
             return figures[:columns]
-        filled = width * self.done // self.total if self.total else width
+        filled = width * self.done_bytes // self.total_bytes if self.total_bytes else width
         return f"[{'=' * filled}{' ' * (width - filled)}] {figures}"
 
-    def _figures(self, now: float) -> str:
-        return ", ".join([f"{self._percent} %", f"{amount(self.done)} of {amount(self.total)}", *self._pace(now)])
+    def _format_figures(self, now: float) -> str:
+        return ", ".join([f"{self._percent} %", f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)}",
+                          *self._format_rate(now)])
 
     @property
     def _percent(self) -> int:
-        return 100 * self.done // self.total if self.total else 100
+        return 100 * self.done_bytes // self.total_bytes if self.total_bytes else 100
 
-    def _pace(self, now: float) -> list[str]:
+    def _format_rate(self, now: float) -> list[str]:
         """Return rate and time left, or nothing while the rate is not known."""
-        rate = self._rate(now)
-        if rate <= 0 or self.done >= self.total:
+        rate = self._measure_rate(now)
+        if rate <= 0 or self.done_bytes >= self.total_bytes:
             return []
-        return [f"{amount(rate)}/s", f"{clock((self.total - self.done) / rate)} left"]
+        return [f"{format_bytes(rate)}/s", f"{format_duration((self.total_bytes - self.done_bytes) / rate)} left"]
 
-    def _rate(self, now: float) -> float:
-        self._marks.append((now, self.done))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= WINDOW:
-            self._marks.popleft()
-        since, before = self._marks[0]
-        return (self.done - before) / (now - since) if now > since else 0.0
+    def _measure_rate(self, now: float) -> float:
+        self._samples.append((now, self.done_bytes))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+        sampled_at, bytes_before = self._samples[0]
+        return (self.done_bytes - bytes_before) / (now - sampled_at) if now > sampled_at else 0.0
 
 
-def amount(size: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Format a number of bytes: 512 B, 1.3 GB."""
-    for unit, name in UNITS:
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size:.0f} B"
+    for unit, name in BYTE_UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes:.0f} B"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration: 0:09, 12:34, 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

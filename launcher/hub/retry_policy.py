@@ -4,40 +4,41 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TypeVar
 
-from launcher.hub.client import Unreachable
+from launcher.hub.client import ServerUnreachableError
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds
-AT_FIRST = 1  # maximum retries before the Hub's first response: the user waits for the server to start
-LONGEST = 60.0  # maximum seconds of a pause that the Hub asks for
-Answer = TypeVar("Answer")
+RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds
+# maximum retries before the Hub's first response: the user waits for the server to start
+MAX_RETRIES_BEFORE_RESPONSE = 1
+MAX_PAUSE_SECONDS = 60.0  # maximum seconds of a pause that the Hub asks for
+Result = TypeVar("Result")
 
 
-class Patience:
-    """Retries of one file or request, until there are too many failures in a row or `stopped` is set."""
+class RetryPolicy:
+    """Retries of one file or request, until there are too many failures in a row or `stop_event` is set."""
 
-    def __init__(self, stopped: Event, tell: Callable[[str], None], pauses: Sequence[float]) -> None:
-        self._stopped, self._tell, self._pauses = stopped, tell, pauses
+    def __init__(self, stop_event: Event, report: Callable[[str], None], pauses: Sequence[float]) -> None:
+        self._stop_event, self._report, self._pauses = stop_event, report, pauses
         self._num_failures = 0
-        self._heard = False
+        self._has_response = False
 
-    def renew(self) -> None:
+    def reset_failures(self) -> None:
         """Reset the number of failures, since data has arrived."""
-        self._heard, self._num_failures = True, 0
+        self._has_response, self._num_failures = True, 0
 
-    def wait(self, error: Unreachable) -> None:
+    def wait_before_retry(self, error: ServerUnreachableError) -> None:
         """Wait until the next retry. Raises the error if there is none."""
-        self._heard |= error.heard
-        pauses = self._pauses if self._heard else self._pauses[:AT_FIRST]
-        if self._num_failures == len(pauses) or self._stopped.is_set():
+        self._has_response |= error.has_response
+        pauses = self._pauses if self._has_response else self._pauses[:MAX_RETRIES_BEFORE_RESPONSE]
+        if self._num_failures == len(pauses) or self._stop_event.is_set():
             raise error
-        seconds = max(pauses[self._num_failures], min(error.seconds, LONGEST))
+        seconds = max(pauses[self._num_failures], min(error.retry_after_seconds, MAX_PAUSE_SECONDS))
         self._num_failures += 1
-        self._tell(f"{error}; trying again in {seconds:.0f} s")
-        self._stopped.wait(seconds)
+        self._report(f"{error}; trying again in {seconds:.0f} s")
+        self._stop_event.wait(seconds)
 
-    def ask(self, question: Callable[[], Answer]) -> Answer:
+    def call_with_retries(self, operation: Callable[[], Result]) -> Result:
         while True:
             try:
-                return question()
-            except Unreachable as error:
-                self.wait(error)
+                return operation()
+            except ServerUnreachableError as error:
+                self.wait_before_retry(error)

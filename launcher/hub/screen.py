@@ -4,60 +4,60 @@ import shutil
 from collections.abc import Callable
 from threading import Lock
 
-from launcher.hub.progress_bar import Meter
-from launcher.output import Out
+from launcher.hub.progress_bar import DownloadProgress
+from launcher.output import TextStream
 
-BETWEEN_LINES = 10.0  # seconds
-CLEAR = "\r\x1b[K"
+LINE_INTERVAL_SECONDS = 10.0  # seconds
+CLEAR_LINE = "\r\x1b[K"
 
 
-class Screen:
-    """Thread-safe output of messages and progress. `quiet` hides the progress, not the messages.
+class DownloadDisplay:
+    """Thread-safe output of messages and progress. `hides_progress` hides the progress, not the messages.
 
     A message equal to the last one is dropped, since several threads may report the same.
     """
 
-    def __init__(self, target: Out, clock: Callable[[], float], *, quiet: bool) -> None:
-        self._target, self._clock, self._quiet = target, clock, quiet
-        self._redraws = target.isatty()
-        self._drawn = False  # whether the last output was a bar
-        self._last = clock()
-        self._last_said = ""
-        self._alone = Lock()
+    def __init__(self, stream: TextStream, clock: Callable[[], float], *, hides_progress: bool) -> None:
+        self._stream, self._clock, self._hides_progress = stream, clock, hides_progress
+        self._is_terminal = stream.isatty()
+        self._is_bar_drawn = False  # whether the last output was a bar
+        self._last_line_at = clock()
+        self._last_message = ""
+        self._lock = Lock()
 
-    def say(self, text: str) -> None:
-        with self._alone:
-            if text != self._last_said:
-                self._clear()
+    def print_message(self, text: str) -> None:
+        with self._lock:
+            if text != self._last_message:
+                self._clear_bar_locked()
                 self._write(f"weft: {text}\n")
-                self._last_said = text
+                self._last_message = text
 
-    def begin(self, meter: Meter) -> None:
+    def print_start(self, progress: DownloadProgress) -> None:
         """Print a line that names the download, since a bar shows figures only."""
-        if not self._quiet:
-            self.say(meter.line(self._clock()))
+        if not self._hides_progress:
+            self.print_message(progress.format_line(self._clock()))
 
-    def show(self, meter: Meter) -> None:
-        if self._quiet:
+    def show_progress(self, progress: DownloadProgress) -> None:
+        if self._hides_progress:
             return
-        with self._alone:
+        with self._lock:
             now = self._clock()
-            if self._redraws:
-                self._write(CLEAR + meter.bar(now, shutil.get_terminal_size().columns - 1))
-                self._drawn = True
-            elif now - self._last >= BETWEEN_LINES:
-                self._last = now
-                self._write(f"weft: {meter.line(now)}\n")
+            if self._is_terminal:
+                self._write(CLEAR_LINE + progress.format_bar(now, shutil.get_terminal_size().columns - 1))
+                self._is_bar_drawn = True
+            elif now - self._last_line_at >= LINE_INTERVAL_SECONDS:
+                self._last_line_at = now
+                self._write(f"weft: {progress.format_line(now)}\n")
 
-    def clear(self) -> None:
-        with self._alone:
-            self._clear()
+    def clear_bar(self) -> None:
+        with self._lock:
+            self._clear_bar_locked()
 
-    def _clear(self) -> None:
-        if self._drawn:
-            self._write(CLEAR)
-            self._drawn = False
+    def _clear_bar_locked(self) -> None:
+        if self._is_bar_drawn:
+            self._write(CLEAR_LINE)
+            self._is_bar_drawn = False
 
     def _write(self, text: str) -> None:
-        self._target.write(text)
-        self._target.flush()
+        self._stream.write(text)
+        self._stream.flush()

@@ -9,134 +9,137 @@ from io import FileIO
 from threading import Event
 from typing import Any
 
-from launcher.hub.cache import Kept
-from launcher.hub.client import PIECE, Hub, RemoteFile, Unreachable
-from launcher.hub.retry_policy import Patience
+from launcher.hub.cache import CachedRepository
+from launcher.hub.client import CHUNK_BYTES, HubClient, RemoteFile, ServerUnreachableError
+from launcher.hub.retry_policy import RetryPolicy
 
-SHA256, GIT = 64, 40  # digits
+SHA256_DIGITS, GIT_HASH_DIGITS = 64, 40  # digits
 
 
-class NotDownloaded(Exception):
+class DownloadError(Exception):
     """The download failed; the message is the one line that the user reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class FileDownloader:
     """Downloads of the files of one commit.
 
-    `count` is called with numbers of received bytes, negative if some are discarded, and `on_wait` before waiting for
-    another process that downloads the same file.
+    `on_bytes_received` is called with numbers of received bytes, negative if some are discarded, and `on_wait` before
+    waiting for another process that downloads the same file.
     """
 
-    hub: Hub
-    kept: Kept
+    hub_client: HubClient
+    cached_repository: CachedRepository
     commit: str
-    stopped: Event
-    patience: Callable[[], Patience]
+    stop_event: Event
+    make_retry_policy: Callable[[], RetryPolicy]
     on_wait: Callable[[], None]
-    count: Callable[[int], None]
+    on_bytes_received: Callable[[int], None]
 
-    def bring(self, file: RemoteFile) -> None:
+    def download_file(self, file: RemoteFile) -> None:
         """Download the file into the cache, if it is not there.
 
         A concurrent download by another process is waited for, and its bytes are counted.
         """
-        before = self.kept.size_so_far(file.etag, file.size)
-        if self.kept.has(file.etag, file.size):
+        num_bytes_before = self.cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
+        if self.cached_repository.has_blob(file.etag, file.num_bytes):
             return
-        with self.kept.locked(file.etag, self.on_wait):
-            now = self.kept.size_so_far(file.etag, file.size)
-            self.count(now - before)
-            if not self.kept.has(file.etag, file.size):
-                self._complete(file)
+        with self.cached_repository.lock_blob(file.etag, self.on_wait):
+            num_bytes_now = self.cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
+            self.on_bytes_received(num_bytes_now - num_bytes_before)
+            if not self.cached_repository.has_blob(file.etag, file.num_bytes):
+                self._download_blob(file)
 
-    def _complete(self, file: RemoteFile) -> None:
-        path = self.kept.beginning(file.etag)
+    def _download_blob(self, file: RemoteFile) -> None:
+        path = self.cached_repository.get_partial_blob_path(file.etag)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as target:  # unbuffered: received bytes survive a kill
-            content = Content(target, file, self.count)
-            self._receive(file, content)
+            partial_download = PartialDownload(target, file, self.on_bytes_received)
+            self._receive_with_retries(file, partial_download)
             os.fsync(target.fileno())
-        if wrong := content.wrong():
+        if damage := partial_download.describe_damage():
             path.unlink()
-            raise NotDownloaded(f"{file.name} of {self.hub.name} arrived damaged ({wrong}) and was removed; start "
+            raise DownloadError(
+                f"{file.name} of {self.hub_client.repository_name} arrived damaged ({damage}) and was removed; start "
                                 "again to download it anew")
-        path.replace(self.kept.blob(file.etag))
+        path.replace(self.cached_repository.get_blob_path(file.etag))
 
-    def _receive(self, file: RemoteFile, content: "Content") -> None:
-        patience = self.patience()
-        while content.size < file.size:
+    def _receive_with_retries(self, file: RemoteFile, partial_download: "PartialDownload") -> None:
+        retry_policy = self.make_retry_policy()
+        while partial_download.num_bytes < file.num_bytes:
             try:
-                with closing(self.hub.read(file, self.commit, content.size)) as pieces:
-                    self._write(pieces, content, patience)
-            except Unreachable as error:
-                patience.wait(error)
+                with closing(self.hub_client.read_chunks(file, self.commit, partial_download.num_bytes)) as chunks:
+                    self._write_chunks(chunks, partial_download, retry_policy)
+            except ServerUnreachableError as error:
+                retry_policy.wait_before_retry(error)
 
-    def _write(self, pieces: Iterator[tuple[int, bytes]], content: "Content", patience: Patience) -> None:
-        for place, piece in pieces:
-            if self.stopped.is_set():
-                raise NotDownloaded(f"the download of {content.file.name} was stopped")
-            content.write(place, piece)
-            patience.renew()
-        if content.size < content.file.size:
-            raise Unreachable(f"{self.hub.endpoint} sent {content.size:,} of {content.file.size:,} bytes of "
-                              f"{content.file.name}", heard=True)
+    def _write_chunks(self, chunks: Iterator[tuple[int, bytes]], partial_download: "PartialDownload",
+                      retry_policy: RetryPolicy) -> None:
+        for offset, chunk in chunks:
+            if self.stop_event.is_set():
+                raise DownloadError(f"the download of {partial_download.remote_file.name} was stopped")
+            partial_download.write(offset, chunk)
+            retry_policy.reset_failures()
+        if partial_download.num_bytes < partial_download.remote_file.num_bytes:
+            raise ServerUnreachableError(f"{self.hub_client.endpoint} sent {partial_download.num_bytes:,} of "
+                                         f"{partial_download.remote_file.num_bytes:,} bytes "
+                                         f"of " f"{partial_download.remote_file.name}", has_response=True)
 
 
-class Content:
+class PartialDownload:
     """Partial download of a file, and its checksum so far."""
 
-    def __init__(self, target: FileIO, file: RemoteFile, count: Callable[[int], None]) -> None:
-        self.file = file
-        self.size = 0
-        self._target, self._count = target, count
-        self._digest = new_digest(file)
-        self._read_what_is_there()
+    def __init__(self, target: FileIO, remote_file: RemoteFile, on_bytes_received: Callable[[int], None]) -> None:
+        self.remote_file = remote_file
+        self.num_bytes = 0
+        self._target, self._on_bytes_received = target, on_bytes_received
+        self._hash = make_file_hash(remote_file)
+        self._read_existing_bytes()
 
-    def write(self, place: int, piece: bytes) -> None:
-        if place != self.size:
-            self._begin_again()
-        left = memoryview(piece)
-        while left:
-            left = left[self._target.write(left):]
-        self._take(piece)
-        self._count(len(piece))
+    def write(self, offset: int, chunk: bytes) -> None:
+        if offset != self.num_bytes:
+            self._discard_all_bytes()
+        unwritten = memoryview(chunk)
+        while unwritten:
+            unwritten = unwritten[self._target.write(unwritten):]
+        self._hash_chunk(chunk)
+        self._on_bytes_received(len(chunk))
 
-    def wrong(self) -> str:
+    def describe_damage(self) -> str:
         """Return a description of the damage, or "". A file whose ETag is no checksum is checked by size only."""
-        if self.size != self.file.size:
-            return f"{self.size:,} bytes instead of {self.file.size:,}"
-        told = self._digest.hexdigest()
-        if told == self.file.etag or not checksummed(self.file):
+        if self.num_bytes != self.remote_file.num_bytes:
+            return f"{self.num_bytes:,} bytes instead of {self.remote_file.num_bytes:,}"
+        hex_digest = self._hash.hexdigest()
+        if hex_digest == self.remote_file.etag or not is_etag_checksum(self.remote_file):
             return ""
-        return f"{self._digest.name} {told} instead of {self.file.etag}"
+        return f"{self._hash.name} {hex_digest} instead of {self.remote_file.etag}"
 
-    def _read_what_is_there(self) -> None:
+    def _read_existing_bytes(self) -> None:
         self._target.seek(0)
-        while piece := self._target.read(PIECE):
-            self._take(piece)
-        if self.size > self.file.size:
-            self._begin_again()
+        while chunk := self._target.read(CHUNK_BYTES):
+            self._hash_chunk(chunk)
+        if self.num_bytes > self.remote_file.num_bytes:
+            self._discard_all_bytes()
 
-    def _begin_again(self) -> None:
+    def _discard_all_bytes(self) -> None:
         self._target.truncate(0)
-        self._count(-min(self.size, self.file.size))
-        self.size, self._digest = 0, new_digest(self.file)
+        self._on_bytes_received(-min(self.num_bytes, self.remote_file.num_bytes))
+        self.num_bytes, self._hash = 0, make_file_hash(self.remote_file)
 
-    def _take(self, piece: bytes) -> None:
-        self._digest.update(piece)
-        self.size += len(piece)
-
-
-def checksummed(file: RemoteFile) -> bool:
-    return len(file.etag) in {SHA256, GIT} and set(file.etag) <= set("0123456789abcdef")
+    def _hash_chunk(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self.num_bytes += len(chunk)
 
 
-def new_digest(file: RemoteFile) -> Any:
+def is_etag_checksum(file: RemoteFile) -> bool:
+    return len(file.etag) in {SHA256_DIGITS, GIT_HASH_DIGITS} and set(file.etag) <= set("0123456789abcdef")
+
+
+def make_file_hash(file: RemoteFile) -> Any:
     """Return the hash that the ETag is compared with: git's blob hash or SHA-256.
 
     Git's SHA-1, of a header and the content, detects damage here and is no protection against attacks.
     """
-    if len(file.etag) != GIT:
+    if len(file.etag) != GIT_HASH_DIGITS:
         return hashlib.sha256()
-    return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    return hashlib.sha1(f"blob {file.num_bytes}\0".encode(), usedforsecurity=False)

@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; the last one repeats
-MOST = 5  # the launcher gives up at this number of deaths within WINDOW
-WINDOW = 300.0  # seconds; after this time without a death the pauses start from the first one again
+RESTART_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; the last one repeats
+MAX_DEATHS = 5  # the launcher gives up at this number of deaths within WINDOW
+WINDOW_SECONDS = 300.0  # seconds; after this time without a death the pauses start from the first one again
 
 
-class Deaths:
+class RestartPolicy:
     def __init__(self, pauses: Sequence[float]) -> None:
         self._pauses = pauses
-        self._recent: list[float] = []
-        self._num_in_row = 0
+        self._recent_deaths: list[float] = []
+        self._num_consecutive_deaths = 0
 
-    def pause(self, now: float) -> float | None:
+    def record_death(self, now: float) -> float | None:
         """Record a death and return the seconds to wait before the restart, or None after too many deaths."""
-        self._recent = [time for time in self._recent if now - time < WINDOW]
-        self._num_in_row = self._num_in_row + 1 if self._recent else 1
-        self._recent.append(now)
-        if len(self._recent) >= MOST:
+        self._recent_deaths = [time for time in self._recent_deaths if now - time < WINDOW_SECONDS]
+        self._num_consecutive_deaths = self._num_consecutive_deaths + 1 if self._recent_deaths else 1
+        self._recent_deaths.append(now)
+        if len(self._recent_deaths) >= MAX_DEATHS:
             return None
-        return self._pauses[min(self._num_in_row, len(self._pauses)) - 1]
+        return self._pauses[min(self._num_consecutive_deaths, len(self._pauses)) - 1]

@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-PREFIX, ANY = "weft-", "weft-????????"  # tempfile appends eight characters
-OURS = ("shard-*.sock", "meeting-*", "progress-*")
+FOLDER_PREFIX, FOLDER_PATTERN = "weft-", "weft-????????"  # tempfile appends eight characters
+OWN_FILE_PATTERNS = ("shard-*.sock", "meeting-*", "progress-*")
 
 
 @contextmanager
-def server_folder() -> Iterator[str]:
-    clear_left(Path(tempfile.gettempdir()))
+def create_runtime_folder() -> Iterator[str]:
+    remove_abandoned_folders(Path(tempfile.gettempdir()))
     with ExitStack() as opened:
-        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
-        while not opened.enter_context(held(folder)):
-            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX))
+        while not opened.enter_context(lock_runtime_folder(folder)):
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX))
         yield folder
 
 
 @contextmanager
-def held(folder: str) -> Iterator[bool]:
+def lock_runtime_folder(folder: str) -> Iterator[bool]:
     """Lock a folder. Yields False if another launcher removed it as abandoned before it was locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -41,21 +41,21 @@ def held(folder: str) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def clear_left(place: Path) -> None:
+def remove_abandoned_folders(temp_folder: Path) -> None:
     """Remove the folders of launchers that have ended, except those of other users and those that cannot be removed."""
-    for folder in place.glob(ANY):
+    for folder in temp_folder.glob(FOLDER_PATTERN):
         with suppress(OSError):
-            clear(folder)
+            remove_folder_if_abandoned(folder)
 
 
-def clear(folder: Path) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+def remove_folder_if_abandoned(folder: Path) -> None:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in (path for pattern in OURS for path in folder.glob(pattern)):
+        for path in (path for pattern in OWN_FILE_PATTERNS for path in folder.glob(pattern)):
             path.unlink()
         folder.rmdir()
     finally:

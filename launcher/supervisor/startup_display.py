@@ -5,77 +5,78 @@ A start shorter than that interval logs nothing.
 
 import asyncio
 
-from launcher.output import Out
+from launcher.output import TextStream
 
-PHASES = ("load", "check", "warm-up")
-REDRAW, REPEAT = 0.1, 5.0  # seconds between two updates, on a terminal and in a log
-WIDTH = 40  # shorter than any log line of a child, which may overwrite the progress line
+STARTUP_PHASES = ("load", "check", "warm-up")
+REDRAW_SECONDS, LOG_INTERVAL_SECONDS = 0.1, 5.0  # seconds between two updates, on a terminal and in a log
+LINE_WIDTH = 40  # shorter than any log line of a child, which may overwrite the progress line
 
 
-class Start:
+class StartupProgress:
     """Latest progress that each child has reported, by phase."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[str, tuple[int, int]]] = {}  # phase, child: done, total
+        self._progress_by_phase: dict[str, dict[str, tuple[int, int]]] = {}  # phase, child: done, total
 
-    def hear(self, child: str, phase: str, done: int, total: int) -> None:
-        self._told.setdefault(phase, {})[child] = (done, total)
+    def update(self, child_name: str, phase: str, done: int, total: int) -> None:
+        self._progress_by_phase.setdefault(phase, {})[child_name] = (done, total)
 
     @property
-    def phase(self) -> str:
+    def latest_phase(self) -> str:
         """Latest phase that any child has reached; "" before the first report."""
-        return max(self._told, key=place, default="")
+        return max(self._progress_by_phase, key=phase_index, default="")
 
     def __str__(self) -> str:
-        figures = self._told[self.phase].values()
+        figures = self._progress_by_phase[self.latest_phase].values()
         done, total = (sum(column) for column in zip(*figures, strict=True))
         if not total:
-            return f"weft: {self.phase}"
-        return f"weft: {self.phase} {100 * done // total} % of {max(total for _, total in figures) / 2**30:.2f} GiB"
+            return f"weft: {self.latest_phase}"
+        return (f"weft: {self.latest_phase} {100 * done // total} % of "
+                f"{max(total for _, total in figures) / 2**30:.2f} GiB")
 
 
-class Display:
-    def __init__(self, out: Out) -> None:
-        self._out = out
-        self._redraws = out.isatty()
-        self._start = Start()
-        self._said = ""  # the phase of the last line written
+class StartupDisplay:
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._progress = StartupProgress()
+        self._shown_phase = ""  # the phase of the last line written
         self._timer: asyncio.TimerHandle | None = None
 
-    def hear(self, child: str, phase: str, done: int, total: int) -> None:
-        self._start.hear(child, phase, done, total)
+    def update_progress(self, child_name: str, phase: str, done: int, total: int) -> None:
+        self._progress.update(child_name, phase, done, total)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
-        elif self._said and self._start.phase != self._said:
-            self._say()
+            self._timer = asyncio.get_running_loop().call_later(self._interval_seconds, self._show_and_reschedule)
+        elif self._shown_phase and self._progress.latest_phase != self._shown_phase:
+            self._show_progress()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the display, clear its line and drop all progress."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._said and self._redraws:
-            self._write(" " * WIDTH + "\r")
-        self._start, self._said = Start(), ""
+        if self._shown_phase and self._is_terminal:
+            self._write(" " * LINE_WIDTH + "\r")
+        self._progress, self._shown_phase = StartupProgress(), ""
 
     @property
-    def _interval(self) -> float:
-        return REDRAW if self._redraws else REPEAT
+    def _interval_seconds(self) -> float:
+        return REDRAW_SECONDS if self._is_terminal else LOG_INTERVAL_SECONDS
 
-    def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
-        self._say()
+    def _show_and_reschedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval_seconds, self._show_and_reschedule)
+        self._show_progress()
 
-    def _say(self) -> None:
-        self._said = self._start.phase
+    def _show_progress(self) -> None:
+        self._shown_phase = self._progress.latest_phase
         # The cursor stays at the beginning of the line, so that a child's log line overwrites outdated progress.
-        self._write(f"{self._start!s:{WIDTH}}\r" if self._redraws else f"{self._start}\n")
+        self._write(f"{self._progress!s:{LINE_WIDTH}}\r" if self._is_terminal else f"{self._progress}\n")
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+        self._stream.write(text)
+        self._stream.flush()
 
 
-def place(phase: str) -> int:
+def phase_index(phase: str) -> int:
     """Return the index of a phase in the order of a server's start; an unknown phase is last."""
-    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+    return STARTUP_PHASES.index(phase) if phase in STARTUP_PHASES else len(STARTUP_PHASES)

@@ -10,47 +10,47 @@ from typing import Any
 from router.errors import InvalidRequest
 from router.request import Resource
 
-LONGEST_NAME = 512
-MOST_MERGED = 16
-STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
-SIGNS = ("total", "frequency")
+MAX_NAME_LENGTH = 512
+MAX_MERGED_ADAPTERS = 16
+MERGE_STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
+MAJORITY_SIGN_METHODS = ("total", "frequency")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class AdapterReference:
     """Adapter as named by a client. Without a source, the server's default source is used."""
 
     name: str
     source: str | None = None
-    token: str = field(default="", repr=False, compare=False)  # the client's token for the source
+    source_token: str = field(default="", repr=False, compare=False)  # the client's token for the source
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedAdapterReference:
     """Merge of several adapters into one."""
 
-    parts: tuple[Named, ...]
+    adapters: tuple[AdapterReference, ...]
     weights: tuple[float, ...]
-    strategy: str = "linear"
+    merge_strategy: str = "linear"
     density: float = 1.0
-    sign: str = "total"
+    majority_sign_method: str = "total"
 
 
-Wanted = Named | Merged
+RequestedAdapter = AdapterReference | MergedAdapterReference
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class AdapterVersion:
     digest: str
     folder: str
-    takes: int  # bytes on a shard, at most
-    bytes: int
-    base: str = ""
+    max_shard_bytes: int  # bytes on a shard, at most
+    disk_bytes: int
+    base_model: str = ""
     is_private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
+class ResolvedAdapter:
     """Adapter version that a request uses."""
 
     resource: Resource
@@ -60,43 +60,43 @@ class Borrowed:
     is_private: bool = field(default=False, compare=False)  # other clients must not see its name, also not in metrics
 
 
-def version_of(answer: Mapping[str, Any]) -> Version:
-    return Version(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
-                   bool(answer.get("private")))
+def parse_version(answer: Mapping[str, Any]) -> AdapterVersion:
+    return AdapterVersion(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
+                          bool(answer.get("private")))
 
 
-def is_other_model(base: str, model: str) -> bool:
+def is_other_base_model(base_model: str, served_model: str) -> bool:
     """Return whether the last path components differ, if both names are known.
 
     Owner and folder are ignored: the same model may be in a folder, or on the Hub under another owner.
     """
-    return bool(base and model) and last_name(base) != last_name(model)
+    return bool(base_model and served_model) and last_path_component(base_model) != last_path_component(served_model)
 
 
-def last_name(name: str) -> str:
+def last_path_component(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
-def check_name(field: str, name: str) -> None:
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise InvalidRequest(f"`{field}` must be a name of 1 to {LONGEST_NAME} characters that can be printed, "
+def check_adapter_name(field: str, name: str) -> None:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidRequest(f"`{field}` must be a name of 1 to {MAX_NAME_LENGTH} characters that can be printed, "
                              f"got {len(name)} characters")
 
 
-def check_merge(wanted: Merged) -> None:
+def check_merge(merge: MergedAdapterReference) -> None:
     """Check the parameters of a merge, in LoRAX's order. Raises InvalidRequest."""
-    if not wanted.parts:
+    if not merge.adapters:
         raise InvalidRequest("at least one adapter ID must be provided when setting `adapters`")
-    if len(wanted.parts) > MOST_MERGED:
-        raise InvalidRequest(f"at most {MOST_MERGED} adapters can be merged, got {len(wanted.parts)}")
-    if len(wanted.parts) != len(wanted.weights):
+    if len(merge.adapters) > MAX_MERGED_ADAPTERS:
+        raise InvalidRequest(f"at most {MAX_MERGED_ADAPTERS} adapters can be merged, got {len(merge.adapters)}")
+    if len(merge.adapters) != len(merge.weights):
         raise InvalidRequest("number of adapter IDs must match number of adapter weights")
-    for name, value, choices in (("merge_strategy", wanted.strategy, STRATEGIES),
-                                 ("majority_sign_method", wanted.sign, SIGNS)):
+    for name, value, choices in (("merge_strategy", merge.merge_strategy, MERGE_STRATEGIES),
+                                 ("majority_sign_method", merge.majority_sign_method, MAJORITY_SIGN_METHODS)):
         if value not in choices:
             raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, got {value[:40]!r}")
-    if wanted.strategy != "linear" and not 0.0 < wanted.density <= 1.0:
-        raise InvalidRequest(f"`density` must be above 0 and at most 1, got {wanted.density}")
-    for weight in wanted.weights:
+    if merge.merge_strategy != "linear" and not 0.0 < merge.density <= 1.0:
+        raise InvalidRequest(f"`density` must be above 0 and at most 1, got {merge.density}")
+    for weight in merge.weights:
         if not abs(weight) <= 1e6:
             raise InvalidRequest(f"a weight must be at most 1e6, got {weight}")

@@ -13,84 +13,84 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from router.errors import AdapterFailed
+from router.errors import AdapterLoadFailed
 
-LONGEST_LINE = 2**20
+MAX_LINE_BYTES = 2**20
 
 log = logging.getLogger(__name__)
 
 
-class Store:
+class AdapterStoreClient:
     """Client of the adapter store. `close` ends the process."""
 
-    def __init__(self, command: Sequence[str], token: str = "") -> None:
-        """`token` is the server's own, for the adapters named in its settings."""
+    def __init__(self, command: Sequence[str], server_token: str = "") -> None:
+        """`server_token` is the server's own, for the adapters named in its settings."""
         self._command = command
-        self._token = token
-        self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._server_token = server_token
+        self._request_ids = count(1)
+        self._pending_answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._process: Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._reader_task: asyncio.Task[None] | None = None
+        self._start_lock = asyncio.Lock()
 
-    async def ask(self, **question: Any) -> Mapping[str, Any]:
-        """Send a question and return the answer. Raises AdapterFailed if the process ends before it answers."""
-        process = await self._running()
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+    async def send_request(self, **request: Any) -> Mapping[str, Any]:
+        """Send a question and return the answer. Raises AdapterLoadFailed if the process ends before it answers."""
+        process = await self._ensure_process()
+        request_id = next(self._request_ids)
+        answer = self._pending_answers[request_id] = asyncio.get_running_loop().create_future()
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({"id": number, **question}).encode() + b"\n")
+            process.stdin.write(json.dumps({"id": request_id, **request}).encode() + b"\n")
             await process.stdin.drain()
             answered: Mapping[str, Any] = await answer
         except ConnectionError:
-            raise AdapterFailed(GONE, is_temporary=True) from None
+            raise AdapterLoadFailed(STORE_EXITED, is_temporary=True) from None
         else:
             return answered
         finally:
-            self._asked.pop(number, None)
+            self._pending_answers.pop(request_id, None)
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+            await asyncio.gather(self._reader_task, return_exceptions=True)
 
-    async def _running(self) -> Process:
-        async with self._starting:
+    async def _ensure_process(self) -> Process:
+        async with self._start_lock:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=LONGEST_LINE, start_new_session=True)
+                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_LINE_BYTES, start_new_session=True)
                 assert self._process.stdin is not None
-                self._process.stdin.write(f"{self._token}\n".encode())
-                self._reading = asyncio.create_task(self._read(self._process))
+                self._process.stdin.write(f"{self._server_token}\n".encode())
+                self._reader_task = asyncio.create_task(self._read_answers(self._process))
             return self._process
 
-    async def _read(self, process: Process) -> None:
+    async def _read_answers(self, process: Process) -> None:
         """Read answers until the process ends; then fail all pending questions."""
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                self._hear(json.loads(line))
+                self._receive_answer(json.loads(line))
             log.error("the store of adapters ended by itself")
         except ValueError as error:
             log.error("the store of adapters says what is no answer: %r", error)
         finally:
             self._process = None
-            for answer in self._asked.values():
+            for answer in self._pending_answers.values():
                 if not answer.done():
-                    answer.set_exception(AdapterFailed(GONE, is_temporary=True))
-            await end(process)
+                    answer.set_exception(AdapterLoadFailed(STORE_EXITED, is_temporary=True))
+            await kill_process(process)
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        answer = self._asked.get(said.get("id", 0))
+    def _receive_answer(self, message: dict[str, Any]) -> None:
+        answer = self._pending_answers.get(message.get("id", 0))
         if answer is not None and not answer.done():
-            answer.set_result(said)
+            answer.set_result(message)
 
 
-GONE = "the process that keeps adapters ended; try again"
+STORE_EXITED = "the process that keeps adapters ended; try again"
 
 
-async def end(process: Process) -> None:
+async def kill_process(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     await asyncio.shield(process.wait())

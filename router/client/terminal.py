@@ -1,8 +1,9 @@
 """Chat in a terminal with any server that has OpenAI's API: `python -P -m router.client.terminal JSON`.
 
-The JSON object holds the fields of `Order`; the key for the server is in the environment variable WEFT_API_KEY. Answers
-are streamed to standard output, statistics and errors go to standard error. On a terminal Ctrl-C stops the answer and
-the chat continues; otherwise every line of standard input is a question, and the first failure ends the program.
+The JSON object holds the fields of `ChatSettings`; the key for the server is in the environment variable WEFT_API_KEY.
+Answers are streamed to standard output, statistics and errors go to standard error. On a terminal Ctrl-C stops the
+answer and the chat continues; otherwise every line of standard input is a question, and the first failure ends the
+program.
 """
 
 import asyncio
@@ -14,118 +15,120 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TextIO
 
-from router.client.chat import Chat, Failed, Order
-from router.config import API_KEY
+from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
+from router.config import API_KEY_ENV
 
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-PROMPT = "> "
-HELP = "/reset forgets the chat, /system TEXT tells the model what it is, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
+INPUT_PROMPT = "> "
+HELP_TEXT = (
+    "/reset forgets the chat, /system TEXT tells the model what it is, /exit or Ctrl-D ends, Ctrl-C stops an answer")
 # Control characters that are removed: a model may generate terminal escape sequences. Tabs and newlines are kept.
-OBEYED = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+REMOVED_CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
-class Terminal:
-    """Input and output of the chat; `read` returns the next line that the user types."""
+class ChatTerminal:
+    """Input and output of the chat; `read_line` returns the next line that the user types."""
 
-    def __init__(self, read: Callable[[str], str], output: TextIO, errors: TextIO, *, live: bool) -> None:
-        self._read = read
+    def __init__(self, read_line: Callable[[str], str], output: TextIO, errors: TextIO, *,
+                 is_interactive: bool) -> None:
+        self._read_line = read_line
         self._output = output
         self._errors = errors
-        self._within_line = False
-        self.live = live  # interactive, as opposed to piped
+        self._is_within_line = False
+        self.is_interactive = is_interactive  # interactive, as opposed to piped
 
-    def line(self) -> str | None:
+    def next_line(self) -> str | None:
         """Return the next line, stripped, or None at the end of input. In a live chat Ctrl-C discards the line."""
         while True:
             try:
-                return self._read(PROMPT if self.live else "").strip()
+                return self._read_line(INPUT_PROMPT if self.is_interactive else "").strip()
             except EOFError:
                 return None
             except KeyboardInterrupt:
-                if not self.live:
+                if not self.is_interactive:
                     raise
-                self.show("\n")
+                self.write_text("\n")
 
-    def show(self, part: str) -> None:
-        if text := part.translate(OBEYED):
+    def write_text(self, part: str) -> None:
+        if text := part.translate(REMOVED_CONTROL_CHARACTERS):
             self._output.write(text)
             self._output.flush()
-            self._within_line = not text.endswith("\n")
+            self._is_within_line = not text.endswith("\n")
 
     def end_line(self) -> None:
-        if self._within_line:
-            self.show("\n")
+        if self._is_within_line:
+            self.write_text("\n")
 
-    def remark(self, text: str) -> None:
-        dim = self.live and self._errors.isatty()
-        self._errors.write(f"{DIM}{text}{PLAIN}\n" if dim else f"{text}\n")
+    def write_remark(self, text: str) -> None:
+        dim = self.is_interactive and self._errors.isatty()
+        self._errors.write(f"{ANSI_DIM}{text}{ANSI_RESET}\n" if dim else f"{text}\n")
         self._errors.flush()
 
 
-class Session:
+class TerminalSession:
     """Loop of one chat at one terminal."""
 
-    def __init__(self, chat: Chat, terminal: Terminal) -> None:
+    def __init__(self, chat: ChatConversation, terminal: ChatTerminal) -> None:
         self._chat = chat
         self._terminal = terminal
 
     def run(self) -> int:
         """Run the chat to its end and return the exit code."""
-        if self._terminal.live:
-            self._terminal.remark(HELP)
-        for line in iter(self._terminal.line, None):
+        if self._terminal.is_interactive:
+            self._terminal.write_remark(HELP_TEXT)
+        for line in iter(self._terminal.next_line, None):
             if line == "/exit":
                 break
-            went_well = self._command(line) if line.startswith("/") else self._ask(line)
-            if not went_well and not self._terminal.live:
+            succeeded = self._run_command(line) if line.startswith("/") else self._ask_question(line)
+            if not succeeded and not self._terminal.is_interactive:
                 return 1
         return 0
 
-    def _command(self, line: str) -> bool:
+    def _run_command(self, line: str) -> bool:
         """Run a command. Return whether it exists."""
-        word, _, rest = line.partition(" ")
-        if word == "/reset":
-            self._chat.forget()
-        elif word == "/system":
-            self._chat.system = rest.strip()
+        command, _, argument = line.partition(" ")
+        if command == "/reset":
+            self._chat.clear_messages()
+        elif command == "/system":
+            self._chat.system_prompt = argument.strip()
         else:
-            self._terminal.remark(f"there is no {word}: {HELP}")
+            self._terminal.write_remark(f"there is no {command}: {HELP_TEXT}")
             return False
         return True
 
-    def _ask(self, line: str) -> bool:
+    def _ask_question(self, line: str) -> bool:
         """Ask a question and show the answer. Return False if that failed."""
         if not line:
             return True
         try:
-            answer = asyncio.run(self._chat.ask(line, self._terminal.show))
-        except Failed as error:
+            answer = asyncio.run(self._chat.ask_question(line, self._terminal.write_text))
+        except ChatRequestFailed as error:
             self._terminal.end_line()
-            self._terminal.remark(f"weft: {error}")
+            self._terminal.write_remark(f"weft: {error}")
             return False
         except KeyboardInterrupt:
-            self._terminal.show("\n")
-            return self._stopped()
+            self._terminal.write_text("\n")
+            return self._on_answer_stopped()
         self._terminal.end_line()
-        self._terminal.remark(answer.figures())
+        self._terminal.write_remark(answer.format_speed())
         return True
 
-    def _stopped(self) -> bool:
-        if not self._terminal.live:
+    def _on_answer_stopped(self) -> bool:
+        if not self._terminal.is_interactive:
             raise KeyboardInterrupt
-        self._terminal.remark("stopped")
+        self._terminal.write_remark("stopped")
         return True
 
 
 def main() -> None:
-    order = Order(**json.loads(sys.argv[1]))
-    live = sys.stdin.isatty() and sys.stdout.isatty()
-    if live:
+    settings = ChatSettings(**json.loads(sys.argv[1]))
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_interactive:
         with suppress(ImportError):
             import_module("readline")  # line editing and history for `input`
-    terminal = Terminal(input, sys.stdout, sys.stderr, live=live)
+    terminal = ChatTerminal(input, sys.stdout, sys.stderr, is_interactive=is_interactive)
     try:
-        raise SystemExit(Session(Chat(order, os.environ.get(API_KEY, "")), terminal).run())
+        raise SystemExit(TerminalSession(ChatConversation(settings, os.environ.get(API_KEY_ENV, "")), terminal).run())
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of standard output is gone

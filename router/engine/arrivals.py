@@ -9,28 +9,28 @@ from router.errors import NotReady
 from router.request import Resource
 
 
-class Arrivals:
+class LoadWaiters:
     def __init__(self) -> None:
-        self._awaited: dict[Resource, asyncio.Future[str | NotReady]] = {}
+        self._futures: dict[Resource, asyncio.Future[str | NotReady]] = {}
 
     @property
-    def awaited(self) -> list[Resource]:
-        return [*self._awaited]
+    def awaited_resources(self) -> list[Resource]:
+        return [*self._futures]
 
-    async def of(self, resource: Resource) -> str:
-        """Wait for the load; return why it failed, or an empty string. Raises NotReady after `give_up`."""
-        if resource not in self._awaited:
-            self._awaited[resource] = asyncio.get_running_loop().create_future()
-        told = await asyncio.shield(self._awaited[resource])
-        if isinstance(told, NotReady):
-            raise told
-        return told
+    async def wait_for(self, resource: Resource) -> str:
+        """Wait for the load; return why it failed, or an empty string. Raises NotReady after `fail_all`."""
+        if resource not in self._futures:
+            self._futures[resource] = asyncio.get_running_loop().create_future()
+        result = await asyncio.shield(self._futures[resource])
+        if isinstance(result, NotReady):
+            raise result
+        return result
 
-    def came(self, resource: Resource, reason: str = "") -> None:
-        """Wake the callers that wait for this resource. A non-empty `reason` means that it was not loaded."""
-        if (future := self._awaited.pop(resource, None)) is not None:
-            future.set_result(reason)
+    def resolve(self, resource: Resource, failure_reason: str = "") -> None:
+        """Wake the callers that wait for this resource. A non-empty `failure_reason` means that it was not loaded."""
+        if (future := self._futures.pop(resource, None)) is not None:
+            future.set_result(failure_reason)
 
-    def give_up(self, reason: str) -> None:
-        while self._awaited:
-            self._awaited.popitem()[1].set_result(NotReady(reason))
+    def fail_all(self, reason: str) -> None:
+        while self._futures:
+            self._futures.popitem()[1].set_result(NotReady(reason))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from router.config import RouterConfig
-from router.engine.delivery import Delivery
-from router.engine.stream import FailedEvent, Stream
+from router.engine.delivery import OutputBuilder
+from router.engine.stream import FailedEvent, RequestStream
 from router.errors import (
     Cancelled,
     ClassificationFailed,
@@ -22,172 +22,178 @@ from router.errors import (
     RequestError,
     TimedOut,
 )
-from router.request import Request, Wish
-from router.scheduler.events import Event, Expired, Failed, Finished, Produced
-from router.scheduler.plan import Answer
+from router.request import Request, RequestKind
+from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensAccepted
+from router.scheduler.plan import StepResult
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.timeline import Story
-from router.telemetry.counters import Tally
-from router.telemetry.request_log import Account, Accounts
+from router.scheduler.timeline import RequestTimeline
+from router.telemetry.counters import ServerMetrics
+from router.telemetry.request_log import RequestLog, RequestRecord
 from router.text.tokenizer import Tokenizer
 
-FAILURES = {Wish.TEXT: GenerationFailed, Wish.VECTOR: EmbeddingFailed, Wish.LABELS: ClassificationFailed}
+FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
+                  RequestKind.CLASSIFY: ClassificationFailed}
 
 log = logging.getLogger(__name__)
 now = time.monotonic
 
 
-class Clients:
+class ClientStreams:
     """Streams of all unfinished requests."""
 
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None],
-                 *, tally: Tally) -> None:
-        """`wake` is called when the scheduler may have something new to plan."""
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, scheduler: Scheduler,
+                 wake_engine: Callable[[], None], *, metrics: ServerMetrics) -> None:
+        """`wake_engine` is called when the scheduler may have something new to plan."""
         self._config = config
         self._tokenizer = tokenizer
-        self._core = core
-        self._wake = wake
-        self._tally = tally
-        self.accounts = Accounts()
-        self._deliveries: dict[int, Delivery] = {}
-        self._patience: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
-        self._nobody = asyncio.Event()
-        self._nobody.set()
+        self._scheduler = scheduler
+        self._wake_engine = wake_engine
+        self._metrics = metrics
+        self.request_log = RequestLog()
+        self._builders: dict[int, OutputBuilder] = {}
+        self._slow_client_timers: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
+        self._all_finished = asyncio.Event()
+        self._all_finished.set()
 
     def __len__(self) -> int:
-        return len(self._deliveries)
+        return len(self._builders)
 
-    async def gone(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until no request is unfinished."""
-        await self._nobody.wait()
+        await self._all_finished.wait()
 
-    def open(self, request: Request, number: int, came: float | None = None, traceparent: str = "") -> Stream:
-        stream = Stream(
-            request, self._config.slow_client_buffer, on_full=lambda: self._hold(number),
-            on_drained=lambda: self._resume(number), on_leave=lambda: self._leave(number))
-        story = self._story(number)
-        account = Account(request.id, request.tenant.name, len(request.prompt),
-                          story.began if came is None else came, story, traceparent=traceparent,
-                          adapter=None if request.adapter is None else request.adapter_name)
-        self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
-        self.accounts.open(account)
-        self._nobody.clear()
-        self._tally.requests.entered(request)
+    def open_stream(self, request: Request, sequence_number: int, arrived_at: float | None = None,
+                    traceparent: str = "") -> RequestStream:
+        stream = RequestStream(request, self._config.slow_client_buffer,
+                               on_full=lambda: self._suspend_slow_client(sequence_number),
+                               on_drained=lambda: self._resume_slow_client(sequence_number),
+                               on_disconnect=lambda: self._on_disconnect(sequence_number))
+        timeline = self._get_timeline(sequence_number)
+        record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
+                               timeline.arrived_at if arrived_at is None else arrived_at, timeline,
+                               traceparent=traceparent,
+                               adapter_name=None if request.adapter is None else request.adapter_name)
+        self._builders[sequence_number] = OutputBuilder(request, stream, self._tokenizer, record)
+        self.request_log.add_unfinished(record)
+        self._all_finished.clear()
+        self._metrics.requests.count_accepted(request)
         return stream
 
-    def _story(self, number: int) -> Story:
-        """Return the scheduler's story; a new one if the request can never fit and the scheduler has dropped it."""
+    def _get_timeline(self, sequence_number: int) -> RequestTimeline:
+        """Return the scheduler's timeline; a new one if the request can never fit and the scheduler has dropped it."""
         with suppress(KeyError):
-            return self._core.story(number)
-        return Story(now())
+            return self._scheduler.get_timeline(sequence_number)
+        return RequestTimeline(now())
 
-    def traceparent(self, number: int) -> str:
+    def get_traceparent(self, sequence_number: int) -> str:
         """Return the parent span of the sequence's chunks, or an empty string."""
-        delivery = self._deliveries.get(number)
-        return "" if delivery is None else delivery.account.traceparent
+        builder = self._builders.get(sequence_number)
+        return "" if builder is None else builder.record.traceparent
 
     # -- from the shards and the core
 
-    def read(self, answer: Answer) -> dict[int, int]:
+    def detokenize_result(self, result: StepResult) -> dict[int, int]:
         """Detokenise an answer. Returns, for each sequence that reached a stop string, how many of its tokens count."""
-        for logprobs in answer.prompt_logprobs:
-            if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
-                delivery.deliver_prompt(logprobs)
-        for number, told in answer.told.items():
-            if (delivery := self._deliveries.get(number)) is not None:
-                delivery.hear(told)
+        for logprobs in result.prompt_logprobs:
+            if (builder := self._builders.get(logprobs.sequence_id)) is not None:
+                builder.deliver_prompt_logprobs(logprobs)
+        for sequence_number, output in result.pooling_outputs.items():
+            if (builder := self._builders.get(sequence_number)) is not None:
+                builder.set_pooling_output(output)
         stopped = {}
-        deliveries = self._deliveries
-        for number, row in answer.rows.items():
-            if (delivery := deliveries.get(number)) is not None:
+        builders = self._builders
+        for sequence_number, row in result.rows.items():
+            if (builder := builders.get(sequence_number)) is not None:
                 try:
-                    stop = delivery.read(row)
+                    stop = builder.detokenize_row(row)
                 except Exception:  # an error in the text of one request must fail only that request
-                    self._unreadable(number)
+                    self._fail_undecodable(sequence_number)
                     continue
                 if stop is not None:
-                    stopped[number] = stop
+                    stopped[sequence_number] = stop
         return stopped
 
-    def _unreadable(self, number: int) -> None:
+    def _fail_undecodable(self, sequence_number: int) -> None:
         log.exception("the text of a request could not be made")
-        self._core.cancel(number, now())
-        self.fail(number, GenerationFailed("the text could not be made"))
+        self._scheduler.cancel(sequence_number, now())
+        self.fail_request(sequence_number, GenerationFailed("the text could not be made"))
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def dispatch_events(self, events: Iterable[SchedulerEvent]) -> None:
         """Dispatch the scheduler's events. Events of requests that are already closed are dropped."""
         for event in events:
-            if isinstance(event, Produced):
-                self._deliver(event.counts)
-            elif isinstance(event, Expired):
-                self.fail(event.sequence, TimedOut(event.reason))
-            elif isinstance(event, Failed):
-                self._failed(event)
-            elif isinstance(event, Finished):
-                self._finished(event)
+            if isinstance(event, TokensAccepted):
+                self._deliver_tokens(event.token_counts)
+            elif isinstance(event, SequenceExpired):
+                self.fail_request(event.sequence_id, TimedOut(event.reason))
+            elif isinstance(event, SequenceFailed):
+                self._on_failed(event)
+            elif isinstance(event, SequenceFinished):
+                self._on_finished(event)
 
-    def _finished(self, event: Finished) -> None:
-        if (delivery := self._deliveries.get(event.sequence)) is None:
+    def _on_finished(self, event: SequenceFinished) -> None:
+        if (builder := self._builders.get(event.sequence_id)) is None:
             return
         try:
-            delivery.finish(event.reason)
-        except Exception:  # fails only this request, as in `read`
-            self._unreadable(event.sequence)
+            builder.finish(event.reason)
+        except Exception:  # fails only this request, as in `detokenize_result`
+            self._fail_undecodable(event.sequence_id)
             return
-        self._close(event.sequence)
-        self._tally.requests.finished(delivery.account)
+        self._close_request(event.sequence_id)
+        self._metrics.requests.observe_finished(builder.record)
 
-    def _failed(self, event: Failed) -> None:
-        if (delivery := self._deliveries.get(event.sequence)) is not None:
-            self.fail(event.sequence, FAILURES[delivery.request.wish](event.reason))
+    def _on_failed(self, event: SequenceFailed) -> None:
+        if (builder := self._builders.get(event.sequence_id)) is not None:
+            self.fail_request(event.sequence_id, FAILURE_ERRORS[builder.request.kind](event.reason))
 
-    def _deliver(self, counts: Mapping[int, int]) -> None:
-        moment = now()
-        for number in self._tally.requests.delivered(counts.keys(), self._deliveries, moment):
-            if (delivery := self._deliveries.get(number)) is not None:
-                self._tally.requests.began(delivery.account, moment)
-        self._tally.steps.delivered(counts)
-        for number in counts:
-            if (delivery := self._deliveries.get(number)) is not None:
-                delivery.deliver()
+    def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
+        delivered_at = now()
+        for sequence_number in self._metrics.requests.observe_token_delivery(token_counts.keys(), self._builders,
+                                                                             delivered_at):
+            if (builder := self._builders.get(sequence_number)) is not None:
+                self._metrics.requests.observe_first_token(builder.record, delivered_at)
+        self._metrics.steps.count_generated_tokens(token_counts)
+        for sequence_number in token_counts:
+            if (builder := self._builders.get(sequence_number)) is not None:
+                builder.deliver_row()
 
-    def fail(self, number: int, error: RequestError) -> None:
-        if (delivery := self._deliveries.get(number)) is not None:
-            self._close(number)
-            delivery.stream.put(FailedEvent(error))
+    def fail_request(self, sequence_number: int, error: RequestError) -> None:
+        if (builder := self._builders.get(sequence_number)) is not None:
+            self._close_request(sequence_number)
+            builder.stream.put(FailedEvent(error))
 
-    def fail_everyone(self, reason: str) -> None:
-        for number in list(self._deliveries):
-            self.fail(number, NotReady(reason))
+    def fail_all(self, reason: str) -> None:
+        for sequence_number in list(self._builders):
+            self.fail_request(sequence_number, NotReady(reason))
 
     # -- from the clients
 
-    def _hold(self, number: int) -> None:
+    def _suspend_slow_client(self, sequence_number: int) -> None:
         """Pause the sequence of a client that does not read; cancel it after --slow-client-timeout."""
-        self._core.hold(number, now())
-        self._patience[number] = asyncio.get_running_loop().call_later(
-            self._config.slow_client_timeout, self._give_up, number)
+        self._scheduler.suspend(sequence_number, now())
+        self._slow_client_timers[sequence_number] = asyncio.get_running_loop().call_later(
+            self._config.slow_client_timeout, self._cancel_slow_client, sequence_number)
 
-    def _resume(self, number: int) -> None:
-        if (patience := self._patience.pop(number, None)) is not None:
-            patience.cancel()
-        self._core.resume(number, now())
-        self._wake()
+    def _resume_slow_client(self, sequence_number: int) -> None:
+        if (timer := self._slow_client_timers.pop(sequence_number, None)) is not None:
+            timer.cancel()
+        self._scheduler.resume(sequence_number, now())
+        self._wake_engine()
 
-    def _give_up(self, number: int) -> None:
-        self._core.cancel(number, now())
-        self.fail(number, Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
+    def _cancel_slow_client(self, sequence_number: int) -> None:
+        self._scheduler.cancel(sequence_number, now())
+        self.fail_request(sequence_number,
+                          Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
 
-    def _leave(self, number: int) -> None:
-        self._core.cancel(number, now())
-        self._close(number)
+    def _on_disconnect(self, sequence_number: int) -> None:
+        self._scheduler.cancel(sequence_number, now())
+        self._close_request(sequence_number)
 
-    def _close(self, number: int) -> None:
-        if (delivery := self._deliveries.pop(number, None)) is not None:
-            self.accounts.close(delivery.account, now())
-            self._tally.requests.closed(number, delivery.account)
-        if (patience := self._patience.pop(number, None)) is not None:
-            patience.cancel()
-        if not self._deliveries:
-            self._nobody.set()
-        self._wake()
+    def _close_request(self, sequence_number: int) -> None:
+        if (builder := self._builders.pop(sequence_number, None)) is not None:
+            self.request_log.move_to_finished(builder.record, now())
+            self._metrics.requests.count_closed(sequence_number, builder.record)
+        if (timer := self._slow_client_timers.pop(sequence_number, None)) is not None:
+            timer.cancel()
+        if not self._builders:
+            self._all_finished.set()
+        self._wake_engine()

@@ -6,84 +6,85 @@ decided how many of its tokens count.
 
 from collections.abc import Sequence as Rows
 
-from router.engine.stream import FinishedEvent, PromptEvent, Stream, TokenEvent, ToldEvent, TopToken
+from router.engine.stream import FinishedEvent, PoolingEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.request import FinishReason, Request
-from router.scheduler.plan import AnswerRow, PromptLogprobs, Told
-from router.telemetry.request_log import Account
-from router.text.stop_strings import StopStrings, count_tokens
+from router.scheduler.plan import PoolingOutput, PromptLogprobs, StepResultRow
+from router.telemetry.request_log import RequestRecord
+from router.text.stop_strings import StopStringMatcher, count_accepted_tokens
 from router.text.tokenizer import Tokenizer
 
 
-class Delivery:
+class OutputBuilder:
     """Output state of one request, from token ids to events."""
 
-    def __init__(self, request: Request, stream: Stream, tokenizer: Tokenizer, account: Account) -> None:
+    def __init__(self, request: Request, stream: RequestStream, tokenizer: Tokenizer, record: RequestRecord) -> None:
         self.request = request
         self.stream = stream
-        self.account = account
+        self.record = record
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(request.prompt)
-        self._stop_strings = StopStrings(request.stop_strings) if request.stop_strings else None
+        self._detokenizer = tokenizer.create_detokenizer(request.prompt)
+        self._stop_strings = StopStringMatcher(request.stop_strings) if request.stop_strings else None
         self._num_prompt_logprobs = 1  # the first token has none
-        self._special = tokenizer.special
-        self._row: list[TokenEvent] = []  # events of the row that was read last
-        self._text: list[str] = []  # pieces of all tokens read, without special tokens
+        self._special_tokens = tokenizer.special_tokens
+        self._row_events: list[TokenEvent] = []  # events of the row that was read last
+        self._text_pieces: list[str] = []  # pieces of all tokens read, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
-        self._told: Told | None = None  # result of an embedding or classification request
+        self._pooling_output: PoolingOutput | None = None  # result of an embedding or classification request
 
-    def read(self, row: AnswerRow) -> int | None:
+    def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
-        self._row = []
-        for index, token in enumerate(self._counted(row.tokens)):
+        self._row_events = []
+        for index, token in enumerate(self._cut_row(row.tokens)):
             piece = self._detokenizer.step(token)
-            self._text.append(piece)
-            special = token in self._special
-            text = self._tokenizer.token_text(token) if special else piece
-            top = self._top_tokens(row.top[index]) if row.top else ()
-            self._row.append(TokenEvent(token, text, row.logprobs[index], special, top))
+            self._text_pieces.append(piece)
+            is_special = token in self._special_tokens
+            text = self._tokenizer.decode_token(token) if is_special else piece
+            top = self._make_top_tokens(row.top_logprobs[index]) if row.top_logprobs else ()
+            self._row_events.append(TokenEvent(token, text, row.logprobs[index], is_special, top))
             if self._stop_strings is not None and (end := self._stop_strings.feed(piece)) is not None:
                 self._text_end = end
-                return len(self._row)
+                return len(self._row_events)
         return None
 
-    def hear(self, told: Told) -> None:
+    def set_pooling_output(self, output: PoolingOutput) -> None:
         """Set the result of an embedding or classification request; `finish` delivers it."""
-        self._told = told
+        self._pooling_output = output
 
-    def deliver(self) -> None:
+    def deliver_row(self) -> None:
         """Deliver the row that was read last.
 
-        All of its events count: `read` and the scheduler cut a row by the same rule, `count_tokens`.
+        All of its events count: `detokenize_row` and the scheduler cut a row by the same rule, `count_accepted_tokens`.
         """
-        for event in self._row:
+        for event in self._row_events:
             self.stream.put(event)
-        self.account.num_generated += len(self._row)
+        self.record.num_generated += len(self._row_events)
 
-    def _counted(self, tokens: Rows[int]) -> Rows[int]:
+    def _cut_row(self, tokens: Rows[int]) -> Rows[int]:
         """Cut a row after an end token and at the length limit. The first token of a row always counts."""
-        known = self.account.num_generated
-        return tokens if len(tokens) == 1 else tokens[:count_tokens(self.request, known, tokens, None)[0]]
+        num_generated = self.record.num_generated
+        return (tokens if len(tokens) == 1
+                else tokens[:count_accepted_tokens(self.request, num_generated, tokens, None)[0]])
 
-    def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
+    def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
-        known = self._num_prompt_logprobs
-        fresh = tuple(logprobs.logprobs[max(0, known - logprobs.start):])
-        if fresh:
-            self.stream.put(PromptEvent(known, fresh))
-            self._num_prompt_logprobs += len(fresh)
+        num_delivered = self._num_prompt_logprobs
+        new_logprobs = tuple(logprobs.logprobs[max(0, num_delivered - logprobs.start):])
+        if new_logprobs:
+            self.stream.put(PromptLogprobsEvent(num_delivered, new_logprobs))
+            self._num_prompt_logprobs += len(new_logprobs)
 
     def finish(self, reason: FinishReason) -> None:
-        if self._told is not None:
-            self.stream.put(ToldEvent(self._told, self.account.story))
+        if self._pooling_output is not None:
+            self.stream.put(PoolingEvent(self._pooling_output, self.record.timeline))
             return
-        self.account.finish_reason = reason
+        self.record.finish_reason = reason
         if self._text_end is None:
-            self._text.append(rest := self._detokenizer.finish())
+            self._text_pieces.append(rest := self._detokenizer.finish())
             self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
-        text = "".join(self._text)[:self._text_end]
-        self.stream.put(FinishedEvent(reason, text, self.account.num_generated, self.account.story))
+        text = "".join(self._text_pieces)[:self._text_end]
+        self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline))
 
-    def _top_tokens(self, pairs: Rows[tuple[int, float]]) -> tuple[TopToken, ...]:
+    def _make_top_tokens(self, pairs: Rows[tuple[int, float]]) -> tuple[TopToken, ...]:
         tokenizer = self._tokenizer
-        return tuple(TopToken(token, tokenizer.token_text(token), logprob, tokenizer.is_special(token))
+        return tuple(TopToken(token, tokenizer.decode_token(token), logprob, tokenizer.is_special_token(token))
                      for token, logprob in pairs)

@@ -13,33 +13,33 @@ from collections.abc import Callable
 from typing import Any
 
 from router.config import RouterConfig
-from router.engine.clients import Clients
-from router.engine.health import LEAVING, Health
-from router.engine.in_flight import Awaited, Sent
-from router.engine.resources import Supply
-from router.engine.stream import Stream
-from router.engine.timer import Alarm
+from router.engine.clients import ClientStreams
+from router.engine.health import SHUTDOWN_REASON, Health
+from router.engine.in_flight import PlansInFlight, SentPlan
+from router.engine.resources import ResourceController
+from router.engine.stream import RequestStream
+from router.engine.timer import MovableTimer
 from router.errors import NotReady, Overloaded
-from router.recording.recorder import Recorder, new_core
-from router.recording.shelf import Shelf
+from router.recording.recorder import RecordingScheduler, make_scheduler
+from router.recording.shelf import RecordingFolder
 from router.request import Request, Tenant
-from router.scheduler.events import Entered, Event, Refused
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, Plan
-from router.scheduler.settings import Policy, without_effect
+from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import StepPlan, StepResult
+from router.scheduler.settings import SchedulerSettings, find_unused_settings
 from router.shards import decode, encode
 from router.shards.failures import ShardsLost
-from router.shards.handshake import meet
-from router.shards.shard_group import Shards
-from router.telemetry.counters import Tally
-from router.telemetry.request_log import Account
-from router.text.prompts import Limits
+from router.shards.handshake import perform_handshake
+from router.shards.shard_group import ShardGroup
+from router.telemetry.counters import ServerMetrics
+from router.telemetry.request_log import RequestRecord
+from router.text.prompts import TokenLimits
 from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
 
-LEAST_STEP_TIMEOUT = 30.0
-PAUSE = 0.1  # seconds before the next attempt to connect to the shards
-DEFECTS, DEFECT_WINDOW = 3, 60.0
+MIN_STEP_TIMEOUT = 30.0
+RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
+MAX_DEFECTS, DEFECT_WINDOW_SECONDS = 3, 60.0
 
 log = logging.getLogger(__name__)
 now = time.monotonic
@@ -48,261 +48,267 @@ now = time.monotonic
 class Engine:
     """Main loop around the scheduler, with the interface that the HTTP layer uses."""
 
-    def __init__(self, config: RouterConfig, shards: Shards, tokenizer: Tokenizer,
-                 on_broken: Callable[[str], None] = log.error, shelf: Shelf | None = None) -> None:
-        """`on_broken` is called with the reason when the shard processes should be replaced.
+    def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
+                 on_restart_needed: Callable[[str], None] = log.error,
+                 recording_folder: RecordingFolder | None = None) -> None:
+        """`on_restart_needed` is called with the reason when the shard processes should be replaced.
 
-        With a `shelf`, the calls of the scheduler are recorded.
+        With a `recording_folder`, the calls of the scheduler are recorded.
         """
         self.config = config
-        self.is_ready = False
+        self.has_shards = False
         self.health = Health()
-        self._wake = asyncio.Event()
-        self.supply = Supply(shards, self._happened, self._wake.set)
+        self._wake_event = asyncio.Event()
+        self.resource_controller = ResourceController(shards, self._apply_events, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
-        self._on_broken = on_broken
-        self._shelf = shelf
-        self._under_way = Awaited(self._wake.set)
-        shards.on_gone = self._wake.set
+        self._on_restart_needed = on_restart_needed
+        self._recording_folder = recording_folder
+        self._plans_in_flight = PlansInFlight(self._wake_event.set)
+        shards.on_disconnect = self._wake_event.set
         self._epoch = 0
-        self._defects: deque[float] = deque(maxlen=DEFECTS)
-        self._events: list[Event] = []  # not dispatched to clients yet
-        self._alarm = Alarm(self._expire)
+        self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
+        self._undispatched_events: list[SchedulerEvent] = []  # not dispatched to clients yet
+        self._expiry_timer = MovableTimer(self._expire_requests)
 
     # -- for the HTTP layer
 
     async def start(self) -> None:
-        """Connect to the shards, set `facts` from what they report, and start the loop.
+        """Connect to the shards, set `model_info` from what they report, and start the loop.
 
-        Dead shards are waited for, hung ones reported to `on_broken`. Every other loss, such as a rejected warm-up,
-        raises ShardsLost; limits that the model or the cache cannot hold raise ValueError.
+        Dead shards are waited for, hung ones reported to `on_restart_needed`. Every other loss, such as a rejected
+        warm-up, raises ShardsLost; limits that the model or the cache cannot hold raise ValueError.
         """
         try:
-            while not await self._meet(Loss.DEATH):
+            while not await self._connect_shards(ShardLossReason.DEATH):
                 pass
-            limits = Limits.of(self.config, self.facts)
+            limits = TokenLimits.from_config(self.config, self.model_info)
         except BaseException:
-            await self.supply.resources.close()
+            await self.resource_controller.loader.close()
             await self._shards.close()
             raise
-        policy = Policy.of(self.config, self.facts)
-        for why in without_effect(self.config, policy):
-            log.warning("%s", why)
-        seconds = 60 * self.config.record_minutes if self._shelf is not None else 0.0
-        self._core = new_core(policy, self.facts, seconds, now())
-        self.tally = Tally(self._core, limits, self.facts.tokens_per_step, adapters=self.facts.adapters,
-                           lorax=self.config.compat == "lorax")
-        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, tally=self.tally)
-        self.supply.start(self._core, self.tally)
-        self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
-        self._loop = asyncio.create_task(self._run(), name="engine")
-        self._loop.add_done_callback(self._ended)
+        settings = SchedulerSettings.from_config(self.config, self.model_info)
+        for warning in find_unused_settings(self.config, settings):
+            log.warning("%s", warning)
+        seconds = 60 * self.config.record_minutes if self._recording_folder is not None else 0.0
+        self._scheduler = make_scheduler(settings, self.model_info, seconds, now())
+        self.server_metrics = ServerMetrics(self._scheduler, limits, self.model_info.tokens_per_step,
+                                            with_adapters=self.model_info.adapters,
+                                            with_lorax_names=self.config.compat == "lorax")
+        self._client_streams = ClientStreams(self.config, self._tokenizer, self._scheduler, self._wake_event.set,
+                                             metrics=self.server_metrics)
+        self.resource_controller.start(self._scheduler, self.server_metrics)
+        self._client_streams.dispatch_events(self._scheduler.shards_ready(self.model_info, self._epoch, now()))
+        self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
+        self._loop_task.add_done_callback(self._on_loop_ended)
 
     async def stop(self) -> None:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
-        self._loop.cancel()
-        await asyncio.gather(self._loop, return_exceptions=True)
-        self._tell()  # events that are still queued may finish requests, which then must not fail
-        self._alarm.cancel()
-        self._under_way.forget()
-        await self.supply.resources.close()
-        self.health.leave(LEAVING)
-        self._fail_everyone(LEAVING)
+        self._loop_task.cancel()
+        await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._dispatch_events()  # events that are still queued may finish requests, which then must not fail
+        self._expiry_timer.cancel()
+        self._plans_in_flight.cancel_all()
+        await self.resource_controller.loader.close()
+        self.health.shut_down(SHUTDOWN_REASON)
+        self._fail_all_requests(SHUTDOWN_REASON)
         await self._shards.close()
 
-    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
+    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
         """Submit a request and return the stream of its events. Raises Overloaded or NotReady.
 
-        `came` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans.
+        `arrived_at` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans.
         """
-        if self._loop.done():
-            raise NotReady(LEAVING)
-        events = self._core.submit(request, now())
+        if self._loop_task.done():
+            raise NotReady(SHUTDOWN_REASON)
+        events = self._scheduler.submit(request, now())
         first = events[0]
-        if isinstance(first, Refused):
+        if isinstance(first, RequestRejected):
             raise Overloaded(first.reason, first.retry_after)
-        assert isinstance(first, Entered)
+        assert isinstance(first, RequestAccepted)
         try:
-            stream = self._clients.open(request, first.sequence, came, traceparent)
+            stream = self._client_streams.open_stream(request, first.sequence_id, arrived_at, traceparent)
         except Exception:
-            self._core.cancel(first.sequence, now())  # its tokens would have no stream
+            self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
-        self._clients.tell(events[1:])
-        self._alarm.set(self._core.wake_at)
-        self._wake.set()
+        self._client_streams.dispatch_events(events[1:])
+        self._expiry_timer.set_deadline(self._scheduler.wake_at)
+        self._wake_event.set()
         return stream
 
-    def ailment(self) -> str:
+    def why_unavailable(self) -> str:
         """Return why the router should get no requests now, or an empty string."""
-        return self.health.ailment(now())
+        return self.health.why_unavailable(now())
 
-    def metrics(self) -> str:
+    def metrics_page(self) -> str:
         """Return the page of metrics for Prometheus."""
-        return self.tally.page(is_ready=not self.ailment(), has_shards=self.is_ready)
+        return self.server_metrics.render(is_ready=not self.why_unavailable(), has_shards=self.has_shards)
 
-    def account(self, request_id: str) -> Account | None:
+    def get_request_record(self, request_id: str) -> RequestRecord | None:
         """Return the record of an unfinished or recently finished request."""
-        return self._clients.accounts.get(request_id)
+        return self._client_streams.request_log.get(request_id)
 
-    def may_use(self, request_id: str, tenant: Tenant) -> bool:
+    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""
-        return self._clients.accounts.may_use(request_id, tenant)
+        return self._client_streams.request_log.can_use_request_id(request_id, tenant)
 
-    def write_recording(self, why: str, *, asked: bool = True) -> None:
+    def write_recording(self, reason: str, *, is_requested: bool = True) -> None:
         """Write the scheduler's last minutes to a file, if they are recorded.
 
-        Recordings that the user has not `asked` for are written at most every ten minutes.
+        Recordings that the user has not asked for (`is_requested`) are written at most every ten minutes.
         """
-        if self._shelf is not None and isinstance(self._core, Recorder):
-            put = self._shelf.put if asked else self._shelf.put_unasked
-            put(self._core.segments(), self.facts, why)
-        elif asked:
+        if self._recording_folder is not None and isinstance(self._scheduler, RecordingScheduler):
+            write = (self._recording_folder.write_in_background if is_requested
+                     else self._recording_folder.write_automatic)
+            write(self._scheduler.copy_segments(), self.model_info, reason)
+        elif is_requested:
             log.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
     @property
-    def num_unfinished(self) -> int:
-        return len(self._clients)
+    def num_unfinished_requests(self) -> int:
+        return len(self._client_streams)
 
-    async def drained(self) -> None:
-        await self._clients.gone()
+    async def wait_until_drained(self) -> None:
+        await self._client_streams.wait_until_empty()
 
-    async def crashed(self) -> None:
+    async def wait_until_crashed(self) -> None:
         """Wait until the loop ends by itself, which only a bug can cause."""
-        await asyncio.wait([self._loop])
+        await asyncio.wait([self._loop_task])
 
     # -- the loop
 
-    async def _run(self) -> None:
+    async def _run_forever(self) -> None:
         while True:
             try:
-                await self._serve()
+                await self._run_steps()
             except ShardsLost as lost:
-                await self._recover(lost)
+                await self._recover_shards(lost)
 
-    async def _serve(self) -> None:
+    async def _run_steps(self) -> None:
         self._send_plans()
         while True:
-            while self._under_way.has_answer:
-                self._events += self._receive(self._under_way.oldest)
+            while self._plans_in_flight.has_answer:
+                self._undispatched_events += self._receive_answer(self._plans_in_flight.oldest)
                 self._send_plans()
                 # Send the next messages before this answer's tokens are rendered, so that the shards do not idle.
                 await asyncio.sleep(0)
-                self._tell()
-            if self._shards.is_gone and not self._under_way:
-                raise ShardsLost(Loss.DEATH, "a shard went away while there was nothing to do")
-            await self._wake.wait()
-            self._wake.clear()
+                self._dispatch_events()
+            if self._shards.is_disconnected and not self._plans_in_flight:
+                raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
+            await self._wake_event.wait()
+            self._wake_event.clear()
             self._send_plans()
 
     def _send_plans(self) -> None:
-        while (plan := self._core.plan(now())) is not None:
-            self._send(plan)
-        self.supply.carry_out()
-        self._alarm.set(self._core.wake_at)
+        while (plan := self._scheduler.plan(now())) is not None:
+            self._send_plan(plan)
+        self.resource_controller.send_resource_commands()
+        self._expiry_timer.set_deadline(self._scheduler.wake_at)
 
-    def _tell(self) -> None:
-        events, self._events = self._events, []
-        self._clients.tell(events)
-        self._alarm.set(self._core.wake_at)
+    def _dispatch_events(self) -> None:
+        events, self._undispatched_events = self._undispatched_events, []
+        self._client_streams.dispatch_events(events)
+        self._expiry_timer.set_deadline(self._scheduler.wake_at)
 
-    def _expire(self) -> None:
+    def _expire_requests(self) -> None:
         """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._happened(self._core.expire(now()))
+        self._apply_events(self._scheduler.expire(now()))
 
-    def _happened(self, events: list[Event]) -> None:
+    def _apply_events(self, events: list[SchedulerEvent]) -> None:
         """Dispatch events that do not come from an answer, after the events that are already queued."""
-        self._events += events
-        self._tell()
-        self._wake.set()
+        self._undispatched_events += events
+        self._dispatch_events()
+        self._wake_event.set()
 
-    def _send(self, plan: Plan) -> None:
-        timeout = self._under_way.seconds + self._step_timeout(plan)
-        messages = encode.encode(plan, self._clients.traceparent)
-        self._under_way.add(plan, self._shards.send(messages, timeout), now())
-        self.health.progress.sent(plan.seconds, now())
-        self.tally.steps.sent(plan)
+    def _send_plan(self, plan: StepPlan) -> None:
+        timeout = self._plans_in_flight.predicted_seconds + self._step_timeout(plan)
+        messages = encode.encode_plan(plan, self._client_streams.get_traceparent)
+        self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
+        self.health.watchdog.add_step(plan.predicted_seconds, now())
+        self.server_metrics.steps.count_sent(plan)
 
-    def _receive(self, done: Sent) -> list[Event]:
-        answer, came = self._decode(done.answer.result(), done.plan), now()
-        self._under_way.drop_oldest()
-        took = self.health.progress.ended(came)
-        stopped, read = self._clients.read(answer), now()
-        self.tally.steps.answered(done.plan, answer, took, read - came)
-        return self._core.complete(done.plan.order, answer, stopped, read)
+    def _receive_answer(self, sent_plan: SentPlan) -> list[SchedulerEvent]:
+        result, answered_at = self._decode_answer(sent_plan.answer.result(), sent_plan.plan), now()
+        self._plans_in_flight.drop_oldest()
+        round_trip_seconds = self.health.watchdog.finish_oldest_step(answered_at)
+        stopped, detokenized_at = self._client_streams.detokenize_result(result), now()
+        self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
+                                                 detokenized_at - answered_at)
+        return self._scheduler.complete(sent_plan.plan.last_message_number, result, stopped, detokenized_at)
 
-    def _decode(self, message: Any, plan: Plan) -> Answer:
+    def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
         try:
             if isinstance(message, pb.Acknowledgement):
-                return encode.acknowledged(message, plan)
+                return encode.decode_acknowledgement(message, plan)
             if isinstance(message, pb.EmbedAnswer):
-                return decode.decode(message, plan, self.facts)
-            return encode.decode(message, plan, self.facts)
-        except encode.Defect as defect:
-            raise ShardsLost(Loss.DEFECT, f"an answer makes no sense: {defect}") from None
+                return decode.decode_embed_answer(message, plan, self.model_info)
+            return encode.decode_step_answer(message, plan, self.model_info)
+        except encode.InvalidShardAnswer as defect:
+            raise ShardsLost(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}") from None
 
-    def _ended(self, loop: "asyncio.Task[None]") -> None:
-        if not loop.cancelled():
-            log.critical("the engine's loop failed", exc_info=loop.exception())
-            self.health.leave("the server failed")
-            self._alarm.cancel()
+    def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
+        if not loop_task.cancelled():
+            log.critical("the engine's loop failed", exc_info=loop_task.exception())
+            self.health.shut_down("the server failed")
+            self._expiry_timer.cancel()
             self.write_recording("the engine's loop failed")
-            self._fail_everyone("the server failed")
+            self._fail_all_requests("the server failed")
 
-    def _fail_everyone(self, reason: str) -> None:
-        self._clients.fail_everyone(reason)
-        self.supply.give_up(reason)
+    def _fail_all_requests(self, reason: str) -> None:
+        self._client_streams.fail_all(reason)
+        self.resource_controller.fail_waiters(reason)
 
     # -- shards
 
-    async def _meet(self, *expected: Loss) -> bool:
+    async def _connect_shards(self, *expected_losses: ShardLossReason) -> bool:
         """Try to connect to the shards and begin an epoch; return whether that succeeded.
 
-        A loss that is not `expected` is raised.
+        A loss that is not among `expected_losses` is raised.
         """
         try:
-            meeting = await meet(self._shards, self.config, self._epoch)
+            handshake = await perform_handshake(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
-            if lost.loss not in expected:
+            if lost.loss not in expected_losses:
                 raise
             log.warning("the shards are not there: %s", lost)
-            self._judge(lost)
-            await asyncio.sleep(PAUSE)
+            self._restart_shards_if_needed(lost)
+            await asyncio.sleep(RECONNECT_DELAY)
             return False
-        self.facts, self._epoch = meeting.facts, meeting.epoch
-        await self.supply.resources.met(meeting)
-        self.is_ready = True
-        self.health.well()
+        self.model_info, self._epoch = handshake.model_info, handshake.epoch
+        await self.resource_controller.loader.restore_after_handshake(handshake)
+        self.has_shards = True
+        self.health.set_ready()
         return True
 
-    async def _recover(self, lost: ShardsLost) -> None:
+    async def _recover_shards(self, lost: ShardsLost) -> None:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
-        self.is_ready = False
-        self.health.ill(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
-        self.tally.steps.lost(lost.loss, [sent.plan for sent in self._under_way])
-        self._events += self._core.shards_lost(now(), lost.loss)
-        self.supply.resources.lost(everything=lost.loss is Loss.DEATH)
-        self._tell()
-        if lost.loss is Loss.MEMORY:
-            log.warning("steps have at most %d tokens from now on", self._core.policy.max_prefill_tokens)
-        self._judge(lost)
-        await self._under_way.settle()
-        while not await self._meet(*Loss):
+        self.has_shards = False
+        self.health.set_unready(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
+        self.server_metrics.steps.count_loss(lost.loss, [sent.plan for sent in self._plans_in_flight])
+        self._undispatched_events += self._scheduler.shards_lost(now(), lost.loss)
+        self.resource_controller.loader.end_epoch(resources_lost=lost.loss is ShardLossReason.DEATH)
+        self._dispatch_events()
+        if lost.loss is ShardLossReason.MEMORY:
+            log.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
+        self._restart_shards_if_needed(lost)
+        await self._plans_in_flight.wait_and_clear()
+        while not await self._connect_shards(*ShardLossReason):
             pass
-        self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
-        self.supply.look_for_arrivals()
+        self._client_streams.dispatch_events(self._scheduler.shards_ready(self.model_info, self._epoch, now()))
+        self.resource_controller.wake_load_waiters()
         log.info("the shards are back, epoch %d", self._epoch)
 
-    def _judge(self, lost: ShardsLost) -> None:
-        """Have the shard processes replaced if they hang, or after DEFECTS defects within DEFECT_WINDOW seconds."""
-        if lost.loss is Loss.DEFECT:
-            self._defects.append(now())
-            self.write_recording("router and shards disagree", asked=False)
-        repeated = len(self._defects) == DEFECTS and self._defects[-1] - self._defects[0] < DEFECT_WINDOW
-        if lost.broken or repeated:
-            self._defects.clear()
-            self._on_broken(str(lost))
+    def _restart_shards_if_needed(self, lost: ShardsLost) -> None:
+        """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS."""
+        if lost.loss is ShardLossReason.DEFECT:
+            self._defect_times.append(now())
+            self.write_recording("router and shards disagree", is_requested=False)
+        has_repeated_defects = (len(self._defect_times) == MAX_DEFECTS
+                                and self._defect_times[-1] - self._defect_times[0] < DEFECT_WINDOW_SECONDS)
+        if lost.needs_restart or has_repeated_defects:
+            self._defect_times.clear()
+            self._on_restart_needed(str(lost))
 
-    def _step_timeout(self, plan: Plan) -> float:
-        given = self.config.step_timeout
-        return max(LEAST_STEP_TIMEOUT, 10.0 * plan.seconds) if given is None else given
+    def _step_timeout(self, plan: StepPlan) -> float:
+        configured = self.config.step_timeout
+        return max(MIN_STEP_TIMEOUT, 10.0 * plan.predicted_seconds) if configured is None else configured

@@ -7,32 +7,34 @@ callers that wait for an adapter although no request needs it.
 import time
 from collections.abc import Callable
 
-from router.engine.arrivals import Arrivals
+from router.engine.arrivals import LoadWaiters
 from router.errors import NotReady
 from router.request import ADAPTER, Resource
-from router.scheduler.events import Event
-from router.scheduler.resource_cache import Standing
+from router.scheduler.events import SchedulerEvent
+from router.scheduler.resource_cache import AdapterStatus
 from router.scheduler.scheduler import Scheduler
-from router.shards.resource_loader import Loader, Resources, Told
-from router.telemetry.counters import Tally
+from router.shards.resource_loader import LoadCallbacks, ResourceLoader, ShardLoader
+from router.telemetry.counters import ServerMetrics
 
 now = time.monotonic
 
 
-class Supply:
+class ResourceController:
     """Adapters and grammars of the shards, as the engine and the HTTP layer use them."""
 
-    def __init__(self, shards: Loader, happened: Callable[[list[Event]], None], wake: Callable[[], None]) -> None:
-        """`happened` is called with the scheduler's events, `wake` when there may be something to send."""
-        self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed, self._took))
-        self._happened = happened
-        self._wake = wake
-        self._arrivals = Arrivals()
-        self._over = ""  # why nothing is loaded any more
+    def __init__(self, shard_loader: ShardLoader, on_events: Callable[[list[SchedulerEvent]], None],
+                 wake_engine: Callable[[], None]) -> None:
+        """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
+        self.loader = ResourceLoader(shard_loader, LoadCallbacks(self._on_loaded, self._on_load_failed,
+                                                                 self._on_unloaded, self._on_load_finished))
+        self._on_events = on_events
+        self._wake_engine = wake_engine
+        self._load_waiters = LoadWaiters()
+        self._stop_reason = ""  # why nothing is loaded any more
 
-    def start(self, core: Scheduler, tally: Tally) -> None:
-        self._core = core
-        self._tally = tally.adapters
+    def start(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
+        self._scheduler = scheduler
+        self._adapter_metrics = metrics.adapters
 
     # -- for the HTTP layer
 
@@ -41,59 +43,59 @@ class Supply:
 
         A loss of the shards only delays the load. Raises NotReady if the server stops.
         """
-        if self._over:
-            raise NotReady(self._over)
-        if reason := self._core.misfit(resource):
+        if self._stop_reason:
+            raise NotReady(self._stop_reason)
+        if reason := self._scheduler.why_never_fits(resource):
             return reason
-        self._core.want(resource, now())
-        self._wake()
-        return "" if self._core.has(resource) else await self._arrivals.of(resource)
+        self._scheduler.request_load(resource, now())
+        self._wake_engine()
+        return "" if self._scheduler.is_available(resource) else await self._load_waiters.wait_for(resource)
 
     def unload(self, resource: Resource) -> None:
         """Unload a resource as soon as no unfinished request needs it."""
-        self._core.drop(resource, now())
-        self._wake()
+        self._scheduler.request_unload(resource, now())
+        self._wake_engine()
 
     @property
-    def adapters(self) -> dict[Resource, Standing]:
+    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
-        return self._core.adapters
+        return self._scheduler.adapter_statuses
 
     # -- for the loop
 
-    def carry_out(self) -> None:
+    def send_resource_commands(self) -> None:
         """Send the loads and unloads that the scheduler has decided on."""
-        self.resources.carry_out(self._core.moves(now()))
-        self.look_for_arrivals()
+        self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
+        self.wake_load_waiters()
 
-    def look_for_arrivals(self) -> None:
+    def wake_load_waiters(self) -> None:
         """Wake callers whose adapter became available without a load (its unload was revoked), or no longer fits."""
-        for resource in self._arrivals.awaited:
-            if self._core.has(resource):
-                self._arrivals.came(resource)
-            elif reason := self._core.misfit(resource):
-                self._core.drop(resource, now())
-                self._arrivals.came(resource, reason)
+        for resource in self._load_waiters.awaited_resources:
+            if self._scheduler.is_available(resource):
+                self._load_waiters.resolve(resource)
+            elif reason := self._scheduler.why_never_fits(resource):
+                self._scheduler.request_unload(resource, now())
+                self._load_waiters.resolve(resource, reason)
 
-    def give_up(self, reason: str) -> None:
-        self._over = reason
-        self._arrivals.give_up(reason)
+    def fail_waiters(self, reason: str) -> None:
+        self._stop_reason = reason
+        self._load_waiters.fail_all(reason)
 
     # -- results from the shards
 
-    def _is_here(self, resource: Resource) -> None:
-        self._happened(self._core.available(resource, now()))
-        self._arrivals.came(resource)
+    def _on_loaded(self, resource: Resource) -> None:
+        self._on_events(self._scheduler.resource_loaded(resource, now()))
+        self._load_waiters.resolve(resource)
 
-    def _is_not_to_be_had(self, resource: Resource, reason: str) -> None:
-        self._happened(self._core.unavailable(resource, reason, now()))
-        self._arrivals.came(resource, reason)
+    def _on_load_failed(self, resource: Resource, reason: str) -> None:
+        self._on_events(self._scheduler.resource_failed(resource, reason, now()))
+        self._load_waiters.resolve(resource, reason)
 
-    def _is_removed(self, resource: Resource) -> None:
-        self._happened(self._core.removed(resource, now()))
-        if resource.kind == ADAPTER and self._tally is not None:
-            self._tally.unloads.add()
+    def _on_unloaded(self, resource: Resource) -> None:
+        self._on_events(self._scheduler.resource_unloaded(resource, now()))
+        if resource.kind == ADAPTER and self._adapter_metrics is not None:
+            self._adapter_metrics.num_unloads.add()
 
-    def _took(self, resource: Resource, seconds: float, reason: str) -> None:
-        if resource.kind == ADAPTER and self._tally is not None:
-            self._tally.loaded(seconds, reason)
+    def _on_load_finished(self, resource: Resource, seconds: float, reason: str) -> None:
+        if resource.kind == ADAPTER and self._adapter_metrics is not None:
+            self._adapter_metrics.observe_load(seconds, reason)

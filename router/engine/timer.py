@@ -5,32 +5,33 @@ import time
 from collections.abc import Callable
 
 now = time.monotonic
-TICK = 0.001  # seconds; the event loop counts in milliseconds and may call too early
+TIMER_SLACK_SECONDS = 0.001  # seconds; the event loop counts in milliseconds and may call too early
 
 
-class Alarm:
+class MovableTimer:
     """Timer with a movable deadline, in seconds of `time.monotonic`."""
 
-    def __init__(self, ring: Callable[[], object]) -> None:
-        """`ring` is called at the deadline or soon after it; it must call `set` for the next deadline."""
-        self._ring = ring
-        self._moment: float | None = None
+    def __init__(self, callback: Callable[[], object]) -> None:
+        """`callback` is called at the deadline or soon after it; it must call `set_deadline` for the next deadline."""
+        self._callback = callback
+        self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def set(self, moment: float | None) -> None:
-        if moment == self._moment:
+    def set_deadline(self, deadline: float | None) -> None:
+        if deadline == self._deadline:
             return
         self.cancel()
-        if moment is not None:
-            self._moment = moment
-            self._timer = asyncio.get_running_loop().call_later(max(moment - now(), 0.0) + TICK, self._rung)
+        if deadline is not None:
+            self._deadline = deadline
+            self._timer = asyncio.get_running_loop().call_later(max(deadline - now(), 0.0) + TIMER_SLACK_SECONDS,
+                                                                self._fire)
 
     def cancel(self) -> None:
-        self._moment = None
+        self._deadline = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _rung(self) -> None:
+    def _fire(self) -> None:
         self.cancel()
-        self._ring()
+        self._callback()

@@ -7,42 +7,47 @@ from router.errors import InvalidRequest
 from router.grammars.compiler_client import GrammarCompiler
 from router.grammars.schema import Grammar
 from router.request import Resource
-from router.scheduler.plan import ModelFacts
+from router.scheduler.plan import ModelInfo
 from router.text.tokenizer import Tokenizer
 
-NOT_SERVED = "this model is served without grammars"
+GRAMMARS_NOT_SERVED = "this model is served without grammars"
 
-Number = Callable[[str, str], Resource]  # returns the resource of a kind and a source
+ResourceLookup = Callable[[str, str], Resource]  # returns the resource of a kind and a source
 
 
-class Grammars:
+class GrammarResolver:
     """Resolver of grammars. `close` ends the compiler."""
 
-    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer, number: Number | None) -> None:
-        self._why_not = why_not(config, facts, tokenizer) or ("" if number else NOT_SERVED)
-        self._number = number
-        self._compiler = GrammarCompiler(lambda: tokenizer.origin)
+    def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
+                 get_resource: ResourceLookup | None) -> None:
+        self._why_unsupported = (why_unsupported(config, model_info, tokenizer)
+                                 or ("" if get_resource else GRAMMARS_NOT_SERVED))
+        self._get_resource = get_resource
+        self._compiler = GrammarCompiler(lambda: tokenizer.path_or_content)
 
-    async def need(self, name: str, grammar: Grammar | None) -> Resource | None:
-        """Return the resource of the grammar given in the parameter `name`. Raises InvalidRequest or Overloaded."""
+    async def resolve_grammar(self, parameter: str, grammar: Grammar | None) -> Resource | None:
+        """Return the resource of a grammar; `parameter` is its name in the request.
+
+        Raises InvalidRequest or Overloaded.
+        """
         if grammar is None:
             return None
-        if self._why_not:
-            raise InvalidRequest(f"`{name}` is given, but {self._why_not}; leave it out")
+        if self._why_unsupported:
+            raise InvalidRequest(f"`{parameter}` is given, but {self._why_unsupported}; leave it out")
         compiled = await self._compiler.compile(grammar)
-        assert self._number is not None
-        return self._number("grammar", compiled)
+        assert self._get_resource is not None
+        return self._get_resource("grammar", compiled)
 
     def close(self) -> None:
         self._compiler.close()
 
 
-def why_not(config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> str:
+def why_unsupported(config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer) -> str:
     """Return why grammars are not served, or an empty string."""
     if config.disable_grammar_support:
         return "grammars are switched off (--disable-grammar-support)"
-    if not facts.grammars:
-        return NOT_SERVED
-    if not any(token < facts.vocabulary_size for token in tokenizer.end_tokens):
+    if not model_info.grammars:
+        return GRAMMARS_NOT_SERVED
+    if not any(token < model_info.vocabulary_size for token in tokenizer.end_tokens):
         return "this model has no end token, so no answer could end where its grammar does"
     return ""

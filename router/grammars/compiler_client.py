@@ -21,29 +21,29 @@ from time import monotonic
 from router.errors import InvalidRequest, Overloaded
 from router.grammars.schema import Grammar
 
-COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
-MOST_SECONDS = 1.5  # per grammar, so that a client gets its rejection within two seconds
-START_SECONDS = 60.0  # for reading the tokenizer
-MOST_KNOWN = 128
-MOST_WAITING = 64
-MOST_TOLD = 300  # characters of a reason
-PIECE = 65_536
+COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
+MAX_COMPILE_SECONDS = 1.5  # per grammar, so that a client gets its rejection within two seconds
+MAX_START_SECONDS = 60.0  # for reading the tokenizer
+MAX_CACHED_RESULTS = 128
+MAX_PENDING_GRAMMARS = 64
+MAX_REASON_CHARACTERS = 300  # characters of a reason
+RECEIVE_BYTES = 65_536
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompileResult:
     grammar: str = ""  # in the form that shards load
-    refused: str = ""  # reason, if the grammar was rejected
+    rejection_reason: str = ""  # reason, if the grammar was rejected
 
 
-class Ended(Exception):
+class CompilerUnavailable(Exception):
     """The process has ended or does not answer."""
 
 
-class Child:
-    """Handle of the compiling process. `ask` blocks until the answer arrives."""
+class CompilerProcess:
+    """Handle of the compiling process. `send_request` blocks until the answer arrives."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._socket, other = socket.socketpair()
@@ -51,35 +51,35 @@ class Child:
             self._process = subprocess.Popen(  # noqa: S603 - a command of ours
                 command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def ask(self, question: dict[str, str], seconds: float) -> dict[str, str]:
-        end = monotonic() + seconds
+    def send_request(self, request: dict[str, str], timeout: float) -> dict[str, str]:
+        deadline = monotonic() + timeout
         try:
-            self._socket.settimeout(seconds)
-            self._socket.sendall(json.dumps(question).encode() + b"\n")
-            answer: dict[str, str] = json.loads(self._line(end))
+            self._socket.settimeout(timeout)
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            answer: dict[str, str] = json.loads(self._read_line(deadline))
         except TimeoutError:
-            raise Ended(f"it takes more than {seconds:g} seconds to compile") from None
+            raise CompilerUnavailable(f"it takes more than {timeout:g} seconds to compile") from None
         except (OSError, ValueError):
-            raise Ended("it takes too much memory to compile, or cannot be compiled at all") from None
+            raise CompilerUnavailable("it takes too much memory to compile, or cannot be compiled at all") from None
         return answer
 
-    def _line(self, end: float) -> bytes:
+    def _read_line(self, deadline: float) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
-            self._socket.settimeout(max(end - monotonic(), 1e-3))
-            piece = self._socket.recv(PIECE)
+            self._socket.settimeout(max(deadline - monotonic(), 1e-3))
+            piece = self._socket.recv(RECEIVE_BYTES)
             if not piece:
                 raise ConnectionError
             line += piece
         return line
 
     def kill(self) -> None:
-        """Kill the process. Thread-safe; a thread that is blocked in `ask` gets Ended."""
+        """Kill the process. Thread-safe; a thread that is blocked in `send_request` gets CompilerUnavailable."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._process.send_signal(signal.SIGKILL)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.kill()
         self._process.wait()
         self._socket.close()
@@ -88,80 +88,81 @@ class Child:
 class GrammarCompiler:
     """Compiler of grammars. `close` ends its thread and its process."""
 
-    def __init__(self, tokenizer: Callable[[], str], command: Sequence[str] = COMMAND) -> None:
-        """`tokenizer` returns the path or the content of the tokenizer's file."""
-        self._tokenizer = tokenizer
+    def __init__(self, get_tokenizer: Callable[[], str], command: Sequence[str] = COMPILER_COMMAND) -> None:
+        """`get_tokenizer` returns the path or the content of the tokenizer's file."""
+        self._get_tokenizer = get_tokenizer
         self._command = command
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._child: Child | None = None
-        self._closed = False
-        self._known: OrderedDict[bytes, Outcome] = OrderedDict()
-        self._compiling: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._process: CompilerProcess | None = None
+        self._is_closed = False
+        self._cached_results: OrderedDict[bytes, CompileResult] = OrderedDict()
+        self._jobs: dict[bytes, asyncio.Future[CompileResult]] = {}
 
     async def compile(self, grammar: Grammar) -> str:
         """Return the compiled grammar in the form that shards load. Raises InvalidRequest or Overloaded."""
         digest = grammar.digest
-        outcome = self._known.get(digest)
-        if outcome is None:
-            outcome = await asyncio.shield(self._under_way(digest, grammar))
+        result = self._cached_results.get(digest)
+        if result is None:
+            result = await asyncio.shield(self._get_or_start_job(digest, grammar))
         else:
-            self._known.move_to_end(digest)
-        if outcome.refused:
-            raise InvalidRequest(f"the grammar is refused: {outcome.refused}")
-        return outcome.grammar
+            self._cached_results.move_to_end(digest)
+        if result.rejection_reason:
+            raise InvalidRequest(f"the grammar is refused: {result.rejection_reason}")
+        return result.grammar
 
     def close(self) -> None:
-        self._closed = True
-        if (child := self._child) is not None:
-            child.kill()
-        self._thread.submit(self._end_child)
-        self._thread.shutdown()
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.kill()
+        self._executor.submit(self._close_process)
+        self._executor.shutdown()
 
-    def _under_way(self, digest: bytes, grammar: Grammar) -> "asyncio.Future[Outcome]":
+    def _get_or_start_job(self, digest: bytes, grammar: Grammar) -> "asyncio.Future[CompileResult]":
         """Compile in a job that all callers with the same grammar share and no caller's cancellation ends."""
-        if digest not in self._compiling:
-            if len(self._compiling) >= MOST_WAITING:
-                raise Overloaded(f"{MOST_WAITING} other grammars wait to be compiled")
-            job = asyncio.get_running_loop().run_in_executor(self._thread, self._compile, grammar)
-            self._compiling[digest] = job
-            job.add_done_callback(lambda done: self._note(digest, done))
-        return self._compiling[digest]
+        if digest not in self._jobs:
+            if len(self._jobs) >= MAX_PENDING_GRAMMARS:
+                raise Overloaded(f"{MAX_PENDING_GRAMMARS} other grammars wait to be compiled")
+            job = asyncio.get_running_loop().run_in_executor(self._executor, self._compile_in_process, grammar)
+            self._jobs[digest] = job
+            job.add_done_callback(lambda done: self._store_result(digest, done))
+        return self._jobs[digest]
 
-    def _note(self, digest: bytes, done: "asyncio.Future[Outcome]") -> None:
-        del self._compiling[digest]
-        if not done.cancelled() and done.exception() is None:
-            self._known[digest] = done.result()
-            if len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
+    def _store_result(self, digest: bytes, job: "asyncio.Future[CompileResult]") -> None:
+        del self._jobs[digest]
+        if not job.cancelled() and job.exception() is None:
+            self._cached_results[digest] = job.result()
+            if len(self._cached_results) > MAX_CACHED_RESULTS:
+                self._cached_results.popitem(last=False)
 
     # -- in the thread
 
-    def _compile(self, grammar: Grammar) -> Outcome:
+    def _compile_in_process(self, grammar: Grammar) -> CompileResult:
         try:
-            answer = self._running().ask({"kind": grammar.kind, "source": grammar.source}, MOST_SECONDS)
-        except Ended as ended:
+            answer = self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
+                                                         MAX_COMPILE_SECONDS)
+        except CompilerUnavailable as ended:
             log.warning("the process that compiles grammars is ended: %s", ended)
-            self._end_child()
+            self._close_process()
             answer = {"refused": str(ended)}
-        return Outcome(answer.get("grammar", ""), one_line(answer.get("refused", "")))
+        return CompileResult(answer.get("grammar", ""), shorten_reason(answer.get("refused", "")))
 
-    def _running(self) -> Child:
-        if self._closed:
-            raise Ended("the server is stopping")
-        if self._child is None:
-            self._child = Child(self._command)
-            if self._closed:  # `close` may have run before the child was assigned
-                self._child.kill()
-            refused = self._child.ask({"tokenizer": self._tokenizer()}, START_SECONDS).get("refused")
+    def _ensure_process(self) -> CompilerProcess:
+        if self._is_closed:
+            raise CompilerUnavailable("the server is stopping")
+        if self._process is None:
+            self._process = CompilerProcess(self._command)
+            if self._is_closed:  # `close` may have run before the child was assigned
+                self._process.kill()
+            refused = self._process.send_request({"tokenizer": self._get_tokenizer()}, MAX_START_SECONDS).get("refused")
             if refused:
-                raise Ended(refused)
-        return self._child
+                raise CompilerUnavailable(refused)
+        return self._process
 
-    def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
+    def _close_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
-def one_line(reason: str) -> str:
-    return " ".join(reason.split())[:MOST_TOLD]
+def shorten_reason(reason: str) -> str:
+    return " ".join(reason.split())[:MAX_REASON_CHARACTERS]

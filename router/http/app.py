@@ -1,7 +1,7 @@
 """The aiohttp application: all routes and middlewares. Every error is sent in the format of its route's dialect.
 
-`create_door` makes the application that answers probes while the main one is not ready or shuts down. Serve both with
-`handler_cancellation=True`, so that a request is cancelled when its client disconnects.
+`create_stand_in_app` makes the application that answers probes while the main one is not ready or shuts down. Serve
+both with `handler_cancellation=True`, so that a request is cancelled when its client disconnects.
 """
 
 from collections.abc import Iterable
@@ -11,152 +11,159 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.api_keys import Keys
+from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.errors import AdapterMissing, Cancelled, InvalidRequest, NotReady
-from router.http.docs.page import Docs
+from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
+from router.http.docs.page import DocsRoutes
 from router.http.lorax import rendering
-from router.http.lorax.openai_routes import LoraxV1
-from router.http.lorax.routes import Lorax
-from router.http.openai.chat import OpenAi
-from router.http.openai.completions import Completions
-from router.http.openai.errors import ApiError, has_api_errors
+from router.http.lorax.openai_routes import LoraxOpenAIRoutes
+from router.http.lorax.routes import LoraxRoutes
+from router.http.openai.chat import ChatRoutes
+from router.http.openai.completions import CompletionRoutes
+from router.http.openai.errors import OpenAIErrorReply, has_openai_errors
 from router.http.routes.adapters import AdapterRoutes
-from router.http.routes.batching_study import Inference
-from router.http.routes.classify import Classify
-from router.http.routes.clouds import Clouds
-from router.http.routes.embeddings import Embeddings
-from router.http.routes.explain import Requests
-from router.http.routes.info import Facts
-from router.http.routes.probes import Probes
-from router.http.routes.tokenize import Tokens
-from router.http.tgi.routes import Tgi
-from router.http.transport.auth import check_keys
-from router.http.transport.content_encoding import TooLargeDecompressed
-from router.http.transport.cors import allow_origins
-from router.http.transport.errors import Told, shortened
-from router.http.transport.generate import About, Engine, House
-from router.http.transport.headers import identity
-from router.http.transport.metrics import FAILURE, Metrics, count_requests
-from router.http.transport.sse import Outbox
-from router.http.transport.tracing import trace_requests
-from router.telemetry.spans import Spans
-from router.validation.validator import Validator
-from shard.telemetry.traces import Sender
+from router.http.routes.batching_study import BatchingStudyRoutes
+from router.http.routes.classify import ClassifyRoutes
+from router.http.routes.clouds import CloudRoutes
+from router.http.routes.embeddings import EmbeddingRoutes
+from router.http.routes.explain import ExplainRoutes
+from router.http.routes.info import InfoRoutes
+from router.http.routes.probes import ProbeRoutes
+from router.http.routes.tokenize import TokenizeRoutes
+from router.http.tgi.routes import TgiRoutes
+from router.http.transport.auth import create_auth_middleware
+from router.http.transport.content_encoding import DecompressedBodyTooLarge
+from router.http.transport.cors import allow_cors_origins
+from router.http.transport.errors import ErrorReply, shorten_message
+from router.http.transport.generate import EngineClient, ServedModel, Services
+from router.http.transport.headers import request_id_header
+from router.http.transport.metrics import FAILURE_TYPE, MetricsRoutes, create_counting_middleware
+from router.http.transport.sse import WriteBatcher
+from router.http.transport.tracing import create_tracing_middleware
+from router.telemetry.spans import RequestSpanFactory
+from router.validation.validator import RequestValidator
+from shard.telemetry.traces import SpanSender
 
-KEPT_HEADERS = ("Allow", "WWW-Authenticate")
+COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
 
 
-def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys: Keys,
-               about: About, *, sender: Sender | None = None) -> web.Application:
-    """Create the application. An empty `about.name` is replaced by the shards' name of the model; spans are sent only
-    with a `sender`."""
-    about = About(about.name or engine.facts.model, about.notice)
-    tracing = [] if sender is None else [trace_requests(Spans(sender, about.name))]
+def create_app(engine: EngineClient, validator: RequestValidator, config: RouterConfig, api_keys: ApiKeys,
+               served_model: ServedModel, *, span_sender: SpanSender | None = None) -> web.Application:
+    """Create the application. An empty `served_model.name` is replaced by the shards' name of the model; spans are sent
+    only with a `span_sender`."""
+    served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
+    tracing_middlewares = ([] if span_sender is None
+                           else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
     # aiohttp rejects bodies of exactly its limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        *tracing, telling(config.compat), check_keys(keys),
-        count_requests(engine.tally.requests)])
-    house = House(engine, validator, config, about, Outbox())
-    app.add_routes(first_of_each([
-        *dialects(house), *Embeddings(house).routes(), *Classify(house).routes(), *Tokens(house).routes(),
-        *Facts(house).routes(), *AdapterRoutes(house).routes(), *Docs(config.compat, config.dialect).routes(),
-        *Metrics(engine, takes_json=house.is_lorax).routes(), *Requests(engine).routes(),
-        *Probes(engine.ailment, lambda: None).routes()]))
-    allow_origins(app, config.cors_allow_origin)
+        *tracing_middlewares, create_error_middleware(config.compat), create_auth_middleware(api_keys),
+        create_counting_middleware(engine.server_metrics.requests)])
+    services = Services(engine, validator, config, served_model, WriteBatcher())
+    app.add_routes(drop_duplicate_routes([
+        *get_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
+        *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
+        *DocsRoutes(config.compat, config.dialect).routes(),
+        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(), *ExplainRoutes(engine).routes(),
+        *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]))
+    allow_cors_origins(app, config.cors_allow_origin)
     return app
 
 
-def dialects(house: House) -> list[web.RouteDef]:
-    """Return the routes of the enabled dialects. A route of several belongs to the first (see `first_of_each`)."""
-    tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
-    study = Inference(house).routes() if house.config.dialect == "batching" else []
-    routes = [*study, *tgi.routes(), *chats.routes(), *completions.routes()]
-    if not house.is_lorax:
-        return [*routes, *Clouds(house, tgi.compat, chats.chat, completions.complete).routes()]
-    lorax, v1 = Lorax(house), LoraxV1(house)
-    return [*lorax.routes(), *v1.routes(), *routes, *Clouds(house, lorax.compat, v1.chat, v1.complete).routes()]
+def get_dialect_routes(services: Services) -> list[web.RouteDef]:
+    """Return the routes of the enabled dialects. A route of several belongs to the first (see
+    `drop_duplicate_routes`)."""
+    tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
+    study_routes = BatchingStudyRoutes(services).routes() if services.config.dialect == "batching" else []
+    routes = [*study_routes, *tgi_routes.routes(), *chat_routes.routes(), *completion_routes.routes()]
+    if not services.is_lorax:
+        return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
+                                      completion_routes.complete).routes()]
+    lorax_routes, lorax_openai_routes = LoraxRoutes(services), LoraxOpenAIRoutes(services)
+    return [*lorax_routes.routes(), *lorax_openai_routes.routes(), *routes,
+            *CloudRoutes(services, lorax_routes.compat_generate, lorax_openai_routes.chat,
+                         lorax_openai_routes.complete).routes()]
 
 
-def first_of_each(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    found: dict[tuple[str, str], web.RouteDef] = {}
+def drop_duplicate_routes(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    first_routes: dict[tuple[str, str], web.RouteDef] = {}
     for route in routes:
-        found.setdefault((route.method, route.path), route)
-    return [*found.values()]
+        first_routes.setdefault((route.method, route.path), route)
+    return [*first_routes.values()]
 
 
-def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = (), *, compat: str = "none"
-                ) -> web.Application:
-    """Create an application that answers probes and the routes in `also`, and rejects all others with 503."""
-    async def later(_: web.Request) -> NoReturn:
-        raise NotReady(probes.ailment() or "it is about to be")
+def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: Iterable[web.RouteDef] = (), *,
+                        compat: str = "none") -> web.Application:
+    """Create an application that answers probes and the routes in `extra_routes`, and rejects all others with 503."""
+    async def reject_not_ready(_: web.Request) -> NoReturn:
+        raise NotReady(probes.why_unavailable() or "it is about to be")
 
-    door = web.Application(middlewares=[telling(compat), check_keys(keys)])
-    door.add_routes([*probes.routes(), *also, web.route("*", "/{path:.*}", later)])
-    return door
+    app = web.Application(middlewares=[create_error_middleware(compat), create_auth_middleware(api_keys)])
+    app.add_routes([*probes.routes(), *extra_routes, web.route("*", "/{path:.*}", reject_not_ready)])
+    return app
 
 
-def telling(compat: str) -> Middleware:
+def create_error_middleware(compat: str) -> Middleware:
     """Return a middleware that turns exceptions into error responses in the format of the route's dialect."""
     @web.middleware
-    async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except (Cancelled, ConnectionError) as error:
-            request[FAILURE] = type(error)
-            return cut_off(request)
+            request[FAILURE_TYPE] = type(error)
+            return abort_connection(request)
         except Exception as error:
-            request[FAILURE] = type(error)
-            answer = error_of(request, error, compat).response()
-            answer.headers.update(identity(request))
+            request[FAILURE_TYPE] = type(error)
+            response = error_reply_for_route(request, error, compat).to_response()
+            response.headers.update(request_id_header(request))
             if isinstance(error, web.HTTPException):
-                answer.headers.update({name: error.headers[name] for name in KEPT_HEADERS if name in error.headers})
-            return answer
+                response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS
+                                         if name in error.headers})
+            return response
 
-    return tell_errors
-
-
-def error_of(request: web.Request, error: Exception, compat: str) -> Told | ApiError:
-    if has_api_errors(request.path, compat):
-        return api_error(request, error)
-    return lorax_told(request, error) if compat == "lorax" else told(request, error)
+    return render_errors
 
 
-def api_error(request: web.Request, error: Exception) -> ApiError:
-    found = ApiError.of(error)
+def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> ErrorReply | OpenAIErrorReply:
+    if has_openai_errors(request.path, compat):
+        return openai_error_reply(request, error)
+    return lorax_route_error_reply(request, error) if compat == "lorax" else tgi_error_reply(request, error)
+
+
+def openai_error_reply(request: web.Request, error: Exception) -> OpenAIErrorReply:
+    reply = OpenAIErrorReply.from_exception(error)
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return replace(found, message=too_large(request, error))
+        return replace(reply, message=body_too_large_message(request, error))
     if error is request.match_info.http_exception:  # no route has this path, or none with this method
-        asked = shortened(f"there is no {request.method} {request.path} here")
+        message = shorten_message(f"there is no {request.method} {request.path} here")
         if isinstance(error, web.HTTPMethodNotAllowed):
-            return replace(found, message=f"{asked}, only {' and '.join(sorted(error.allowed_methods))}")
-        return replace(found, message=asked, code="unknown_url")
-    return found
+            return replace(reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
+        return replace(reply, message=message, code="unknown_url")
+    return reply
 
 
-def told(request: web.Request, error: Exception) -> Told:
+def tgi_error_reply(request: web.Request, error: Exception) -> ErrorReply:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Told(413, "payload_too_large", too_large(request, error))
-    if isinstance(error, AdapterMissing) and request.path.startswith("/v1/"):  # where an adapter is named as a model
-        return Told(404, "model_not_found", shortened(str(error)))
-    return Told.of(error)
+        return ErrorReply(413, "payload_too_large", body_too_large_message(request, error))
+    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
+        return ErrorReply(404, "model_not_found", shorten_message(str(error)))
+    return ErrorReply.from_exception(error)
 
 
-def lorax_told(request: web.Request, error: Exception) -> Told:
+def lorax_route_error_reply(request: web.Request, error: Exception) -> ErrorReply:
     if isinstance(error, web.HTTPException):
-        return told(request, error)
-    found = rendering.told(error)
+        return tgi_error_reply(request, error)
+    reply = rendering.lorax_error_reply(error)
     if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
-        return replace(found, status=400, error_type="invalid_input")
-    return found
+        return replace(reply, status=400, error_type="invalid_input")
+    return reply
 
 
-def too_large(request: web.Request, error: Exception) -> str:
-    once = " once decompressed" if isinstance(error, TooLargeDecompressed) else ""
-    return f"the body must have at most {request.client_max_size - 1} bytes{once} (--payload-limit)"
+def body_too_large_message(request: web.Request, error: Exception) -> str:
+    once_decompressed = " once decompressed" if isinstance(error, DecompressedBodyTooLarge) else ""
+    return f"the body must have at most {request.client_max_size - 1} bytes{once_decompressed} (--payload-limit)"
 
 
-def cut_off(request: web.Request) -> web.Response:
+def abort_connection(request: web.Request) -> web.Response:
     """Abort the connection without a response; the returned one is never sent."""
     if request.transport is not None:
         request.transport.abort()

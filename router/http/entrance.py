@@ -10,45 +10,46 @@ from typing import Any
 
 from aiohttp import web
 
-from router.api_keys import Keys
+from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.http.app import create_door
-from router.http.routes.probes import Probes
-from router.http.transport.cors import allow_origins
-from router.http.transport.generate import Engine
-from router.http.transport.metrics import Metrics
-from router.http.transport.server import Door, listen
+from router.http.app import create_stand_in_app
+from router.http.routes.probes import ProbeRoutes
+from router.http.transport.cors import allow_cors_origins
+from router.http.transport.generate import EngineClient
+from router.http.transport.metrics import MetricsRoutes
+from router.http.transport.server import StandInRunner, create_listening_socket
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    listener: socket.socket
-    door: Door
-    keys: Keys
-    origins: tuple[str, ...]
+class StandInServer:
+    listening_socket: socket.socket
+    runner: StandInRunner
+    api_keys: ApiKeys
+    cors_origins: tuple[str, ...]
     compat: str
 
     @classmethod
-    def of(cls, config: RouterConfig, listen_fd: int = -1) -> "Entrance":
+    def from_config(cls, config: RouterConfig, listen_fd: int = -1) -> "StandInServer":
         """Use the inherited socket `listen_fd`, or else open one. Raises ValueError and OSError."""
-        keys = Keys.of(config)
-        given = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
-        listener = given or listen(config.hostname, config.port)
-        return cls(listener, Door(listener), keys, config.cors_allow_origin, config.compat)
+        api_keys = ApiKeys.from_config(config)
+        inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
+        listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
+        return cls(listening_socket, StandInRunner(listening_socket), api_keys, config.cors_allow_origin, config.compat)
 
-    async def shut(self, engine: Engine, startup: Callable[[], dict[str, Any] | None]) -> None:
+    async def start_during_startup(self, engine: EngineClient,
+                                   get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """Start the stand-in during startup, before any request is served."""
-        await self._shut(Probes(engine.ailment, startup))
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress))
 
-    async def shut_again(self, engine: Engine) -> None:
+    async def start_during_shutdown(self, engine: EngineClient) -> None:
         """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
-        await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine).routes())
+        await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
 
-    async def _shut(self, probes: Probes, also: Iterable[web.RouteDef] = ()) -> None:
-        door = create_door(probes, self.keys, also, compat=self.compat)
-        allow_origins(door, self.origins)
-        await self.door.shut(door)
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
+        stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
+        allow_cors_origins(stand_in_app, self.cors_origins)
+        await self.runner.start(stand_in_app)
 
     async def close(self) -> None:
-        await self.door.open()
-        self.listener.close()
+        await self.runner.stop()
+        self.listening_socket.close()

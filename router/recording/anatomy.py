@@ -12,13 +12,13 @@ from typing import Any
 
 from router.scheduler import scheduler
 
-ABSENT = object()
+MISSING = object()
 
 
-def modules_under(root: ModuleType) -> list[ModuleType]:
+def reachable_modules(root_module: ModuleType) -> list[ModuleType]:
     """Return the root and every module of its package that it takes classes or functions from, even indirectly."""
-    package = root.__name__.partition(".")[0] + "."
-    found, waiting = {root.__name__: root}, [root]
+    package = root_module.__name__.partition(".")[0] + "."
+    found, waiting = {root_module.__name__: root_module}, [root_module]
     while waiting:
         names = {getattr(thing, "__module__", None) or "" for thing in vars(waiting.pop()).values()}
         for name in sorted(name for name in names if name.startswith(package) and name not in found):
@@ -27,43 +27,43 @@ def modules_under(root: ModuleType) -> list[ModuleType]:
     return list(found.values())
 
 
-CLASSES: dict[str, type] = {
-    name: thing for module in modules_under(scheduler) for name, thing in vars(module).items()
+SCHEDULER_CLASSES: dict[str, type] = {
+    name: thing for module in reachable_modules(scheduler) for name, thing in vars(module).items()
     if isinstance(thing, type) and thing.__module__ == module.__name__}
 
 
-def fields_of(thing: Any) -> dict[str, Any]:
-    values = ((name, getattr(thing, name, ABSENT)) for name in names_of(type(thing)))  # type: ignore[arg-type]  # classes have hashes
-    return {name: value for name, value in values if value is not ABSENT}
+def object_fields(instance: Any) -> dict[str, Any]:
+    values = ((name, getattr(instance, name, MISSING)) for name in field_names(type(instance)))  # type: ignore[arg-type]  # classes have hashes
+    return {name: value for name, value in values if value is not MISSING}
 
 
 @cache
-def names_of(kind: type) -> tuple[str, ...]:
+def field_names(object_type: type) -> tuple[str, ...]:
     """Return the names of all fields that an object of this class may have.
 
     These are its slots. If its objects have a `__dict__`, dataclass fields are added, and all names in the byte code of
     its methods that are no attributes of the class; names of other objects' fields are among them and do no harm.
     """
-    slots = tuple(name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())
+    slots = tuple(name for base in reversed(object_type.__mro__) for name in vars(base).get("__slots__", ())
                   if name != "__weakref__")
-    if not has_dict(kind):
+    if not has_instance_dict(object_type):
         return slots
-    known = {name for name in spoken_of(kind) if not hasattr(kind, name)}
-    return (*slots, *sorted(known | set(getattr(kind, "__dataclass_fields__", ()))))
+    known = {name for name in names_in_bytecode(object_type) if not hasattr(object_type, name)}
+    return (*slots, *sorted(known | set(getattr(object_type, "__dataclass_fields__", ()))))
 
 
-def has_dict(kind: type) -> bool:
-    return any("__dict__" in vars(base) for base in kind.__mro__)
+def has_instance_dict(object_type: type) -> bool:
+    return any("__dict__" in vars(base) for base in object_type.__mro__)
 
 
-def spoken_of(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
+def names_in_bytecode(object_type: type) -> Iterator[str]:
+    for base in object_type.__mro__:
         for function in vars(base).values():
             if isinstance(function, FunctionType):
                 yield from function.__code__.co_names
 
 
-def is_value(kind: type) -> bool:
+def is_value_type(object_type: type) -> bool:
     """Return whether equal objects of this class are interchangeable: it is a frozen dataclass compared by value."""
-    parameters = getattr(kind, "__dataclass_params__", None)
+    parameters = getattr(object_type, "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen and parameters.eq)

@@ -12,171 +12,174 @@ from itertools import count
 from math import isfinite
 from typing import Any
 
-from router.recording.anatomy import CLASSES, fields_of, is_value
-from router.recording.redact import bare, heard, told
-from router.recording.snapshot import next_of, nothings
+from router.recording.anatomy import SCHEDULER_CLASSES, is_value_type, object_fields
+from router.recording.redact import redact_request, redacted_request_to_json, request_from_json
+from router.recording.snapshot import peek_counter, placeholder_tokens
 from router.request import Request
-from router.scheduler.running import Hasher
+from router.scheduler.running import BlockHasher
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import Sequence
 
-SEQUENCES: dict[str, Callable[..., Any]] = {
+CONTAINER_TYPES: dict[str, Callable[..., Any]] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict}
 
 
-class Writer:
+class ObjectTableWriter:
     """Writer of the table. Equal schedulers give equal tables."""
 
     def __init__(self) -> None:
         self.table: list[Any] = []
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
 
-    def value(self, thing: Any) -> Any:
-        kind = type(thing)
-        if thing is None or kind in (bool, int, str) or (kind is float and isfinite(thing)):
-            return thing
-        return self._named(thing, kind)
+    def encode_value(self, value: Any) -> Any:
+        value_type = type(value)
+        if value is None or value_type in (bool, int, str) or (value_type is float and isfinite(value)):
+            return value
+        return self._encode_tagged(value, value_type)
 
-    def _named(self, thing: Any, kind: type) -> dict[str, Any]:
-        if kind is tuple:
-            return {"tuple": [self.value(item) for item in thing]}
-        if isinstance(thing, Enum):
-            return {"enum": f"{kind.__name__}.{thing.name}"}
-        if kind in SIMPLE:
-            name, make = SIMPLE[kind]
-            return {name: make(thing)}
-        if callable(thing):
+    def _encode_tagged(self, value: Any, value_type: type) -> dict[str, Any]:
+        if value_type is tuple:
+            return {"tuple": [self.encode_value(item) for item in value]}
+        if isinstance(value, Enum):
+            return {"enum": f"{value_type.__name__}.{value.name}"}
+        if value_type in SCALAR_ENCODERS:
+            name, make = SCALAR_ENCODERS[value_type]
+            return {name: make(value)}
+        if callable(value):
             return {"seam": "hasher"}  # the only callable in a scheduler
         # Values are written inline, not by index: the index of a set's element would depend on the order of the set.
-        return {kind.__name__: self._fields(thing)} if is_value(kind) else {"at": self._place(thing)}
+        return ({value_type.__name__: self._encode_fields(value)} if is_value_type(value_type)
+                else {"at": self._object_index(value)})
 
-    def _place(self, thing: Any) -> int:
-        place = self._places.get(id(thing))
-        if place is None:
-            place = self._places[id(thing)] = len(self.table)
+    def _object_index(self, instance: Any) -> int:
+        index = self._indices.get(id(instance))
+        if index is None:
+            index = self._indices[id(instance)] = len(self.table)
             self.table.append(None)
-            self.table[place] = self._row(thing)
-        return place
+            self.table[index] = self._encode_object(instance)
+        return index
 
-    def _row(self, thing: Any) -> list[Any]:
-        kind = type(thing)
-        name = kind.__name__
-        if kind in (dict, OrderedDict):
-            return [name, [[self.value(key), self.value(value)] for key, value in thing.items()]]
-        if kind in (set, frozenset):
-            return [name, sorted((self.value(item) for item in thing), key=repr)]
-        if kind in (list, deque):
-            return [name, [self.value(item) for item in thing]]
-        return [name, self._fields(thing)]
+    def _encode_object(self, instance: Any) -> list[Any]:
+        object_type = type(instance)
+        name = object_type.__name__
+        if object_type in (dict, OrderedDict):
+            return [name, [[self.encode_value(key), self.encode_value(value)] for key, value in instance.items()]]
+        if object_type in (set, frozenset):
+            return [name, sorted((self.encode_value(item) for item in instance), key=repr)]
+        if object_type in (list, deque):
+            return [name, [self.encode_value(item) for item in instance]]
+        return [name, self._encode_fields(instance)]
 
-    def _fields(self, thing: Any) -> dict[str, Any]:
-        kind = type(thing)
-        if CLASSES.get(kind.__name__) is not kind:
-            raise TypeError(f"the core holds a {kind.__module__}.{kind.__qualname__}, which cannot be told as JSON")
-        fields = fields_of(thing)
-        if kind is Sequence:
-            return {name: self.value(value) for name, value in fields.items() if name != "generated"} | {
-                "generated": {"nothings": len(thing.generated)}}
-        return {name: self.value(value) for name, value in fields.items()}
+    def _encode_fields(self, instance: Any) -> dict[str, Any]:
+        object_type = type(instance)
+        if SCHEDULER_CLASSES.get(object_type.__name__) is not object_type:
+            raise TypeError(
+                f"the core holds a {object_type.__module__}.{object_type.__qualname__}, which cannot be told as JSON")
+        fields = object_fields(instance)
+        if object_type is Sequence:
+            return {name: self.encode_value(value) for name, value in fields.items() if name != "generated"} | {
+                "generated": {"nothings": len(instance.generated)}}
+        return {name: self.encode_value(value) for name, value in fields.items()}
 
 
-SIMPLE: dict[type, tuple[str, Callable[[Any], Any]]] = {
+SCALAR_ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     float: ("float", repr),  # infinite, or not a number
     bytes: ("bytes", bytes.hex),
-    count: ("count", next_of),
-    Request: ("request", lambda request: told(bare(request)))}
+    count: ("count", peek_counter),
+    Request: ("request", lambda request: redacted_request_to_json(redact_request(request)))}
 
 
-class Reader:
+class ObjectTableReader:
     """Reader of a table, which creates each object when it is first referred to."""
 
-    def __init__(self, table: list[Any], hasher: Hasher) -> None:
+    def __init__(self, table: list[Any], hasher: BlockHasher) -> None:
         self._table = table
-        self._made: dict[int, Any] = {}
-        self._simple: dict[str, Callable[[Any], Any]] = {
-            "tuple": lambda items: tuple(map(self.value, items)),
-            "enum": enum_member,
-            "float": float, "bytes": bytes.fromhex, "count": count, "request": heard,
-            "nothings": nothings, "seam": lambda _: hasher,
-            "at": self.thing}
+        self._objects: dict[int, Any] = {}
+        self._scalar_decoders: dict[str, Callable[[Any], Any]] = {
+            "tuple": lambda items: tuple(map(self.decode_value, items)),
+            "enum": decode_enum_member,
+            "float": float, "bytes": bytes.fromhex, "count": count, "request": request_from_json,
+            "nothings": placeholder_tokens, "seam": lambda _: hasher,
+            "at": self.get_object}
 
-    def value(self, told: Any) -> Any:
-        if type(told) is not dict:
-            return told
-        (name, content), = told.items()
-        return self._simple[name](content) if name in self._simple else self._filled(CLASSES[name], content)
+    def decode_value(self, encoded: Any) -> Any:
+        if type(encoded) is not dict:
+            return encoded
+        (name, content), = encoded.items()
+        return (self._scalar_decoders[name](content) if name in self._scalar_decoders
+                else self._create_inline(SCHEDULER_CLASSES[name], content))
 
-    def thing(self, place: int) -> Any:
-        if place not in self._made:
-            self._make(place)
-        return self._made[place]
+    def get_object(self, index: int) -> Any:
+        if index not in self._objects:
+            self._create_object(index)
+        return self._objects[index]
 
-    def _make(self, place: int) -> None:
+    def _create_object(self, index: int) -> None:
         """Create the object at this index. All that may be part of a cycle is registered before it is filled."""
-        name, content = self._table[place]
+        name, content = self._table[index]
         if name == "frozenset":
-            self._made[place] = frozenset(map(self.value, content))
-        elif name in SEQUENCES:
-            self._made[place] = SEQUENCES[name]()
-            self._fill(self._made[place], content)
+            self._objects[index] = frozenset(map(self.decode_value, content))
+        elif name in CONTAINER_TYPES:
+            self._objects[index] = CONTAINER_TYPES[name]()
+            self._fill_container(self._objects[index], content)
         else:
-            self._made[place] = object.__new__(CLASSES[name])
-            self._set_fields(self._made[place], content)
+            self._objects[index] = object.__new__(SCHEDULER_CLASSES[name])
+            self._set_fields(self._objects[index], content)
 
-    def _filled(self, kind: type, content: dict[str, Any]) -> Any:
-        made: Any = object.__new__(kind)
-        self._set_fields(made, content)
-        return made
+    def _create_inline(self, object_type: type, content: dict[str, Any]) -> Any:
+        instance: Any = object.__new__(object_type)
+        self._set_fields(instance, content)
+        return instance
 
-    def _set_fields(self, made: Any, content: dict[str, Any]) -> None:
+    def _set_fields(self, instance: Any, content: dict[str, Any]) -> None:
         for field, value in content.items():
-            object.__setattr__(made, field, self.value(value))
+            object.__setattr__(instance, field, self.decode_value(value))
 
-    def _fill(self, made: Any, content: list[Any]) -> None:
-        if isinstance(made, dict):
-            made.update((self.value(key), self.value(value)) for key, value in content)
-        elif isinstance(made, set):
-            made.update(map(self.value, content))
+    def _fill_container(self, container: Any, content: list[Any]) -> None:
+        if isinstance(container, dict):
+            container.update((self.decode_value(key), self.decode_value(value)) for key, value in content)
+        elif isinstance(container, set):
+            container.update(map(self.decode_value, content))
         else:
-            made.extend(map(self.value, content))
+            container.extend(map(self.decode_value, content))
 
 
-def enum_member(name: str) -> Enum:
-    kind, _, member = name.partition(".")
-    if not issubclass(CLASSES[kind], Enum):
+def decode_enum_member(qualified_name: str) -> Enum:
+    kind, _, member = qualified_name.partition(".")
+    if not issubclass(SCHEDULER_CLASSES[kind], Enum):
         raise TypeError(f"{kind} is no enumeration")
-    found: Enum = CLASSES[kind][member]  # type: ignore[index]
+    found: Enum = SCHEDULER_CLASSES[kind][member]  # type: ignore[index]
     return found
 
 
-def to_json(core: Scheduler) -> list[Any]:
+def scheduler_to_json(scheduler: Scheduler) -> list[Any]:
     """Return the table of objects. The scheduler itself is the first."""
-    writer = Writer()
-    writer.value(core)
+    writer = ObjectTableWriter()
+    writer.encode_value(scheduler)
     return writer.table
 
 
-def from_json(table: list[Any], hasher: Hasher) -> Scheduler:
+def scheduler_from_json(table: list[Any], hasher: BlockHasher) -> Scheduler:
     """Rebuild a scheduler from a table.
 
     A table that does not fit this version raises KeyError, IndexError, TypeError, ValueError or AttributeError.
     """
-    core = Reader(table, hasher).thing(0)
-    if not isinstance(core, Scheduler):
+    scheduler = ObjectTableReader(table, hasher).get_object(0)
+    if not isinstance(scheduler, Scheduler):
         raise TypeError("the first object is no scheduler")
-    return core
+    return scheduler
 
 
-def differences(recorded: list[Any], now: list[Any]) -> Iterator[str]:
+def table_differences(recorded: list[Any], replayed: list[Any]) -> Iterator[str]:
     """Yield a description of each difference between two tables, in the order of the objects."""
-    for place, (before, after) in enumerate(zip(recorded, now, strict=False)):
+    for index, (before, after) in enumerate(zip(recorded, replayed, strict=False)):
         if before != after:
-            yield f"object {place}, {_difference(before, after)}"
-    if len(recorded) != len(now):
-        yield f"{len(recorded)} objects were recorded, there are {len(now)}"
+            yield f"object {index}, {_describe_difference(before, after)}"
+    if len(recorded) != len(replayed):
+        yield f"{len(recorded)} objects were recorded, there are {len(replayed)}"
 
 
-def _difference(before: list[Any], after: list[Any]) -> str:
+def _describe_difference(before: list[Any], after: list[Any]) -> str:
     if before[0] == after[0] and isinstance(before[1], dict):
         names = [name for name in {**before[1], **after[1]} if before[1].get(name) != after[1].get(name)]
         return f"a {before[0]}: " + ", ".join(

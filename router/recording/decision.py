@@ -5,57 +5,70 @@ from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
-from router.scheduler.events import Event, Produced
-from router.scheduler.plan import Decode, Embed, Filter, Grant, Message, Move, Plan, Prefill
+from router.scheduler.events import SchedulerEvent, TokensAccepted
+from router.scheduler.plan import (
+    BlockGrant,
+    Decode,
+    Filter,
+    PoolingStep,
+    Prefill,
+    ResourceCommand,
+    ShardMessage,
+    StepPlan,
+)
 
-LAYOUT = 2  # version of marshal's format: the last one in which equal values always give equal bytes
+MARSHAL_VERSION = 2  # version of marshal's format: the last one in which equal values always give equal bytes
 
-Outcome = tuple[Any, ...]
+DecisionSummary = tuple[Any, ...]
 
 
-def of_plan(plan: Plan) -> Outcome:
-    """Return a plan's order, its digest, and three numbers for readers: decoding and entering sequences, prompt tokens.
+def summarize_plan(plan: StepPlan) -> DecisionSummary:
+    """Return a plan's last message number, its digest, and three figures: decoding and new sequences, prompt tokens.
 
-    The digest covers all decisions: order, members, which of them yield tokens, and the messages by sequence numbers,
+    The digest covers all decisions: numbers, members, which of them yield tokens, and the messages by sequence numbers,
     blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
     """
-    silent = len(plan.members) - len(plan.expects)  # members that yield no token: unfinished prompts
-    figures = dumps((plan.order, plan.members, plan.expects if silent else (), [*map(_figures, plan.messages)]), LAYOUT)
-    digest = blake2b(figures, digest_size=8).hexdigest()
+    # members that yield no token: unfinished prompts
+    num_without_token = len(plan.members) - len(plan.members_with_output)
+    digest_input = dumps((plan.last_message_number, plan.members, plan.members_with_output if num_without_token else (),
+                          [*map(_message_digest_fields, plan.messages)]), MARSHAL_VERSION)
+    digest = blake2b(digest_input, digest_size=8).hexdigest()
     step = plan.messages[-1]
-    if isinstance(step, Embed):
-        return (plan.order, digest, 0, len(step.newcomers), sum(len(n.request.prompt) for n in step.newcomers))
+    if isinstance(step, PoolingStep):
+        return (plan.last_message_number, digest, 0, len(step.new_sequences),
+                sum(len(n.request.prompt) for n in step.new_sequences))
     if not isinstance(step, Prefill):
-        return (plan.order, digest, len(plan.members), 0, 0)
+        return (plan.last_message_number, digest, len(plan.members), 0, 0)
     tokens = sum(chunk.length for chunk in step.chunks)
-    return (plan.order, digest, len(plan.members) - len(step.chunks), len(step.newcomers), tokens)
+    return (plan.last_message_number, digest, len(plan.members) - len(step.chunks), len(step.new_sequences), tokens)
 
 
-def _figures(message: Message) -> tuple[Any, ...]:
+def _message_digest_fields(message: ShardMessage) -> tuple[Any, ...]:
     if isinstance(message, Decode):
-        return (0, message.batch, [*map(_grant, message.grants)], message.keep)
+        return (0, message.batch, [*map(_grant_digest_fields, message.grants)], message.keep)
     if isinstance(message, Prefill):
-        newcomers = [(n.sequence, len(n.generated), n.blocks, n.num_cached) for n in message.newcomers]
-        chunks = [(c.sequence, c.start, c.length) for c in message.chunks]
-        return (1, message.batch, newcomers, chunks, message.alongside, [*map(_grant, message.grants)], message.keep)
+        newcomers = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached) for n in message.new_sequences]
+        chunks = [(c.sequence_id, c.start, c.length) for c in message.chunks]
+        return (1, message.batch, newcomers, chunks, message.includes_decodes,
+                [*map(_grant_digest_fields, message.grants)], message.keep)
     if isinstance(message, Filter):
         return (2, message.batch, message.keep)
-    if isinstance(message, Embed):
-        return (4, str(message.wish), [newcomer.sequence for newcomer in message.newcomers])
+    if isinstance(message, PoolingStep):
+        return (4, str(message.kind), [newcomer.sequence_id for newcomer in message.new_sequences])
     return (3, message.batches)
 
 
-def _grant(grant: Grant) -> tuple[Any, ...]:
-    return (grant.sequence, grant.blocks)
+def _grant_digest_fields(grant: BlockGrant) -> tuple[Any, ...]:
+    return (grant.sequence_id, grant.blocks)
 
 
-def of_moves(moves: Rows[Move]) -> Outcome:
+def summarize_moves(moves: Rows[ResourceCommand]) -> DecisionSummary:
     return tuple((type(move).__name__, move.resource.kind, move.resource.id) for move in moves)
 
 
-def of_events(events: list[Event]) -> Outcome:
-    """Return all events but `Produced`, whose counts follow from the answer, an input."""
-    if len(events) == 1 and type(events[0]) is Produced:
+def summarize_events(events: list[SchedulerEvent]) -> DecisionSummary:
+    """Return all events but `TokensAccepted`, whose counts follow from the answer, an input."""
+    if len(events) == 1 and type(events[0]) is TokensAccepted:
         return ()
     return tuple((type(event).__name__, *(getattr(event, name) for name in event.__slots__))
-                 for event in events if type(event) is not Produced)
+                 for event in events if type(event) is not TokensAccepted)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from router.config import RouterConfig
-from router.recording.core_json import to_json
-from router.recording.recorder import Note, Segment
-from router.recording.redact import told
-from router.recording.snapshot import restore
-from router.scheduler.plan import Measurement, ModelFacts
+from router.recording.core_json import scheduler_to_json
+from router.recording.recorder import CallEntry, RecordingSegment
+from router.recording.redact import redacted_request_to_json
+from router.recording.snapshot import restore_scheduler
+from router.scheduler.plan import ModelInfo, StepMeasurement
 
-FORMAT = 1
+FORMAT_VERSION = 2
 
 
 class BadRecording(ValueError):
@@ -29,31 +29,31 @@ class BadRecording(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class SegmentStart:
     """First line of a segment."""
 
-    at: float
-    core: list[Any]
+    recorded_at: float
+    scheduler_table: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    name: str
-    at: float
-    given: tuple[Any, ...] = ()
+class RecordedCall:
+    method: str
+    recorded_at: float
+    arguments: tuple[Any, ...] = ()
     outcome: tuple[Any, ...] = ()
-    names: tuple[bytes, ...] = ()
+    block_hashes: tuple[bytes, ...] = ()
 
 
 # -- writing
 
 
-def header(config: RouterConfig, facts: ModelFacts, why: str) -> dict[str, Any]:
-    return {"weft_recording": FORMAT, "weft": version("weft"), "written": datetime.now(UTC).isoformat(), "why": why,
-            "settings": harmless(config), "facts": asdict(facts)}
+def make_header(config: RouterConfig, model_info: ModelInfo, reason: str) -> dict[str, Any]:
+    return {"weft_recording": FORMAT_VERSION, "weft": version("weft"), "written": datetime.now(UTC).isoformat(),
+            "why": reason, "settings": non_secret_settings(config), "facts": asdict(model_info)}
 
 
-def harmless(config: RouterConfig) -> dict[str, Any]:
+def non_secret_settings(config: RouterConfig) -> dict[str, Any]:
     """Return the settings that are numbers, switches or choices.
 
     Free text is left out: it may be a secret, and no decision depends on it.
@@ -63,22 +63,24 @@ def harmless(config: RouterConfig) -> dict[str, Any]:
             if choices or value is None or isinstance(value, bool | int | float)}
 
 
-def write(lines: TextIO, first: dict[str, Any], segments: Iterable[Segment]) -> None:
-    lines.write(json.dumps(first) + "\n")
+def write_recording(file: TextIO, header: dict[str, Any], segments: Iterable[RecordingSegment]) -> None:
+    file.write(json.dumps(header) + "\n")
     for segment in segments:
-        lines.write(json.dumps({"at": segment.began, "core": to_json(restore(segment.snapshot))}) + "\n")
-        lines.writelines(f"{json.dumps(line)}\n" for line in map(line_of, segment.notes))
+        file.write(json.dumps({"at": segment.started_at,
+                               "core": scheduler_to_json(restore_scheduler(segment.snapshot))}) + "\n")
+        file.writelines(f"{json.dumps(line)}\n" for line in map(call_to_json, segment.entries))
 
 
-def line_of(note: Note) -> dict[str, Any]:
-    if isinstance(note, float):
-        return {"at": note}
-    call, now, given, outcome, names = note
-    if call == "submit":
-        given = (told(given[0]),)
-    elif call == "shards_ready":
-        given = (asdict(given[0]), given[1])
-    line = {"at": now, "call": call, "given": given, "outcome": outcome, "names": [name.hex() for name in names]}
+def call_to_json(entry: CallEntry) -> dict[str, Any]:
+    if isinstance(entry, float):
+        return {"at": entry}
+    method, now, arguments, outcome, block_hashes = entry
+    if method == "submit":
+        arguments = (redacted_request_to_json(arguments[0]),)
+    elif method == "shards_ready":
+        arguments = (asdict(arguments[0]), arguments[1])
+    line = {"at": now, "call": method, "given": arguments, "outcome": outcome,
+            "names": [name.hex() for name in block_hashes]}
     return {key: value for key, value in line.items() if value or key == "at"}
 
 
@@ -88,37 +90,37 @@ def line_of(note: Note) -> dict[str, Any]:
 class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_cut = False  # whether the last line is incomplete; known when all lines have been read
+        self.is_truncated = False  # whether the last line is incomplete; known when all lines have been read
         with self._open() as lines:
-            first = self._parsed(1, lines.readline())
-        if "weft_recording" not in first:
+            header = self._parse_line(1, lines.readline())
+        if "weft_recording" not in header:
             raise BadRecording(f"{path} is no recording: its first line does not say so")
-        if first["weft_recording"] != FORMAT:
-            raise BadRecording(f"{path} has format {first['weft_recording']}, this weft reads {FORMAT}")
-        self.weft = str(first.get("weft"))
-        self._first = first
+        if header["weft_recording"] != FORMAT_VERSION:
+            raise BadRecording(f"{path} has format {header['weft_recording']}, this weft reads {FORMAT_VERSION}")
+        self.weft_version = str(header.get("weft"))
+        self._header = header
 
     @property
     def config(self) -> RouterConfig:
         known = {item.name for item in fields(RouterConfig)}
-        return RouterConfig(**{name: value for name, value in self._first["settings"].items() if name in known})
+        return RouterConfig(**{name: value for name, value in self._header["settings"].items() if name in known})
 
     @property
-    def facts(self) -> ModelFacts:
-        return facts_of(self._first["facts"])
+    def model_info(self) -> ModelInfo:
+        return model_info_from_json(self._header["facts"])
 
-    def __iter__(self) -> Iterator[Beginning | Call]:
+    def __iter__(self) -> Iterator[SegmentStart | RecordedCall]:
         with self._open() as lines:
             lines.readline()
-            for number, line in enumerate(lines, 2):
+            for line_number, line in enumerate(lines, 2):
                 if not line.endswith("\n"):
-                    self.is_cut = True
+                    self.is_truncated = True
                     return
-                parsed = self._parsed(number, line)
+                parsed = self._parse_line(line_number, line)
                 try:
-                    yield item_of(parsed)
+                    yield item_from_json(parsed)
                 except (AttributeError, KeyError, TypeError, ValueError):
-                    raise BadRecording(f"{self.path}: line {number} is no event of a recording") from None
+                    raise BadRecording(f"{self.path}: line {line_number} is no event of a recording") from None
 
     def _open(self) -> TextIO:
         try:
@@ -126,30 +128,31 @@ class Recording:
         except OSError as error:
             raise BadRecording(f"cannot read {self.path}: {error.strerror}") from None
 
-    def _parsed(self, number: int, line: str) -> dict[str, Any]:
+    def _parse_line(self, line_number: int, line: str) -> dict[str, Any]:
         if not line.strip():
-            raise BadRecording(f"{self.path}: line {number} is empty" if number > 1 else f"{self.path} is empty")
+            raise BadRecording(f"{self.path}: line {line_number} is empty" if line_number > 1
+                               else f"{self.path} is empty")
         try:
             parsed = json.loads(line)
         except ValueError:
-            raise BadRecording(f"{self.path}: line {number} is not JSON") from None
+            raise BadRecording(f"{self.path}: line {line_number} is not JSON") from None
         if not isinstance(parsed, dict):
-            raise BadRecording(f"{self.path}: line {number} is no JSON object")
+            raise BadRecording(f"{self.path}: line {line_number} is no JSON object")
         return parsed
 
 
-def item_of(line: dict[str, Any]) -> Beginning | Call:
+def item_from_json(line: dict[str, Any]) -> SegmentStart | RecordedCall:
     at = float(line["at"])
     if "core" in line:
-        return Beginning(at, line["core"])
-    return Call(line.get("call", "plan"), at, tupled(line.get("given", ())), tupled(line.get("outcome", ())),
-                tuple(map(bytes.fromhex, line.get("names", ()))))
+        return SegmentStart(at, line["core"])
+    return RecordedCall(line.get("call", "plan"), at, lists_to_tuples(line.get("given", ())),
+                        lists_to_tuples(line.get("outcome", ())), tuple(map(bytes.fromhex, line.get("names", ()))))
 
 
-def tupled(items: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(tupled(item) if isinstance(item, list) else item for item in items)
+def lists_to_tuples(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(lists_to_tuples(item) if isinstance(item, list) else item for item in items)
 
 
-def facts_of(told: dict[str, Any]) -> ModelFacts:
-    return ModelFacts(**told | {"measurements": tuple(Measurement(**row) for row in told["measurements"]),
-                                "labels": tuple(told.get("labels", ()))})
+def model_info_from_json(values: dict[str, Any]) -> ModelInfo:
+    return ModelInfo(**values | {"measurements": tuple(StepMeasurement(**row) for row in values["measurements"]),
+                                 "labels": tuple(values.get("labels", ()))})

@@ -1,8 +1,8 @@
 """Scheduler that records its calls and its decisions of the last minutes, in memory.
 
 It records what scheduling depends on: times, lengths, block hashes, which sequences ended; no token and no text.
-Segments of half a minute or more (less if they reach MOST_EVENTS) follow each other, each with a snapshot of the whole
-scheduler at its beginning, so that a recording can be replayed from the oldest segment that is kept.
+Segments of half a minute or more (less if they reach MAX_SEGMENT_CALLS) follow each other, each with a snapshot of the
+whole scheduler at its beginning, so that a recording can be replayed from the oldest segment that is kept.
 """
 
 from collections import deque
@@ -11,215 +11,223 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
-from router.block_hash import block_hashes
+from router.block_hash import hash_blocks
 from router.recording import decision
-from router.recording.anatomy import names_of
-from router.recording.decision import Outcome
-from router.recording.redact import bare, parts_of
-from router.recording.snapshot import Snapshot, take
+from router.recording.anatomy import field_names
+from router.recording.decision import DecisionSummary
+from router.recording.redact import get_resource_fields, redact_request
+from router.recording.snapshot import SchedulerSnapshot, take_snapshot
 from router.request import FinishReason, Request, Resource
-from router.scheduler.events import Event, Finished, Produced
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, ModelFacts, Move, Plan
+from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensAccepted
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import ModelInfo, ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
-SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # a segment lasts so many seconds or this share of all kept, if longer
-MOST_EVENTS = 20_000  # in a segment, which ends earlier if need be
-MOST_SEGMENTS = 16  # kept, however short they are
+SEGMENT_SECONDS, SEGMENT_FRACTION = 30.0, 0.1  # a segment lasts so many seconds or this share of all kept, if longer
+MAX_SEGMENT_CALLS = 20_000  # in a segment, which ends earlier if need be
+MAX_SEGMENTS = 16  # kept, however short they are
 
 # A recorded call: method, time, arguments, outcome, and the block hashes computed during the call. A time alone is a
 # call of `plan` that returned None.
-Note = tuple[str, float, tuple[Any, ...], Outcome, tuple[bytes, ...]] | float
+CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...]] | float
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    snapshot: Snapshot
-    began: float
-    notes: Rows[Note]
+class RecordingSegment:
+    snapshot: SchedulerSnapshot
+    started_at: float
+    entries: Rows[CallEntry]
 
 
-class Tape:
-    """Ring of segments. The first `cut` begins the first one."""
+class RecordingBuffer:
+    """Ring of segments. The first `start_segment` begins the first one."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.segments: deque[Segment] = deque(maxlen=MOST_SEGMENTS)
-        self.notes: list[Note] = []  # of the last segment
-        self.names: list[bytes] = []  # block hashes computed during the current call
-        self.due = 0.0  # when the next segment begins
+    def __init__(self, kept_seconds: float) -> None:
+        self.kept_seconds = kept_seconds
+        self.segments: deque[RecordingSegment] = deque(maxlen=MAX_SEGMENTS)
+        self.entries: list[CallEntry] = []  # of the last segment
+        self.pending_hashes: list[bytes] = []  # block hashes computed during the current call
+        self.next_segment_at = 0.0  # when the next segment begins
 
-    def cut(self, snapshot: Snapshot, now: float) -> None:
-        self.notes = []
-        self.segments.append(Segment(snapshot, now, self.notes))
-        self.due = now + max(SEGMENT_SECONDS, SEGMENT_SHARE * self.seconds)
-        while len(self.segments) > 1 and self.segments[1].began < now - self.seconds:
+    def start_segment(self, snapshot: SchedulerSnapshot, now: float) -> None:
+        self.entries = []
+        self.segments.append(RecordingSegment(snapshot, now, self.entries))
+        self.next_segment_at = now + max(SEGMENT_SECONDS, SEGMENT_FRACTION * self.kept_seconds)
+        while len(self.segments) > 1 and self.segments[1].started_at < now - self.kept_seconds:
             self.segments.popleft()
 
-    def note(self, call: str, now: float, given: tuple[Any, ...], outcome: Outcome) -> None:
-        names = tuple(self.names) if self.names else ()
-        self.names.clear()
-        self.notes.append((call, now, given, outcome, names))
+    def add_call(self, method: str, now: float, arguments: tuple[Any, ...], outcome: DecisionSummary) -> None:
+        hashes = tuple(self.pending_hashes) if self.pending_hashes else ()
+        self.pending_hashes.clear()
+        self.entries.append((method, now, arguments, outcome, hashes))
 
-    def copy(self) -> list[Segment]:
+    def copy_segments(self) -> list[RecordingSegment]:
         """Return immutable copies of the segments kept so far."""
-        return [Segment(segment.snapshot, segment.began, tuple(segment.notes)) for segment in self.segments]
+        return [RecordingSegment(segment.snapshot, segment.started_at, tuple(segment.entries))
+                for segment in self.segments]
 
 
-class Hasher:
-    """Block hasher that records every hash on the tape."""
+class RecordingHasher:
+    """Block hasher that records every hash in the buffer."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, buffer: RecordingBuffer) -> None:
+        self._buffer = buffer
 
-    def __call__(self, before: bytes, tokens: Rows[int], size: int) -> tuple[bytes, ...]:
-        names = block_hashes(before, tokens, size)
-        self._tape.names += names
-        return names
+    def __call__(self, parent_hash: bytes, tokens: Rows[int], block_size: int) -> tuple[bytes, ...]:
+        hashes = hash_blocks(parent_hash, tokens, block_size)
+        self._buffer.pending_hashes += hashes
+        return hashes
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle as the plain `block_hashes`: the tape is not part of a snapshot."""
-        return plain_hasher, ()
+        """Pickle as the plain `hash_blocks`: the buffer is not part of a snapshot."""
+        return get_plain_hasher, ()
 
 
-def plain_hasher() -> object:
-    return block_hashes
+def get_plain_hasher() -> object:
+    return hash_blocks
 
 
-class Recorder(Scheduler):
+class RecordingScheduler(Scheduler):
     """Scheduler that records the arguments and outcome of every call that can change its state."""
 
-    def __init__(self, policy: Policy, facts: ModelFacts, seconds: float, now: float) -> None:
-        """Keep at least the last `seconds`, or fewer if there are too many events."""
-        self._tape = tape = Tape(seconds)
-        self._hears_many = facts.tokens_per_step > 1
-        super().__init__(policy, facts, Hasher(tape))
-        tape.cut(take(self), now)
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
+        """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
+        self._buffer = buffer = RecordingBuffer(kept_seconds)
+        self._has_multi_token_steps = model_info.tokens_per_step > 1
+        super().__init__(settings, model_info, RecordingHasher(buffer))
+        buffer.start_segment(take_snapshot(self), now)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle as a plain `Scheduler`, without the tape."""
-        fields = {name: getattr(self, name) for name in names_of(Scheduler) if hasattr(self, name)}
+        """Pickle as a plain `Scheduler`, without the buffer."""
+        fields = {name: getattr(self, name) for name in field_names(Scheduler) if hasattr(self, name)}
         return object.__new__, (Scheduler,), fields
 
-    def segments(self) -> list[Segment]:
-        return self._tape.copy()
+    def copy_segments(self) -> list[RecordingSegment]:
+        return self._buffer.copy_segments()
 
     # -- requests
 
-    def submit(self, request: Request, now: float) -> list[Event]:
+    def submit(self, request: Request, now: float) -> list[SchedulerEvent]:
         events = super().submit(request, now)
-        self._tape.note("submit", now, (bare(request),), decision.of_events(events))
+        self._buffer.add_call("submit", now, (redact_request(request),), decision.summarize_events(events))
         return events
 
-    def cancel(self, number: int, now: float) -> list[Event]:
-        events = super().cancel(number, now)
-        self._tape.note("cancel", now, (number,), decision.of_events(events))
+    def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
+        events = super().cancel(sequence_id, now)
+        self._buffer.add_call("cancel", now, (sequence_id,), decision.summarize_events(events))
         return events
 
-    def hold(self, number: int, now: float) -> list[Event]:
-        events = super().hold(number, now)
-        self._tape.note("hold", now, (number,), decision.of_events(events))
+    def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
+        events = super().suspend(sequence_id, now)
+        self._buffer.add_call("suspend", now, (sequence_id,), decision.summarize_events(events))
         return events
 
-    def resume(self, number: int, now: float) -> list[Event]:
-        events = super().resume(number, now)
-        self._tape.note("resume", now, (number,), decision.of_events(events))
+    def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
+        events = super().resume(sequence_id, now)
+        self._buffer.add_call("resume", now, (sequence_id,), decision.summarize_events(events))
         return events
 
-    def available(self, resource: Resource, now: float) -> list[Event]:
-        events = super().available(resource, now)
-        self._tape.note("available", now, parts_of(resource), decision.of_events(events))
+    def resource_loaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+        events = super().resource_loaded(resource, now)
+        self._buffer.add_call("resource_loaded", now, get_resource_fields(resource), decision.summarize_events(events))
         return events
 
-    def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
-        events = super().unavailable(resource, reason, now)
-        self._tape.note("unavailable", now, (*parts_of(resource), reason), decision.of_events(events))
+    def resource_failed(self, resource: Resource, reason: str, now: float) -> list[SchedulerEvent]:
+        events = super().resource_failed(resource, reason, now)
+        self._buffer.add_call("resource_failed", now, (*get_resource_fields(resource), reason),
+                              decision.summarize_events(events))
         return events
 
-    def removed(self, resource: Resource, now: float) -> list[Event]:
-        events = super().removed(resource, now)
-        self._tape.note("removed", now, parts_of(resource), decision.of_events(events))
+    def resource_unloaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+        events = super().resource_unloaded(resource, now)
+        self._buffer.add_call("resource_unloaded", now, get_resource_fields(resource),
+                              decision.summarize_events(events))
         return events
 
-    def want(self, resource: Resource, now: float) -> list[Event]:
-        events = super().want(resource, now)
-        self._tape.note("want", now, parts_of(resource), decision.of_events(events))
+    def request_load(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+        events = super().request_load(resource, now)
+        self._buffer.add_call("request_load", now, get_resource_fields(resource), decision.summarize_events(events))
         return events
 
-    def drop(self, resource: Resource, now: float) -> list[Event]:
-        events = super().drop(resource, now)
-        self._tape.note("drop", now, parts_of(resource), decision.of_events(events))
+    def request_unload(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+        events = super().request_unload(resource, now)
+        self._buffer.add_call("request_unload", now, get_resource_fields(resource), decision.summarize_events(events))
         return events
 
-    def moves(self, now: float) -> list[Move]:
-        moves = super().moves(now)
+    def take_resource_commands(self, now: float) -> list[ResourceCommand]:
+        moves = super().take_resource_commands(now)
         if moves:
-            self._tape.note("moves", now, (), decision.of_moves(moves))
+            self._buffer.add_call("take_resource_commands", now, (), decision.summarize_moves(moves))
         return moves
 
     # -- steps
 
-    def plan(self, now: float) -> Plan | None:
-        tape = self._tape
-        if now >= tape.due or len(tape.notes) >= MOST_EVENTS:
-            tape.cut(take(self), now)
+    def plan(self, now: float) -> StepPlan | None:
+        buffer = self._buffer
+        if now >= buffer.next_segment_at or len(buffer.entries) >= MAX_SEGMENT_CALLS:
+            buffer.start_segment(take_snapshot(self), now)
         try:
             plan = super().plan(now)
         except Exception as error:
-            tape.note("crash", now, ("plan",), (repr(error),))
+            buffer.add_call("crash", now, ("plan",), (repr(error),))
             raise
-        if plan is None and not tape.names:
-            tape.notes.append(now)
+        if plan is None and not buffer.pending_hashes:
+            buffer.entries.append(now)
         else:
-            tape.note("plan", now, (), decision.of_plan(plan) if plan is not None else ())
+            buffer.add_call("plan", now, (), decision.summarize_plan(plan) if plan is not None else ())
         return plan
 
-    def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
+    def complete(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
+                 now: float) -> list[SchedulerEvent]:
         try:
-            events = super().complete(order, answer, stopped, now)
+            events = super().complete(last_message_number, result, stop_token_counts, now)
         except Exception as error:
-            self._tape.note("crash", now, ("complete", order, answer.epoch, answer.seconds), (repr(error),))
+            self._buffer.add_call("crash", now, ("complete", last_message_number, result.epoch, result.seconds),
+                                  (repr(error),))
             raise
-        outcome = decision.of_events(events)
-        given: tuple[Any, ...] = (order, answer.epoch, answer.seconds)
-        if outcome or stopped or self._hears_many or answer.failed:
-            given += rare(answer, stopped, events)
-        self._tape.note("complete", now, given, outcome)
+        outcome = decision.summarize_events(events)
+        arguments: tuple[Any, ...] = (last_message_number, result.epoch, result.seconds)
+        if outcome or stop_token_counts or self._has_multi_token_steps or result.failures:
+            arguments += describe_unusual_result(result, stop_token_counts, events)
+        self._buffer.add_call("complete", now, arguments, outcome)
         return events
 
     # -- time and shards
 
-    def expire(self, now: float) -> list[Event]:
+    def expire(self, now: float) -> list[SchedulerEvent]:
         events = super().expire(now)
-        self._tape.note("expire", now, (), decision.of_events(events))
+        self._buffer.add_call("expire", now, (), decision.summarize_events(events))
         return events
 
-    def shards_lost(self, now: float, loss: Loss) -> list[Event]:
+    def shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
         events = super().shards_lost(now, loss)
-        self._tape.note("shards_lost", now, (loss.name,), decision.of_events(events))
+        self._buffer.add_call("shards_lost", now, (loss.name,), decision.summarize_events(events))
         return events
 
-    def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:
-        self._hears_many = facts.tokens_per_step > 1
-        events = super().shards_ready(facts, epoch, now)
-        self._tape.note("shards_ready", now, (facts, epoch), decision.of_events(events))
+    def shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
+        self._has_multi_token_steps = model_info.tokens_per_step > 1
+        events = super().shards_ready(model_info, epoch, now)
+        self._buffer.add_call("shards_ready", now, (model_info, epoch), decision.summarize_events(events))
         return events
 
 
-def new_core(policy: Policy, facts: ModelFacts, seconds: float, now: float) -> Scheduler:
-    """Return a scheduler that records at least the last `seconds`, or does not record if that is 0."""
-    return Recorder(policy, facts, seconds, now) if seconds else Scheduler(policy, facts)
+def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> Scheduler:
+    """Return a scheduler that records at least the last `kept_seconds`, or does not record if that is 0."""
+    return (RecordingScheduler(settings, model_info, kept_seconds, now) if kept_seconds
+            else Scheduler(settings, model_info))
 
 
-def rare(answer: Answer, stopped: Mapping[int, int], events: list[Event]) -> tuple[Any, ...]:
+def describe_unusual_result(result: StepResult, stop_token_counts: Mapping[int, int],
+                            events: list[SchedulerEvent]) -> tuple[Any, ...]:
     """Return how an answer differs from the usual one, a token for each sequence, none of which ends.
 
     The parts are: lengths of rows that do not have one token, the index of the end token of each sequence that one
     ended, tokens up to a stop string, and failures.
     """
-    counts = next((event.counts for event in events if isinstance(event, Produced)), {})
-    ended = [(event.sequence, counts[event.sequence] - 1) for event in events
-             if isinstance(event, Finished) and event.reason is FinishReason.END_TOKEN]
-    lengths = [(number, len(row.tokens)) for number, row in answer.rows.items() if len(row.tokens) != 1]
-    return (tuple(lengths), tuple(ended), tuple(stopped.items()), tuple(answer.failed.items()))
+    counts = next((event.token_counts for event in events if isinstance(event, TokensAccepted)), {})
+    ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
+             if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
+    lengths = [(sequence_number, len(row.tokens)) for sequence_number, row in result.rows.items()
+               if len(row.tokens) != 1]
+    return (tuple(lengths), tuple(ended), tuple(stop_token_counts.items()), tuple(result.failures.items()))

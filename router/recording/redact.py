@@ -1,54 +1,56 @@
 """Redacted requests: the length of the prompt instead of its tokens, no text, no sampling parameters.
 
-The rest is all that scheduling depends on. When requests are rebuilt every token is `NOTHING`, except that a token that
-ended a sequence is `END`.
+The rest is all that scheduling depends on. When requests are rebuilt every token is `PLACEHOLDER_TOKEN`, except that a
+token that ended a sequence is `PLACEHOLDER_END_TOKEN`.
 """
 
 from operator import attrgetter
 from typing import Any
 
-from router.request import Request, Resource, Tenant, Wish
+from router.request import Request, RequestKind, Resource, Tenant
 
-NOTHING, END = 0, 1
-ENDS = frozenset({END})
-LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings", "max_length", "adapter_name"})
-KEPT = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "namespace", "block_hashes",
-        "adapter", "grammar", "wish")
+PLACEHOLDER_TOKEN, PLACEHOLDER_END_TOKEN = 0, 1
+PLACEHOLDER_END_TOKENS = frozenset({PLACEHOLDER_END_TOKEN})
+OMITTED_FIELDS = frozenset({"prompt", "random_key", "sampling", "end_tokens", "stop_strings", "max_length",
+                            "adapter_name"})
+KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "cache_namespace",
+               "block_hashes", "adapter", "grammar", "kind")
 
-Bare = tuple[int, tuple[Any, ...]]  # number of prompt tokens, and the values of the KEPT fields
+RedactedRequest = tuple[int, tuple[Any, ...]]  # number of prompt tokens, and the values of KEPT_FIELDS
 
-kept_of = attrgetter(*KEPT)
-tenant_of = attrgetter(*Tenant.__slots__)
-parts_of = attrgetter("kind", "id", "takes", "stays")  # of a resource
-
-
-def bare(request: Request) -> Bare:
-    return len(request.prompt), kept_of(request)
+get_kept_fields = attrgetter(*KEPT_FIELDS)
+get_tenant_fields = attrgetter(*Tenant.__slots__)
+get_resource_fields = attrgetter("kind", "id", "max_bytes", "is_pinned")  # of a resource
 
 
-def request_of(length: int, kept: tuple[Any, ...]) -> Request:
-    return Request(prompt=(NOTHING,) * length, end_tokens=ENDS, **dict(zip(KEPT, kept, strict=True)))
+def redact_request(request: Request) -> RedactedRequest:
+    return len(request.prompt), get_kept_fields(request)
 
 
-def told(given: Bare) -> dict[str, Any]:
+def rebuild_request(num_prompt_tokens: int, kept_values: tuple[Any, ...]) -> Request:
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
+                   **dict(zip(KEPT_FIELDS, kept_values, strict=True)))
+
+
+def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
     """Return a redacted request as a JSON object."""
-    values = dict(zip(KEPT, given[1], strict=True))
-    values["tenant"] = list(tenant_of(values["tenant"]))
-    values["namespace"] = values["namespace"].hex()
+    values = dict(zip(KEPT_FIELDS, redacted[1], strict=True))
+    values["tenant"] = list(get_tenant_fields(values["tenant"]))
+    values["cache_namespace"] = values["cache_namespace"].hex()
     values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
     for name in ("adapter", "grammar"):
-        values[name] = values[name] and list(parts_of(values[name]))
-    return {"prompt_tokens": given[0], **values}
+        values[name] = values[name] and list(get_resource_fields(values[name]))
+    return {"prompt_tokens": redacted[0], **values}
 
 
-def heard(values: dict[str, Any]) -> Request:
-    """Rebuild a request from the JSON object that `told` returned."""
+def request_from_json(values: dict[str, Any]) -> Request:
+    """Rebuild a request from the JSON object that `redacted_request_to_json` returned."""
     values = dict(values)
-    length = values.pop("prompt_tokens")
+    num_prompt_tokens = values.pop("prompt_tokens")
     values["tenant"] = Tenant(*values["tenant"])
-    values["namespace"] = bytes.fromhex(values["namespace"])
+    values["cache_namespace"] = bytes.fromhex(values["cache_namespace"])
     values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
     for name in ("adapter", "grammar"):
         values[name] = values[name] and Resource(*values[name])
-    values["wish"] = Wish(values.get("wish", Wish.TEXT))
-    return Request(prompt=(NOTHING,) * length, end_tokens=ENDS, **values)
+    values["kind"] = RequestKind(values["kind"])
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS, **values)

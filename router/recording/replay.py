@@ -17,147 +17,150 @@ from pathlib import Path
 from typing import Any
 
 from router.recording import decision
-from router.recording.core_json import differences, from_json, to_json
-from router.recording.file import BadRecording, Beginning, Call, Recording, facts_of
-from router.recording.redact import END, NOTHING, heard
+from router.recording.core_json import scheduler_from_json, scheduler_to_json, table_differences
+from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
+from router.recording.redact import PLACEHOLDER_END_TOKEN, PLACEHOLDER_TOKEN, request_from_json
 from router.request import Resource
-from router.scheduler.events import Event
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, AnswerRow, Move, Plan
+from router.scheduler.events import SchedulerEvent
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import ResourceCommand, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 
-Result = Plan | None | list[Event] | tuple[Move, ...]
-ONE_TOKEN = AnswerRow((NOTHING,), (0.0,))
+CallResult = StepPlan | None | list[SchedulerEvent] | tuple[ResourceCommand, ...]
+ONE_TOKEN_ROW = StepResultRow((PLACEHOLDER_TOKEN,), (0.0,))
 
 
-class UsualRows(dict[int, AnswerRow]):
+class OneTokenRows(dict[int, StepResultRow]):
     """Rows of an answer: one token for every sequence without a row of its own."""
 
-    def __missing__(self, number: int) -> AnswerRow:
-        return ONE_TOKEN
+    def __missing__(self, sequence_number: int) -> StepResultRow:
+        return ONE_TOKEN_ROW
 
 
-class Audience:
+class ReplayObserver:
     """Observer of a replay. The methods of this base class do nothing."""
 
-    def begins(self, core: Scheduler, now: float) -> None:
+    def on_start(self, scheduler: Scheduler, now: float) -> None:
         """Receive the scheduler in its state at the beginning of the recording."""
 
-    def hears(self, call: Call, result: Result, core: Scheduler) -> None:
+    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
         """Receive a call, its result, and the scheduler after the call."""
 
-    def names(self, before: bytes, names: Rows[bytes]) -> None:
-        """Receive the hashes of the blocks that follow the block with the hash `before`."""
+    def on_block_hashes(self, parent_hash: bytes, hashes: Rows[bytes]) -> None:
+        """Receive the hashes of the blocks that follow the block with the hash `parent_hash`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    number: int  # of the event, from 1
-    seconds: float  # since the recording began
-    call: str
-    recorded: str
-    now: str
+class ReplayDifference:
+    event_number: int  # of the event, from 1
+    elapsed_seconds: float  # since the recording began
+    method: str
+    recorded_outcome: str
+    replayed_outcome: str
 
     def __str__(self) -> str:
-        return (f"event {self.number} ({self.call}), {self.seconds:.3f} s after the beginning, differs\n"
-                f"  recorded: {self.recorded}\n  now:      {self.now}")
+        return (
+            f"event {self.event_number} ({self.method}), {self.elapsed_seconds:.3f} s after the beginning, differs\n"
+            f"  recorded: {self.recorded_outcome}\n  now:      {self.replayed_outcome}")
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayResult:
     num_segments: int = 0
     num_events: int = 0
-    began: float = 0.0
-    ended: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
     digest: str = ""
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
 
 
-class OutOfNames(Exception):
+class MissingBlockHashes(Exception):
     """The scheduler hashes more blocks than were recorded."""
 
 
 class Replay:
-    """One replay of a recording, of which an `Audience` may observe every call."""
+    """One replay of a recording, of which a `ReplayObserver` may observe every call."""
 
-    def __init__(self, recording: Recording, audience: Audience | None = None) -> None:
+    def __init__(self, recording: Recording, observer: ReplayObserver | None = None) -> None:
         self._recording = recording
-        self._audience = audience or Audience()
-        self._names: deque[bytes] = deque()
+        self._observer = observer or ReplayObserver()
+        self._block_hashes: deque[bytes] = deque()
         self._digest = blake2b(digest_size=8)
-        self._core: Scheduler | None = None
-        self.outcome = Outcome()
+        self._scheduler: Scheduler | None = None
+        self.result = ReplayResult()
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         """Replay to the end or to the first difference."""
-        outcome = self.outcome
+        result = self.result
         for item in self._recording:
-            difference = self._begin(item) if isinstance(item, Beginning) else self._play(item)
-            outcome.ended = item.at
+            difference = self._start_segment(item) if isinstance(item, SegmentStart) else self._replay_call(item)
+            result.ended_at = item.recorded_at
             if difference is not None:
-                outcome.difference = Difference(outcome.num_events, item.at - outcome.began, *difference)
+                result.difference = ReplayDifference(result.num_events, item.recorded_at - result.started_at,
+                                                     *difference)
                 break
-        if self._core is None:
+        if self._scheduler is None:
             raise BadRecording(f"{self._recording.path} holds no segment")
-        outcome.digest = self._digest.hexdigest()
-        return outcome
+        result.digest = self._digest.hexdigest()
+        return result
 
-    def _begin(self, segment: Beginning) -> tuple[str, str, str] | None:
-        self.outcome.num_segments += 1
-        if self._core is None:
-            self.outcome.began = segment.at
-            self._core = self._restored(segment)
-            self._audience.begins(self._core, segment.at)
+    def _start_segment(self, segment: SegmentStart) -> tuple[str, str, str] | None:
+        self.result.num_segments += 1
+        if self._scheduler is None:
+            self.result.started_at = segment.recorded_at
+            self._scheduler = self._restore_scheduler(segment)
+            self._observer.on_start(self._scheduler, segment.recorded_at)
             return None
-        found = next(differences(segment.core, to_json(self._core)), None)
-        return None if found is None else ("state", "the core as it stood when the next segment began", found)
+        difference = next(table_differences(segment.scheduler_table, scheduler_to_json(self._scheduler)), None)
+        return None if difference is None else ("state", "the core as it stood when the next segment began", difference)
 
-    def _restored(self, segment: Beginning) -> Scheduler:
+    def _restore_scheduler(self, segment: SegmentStart) -> Scheduler:
         try:
-            return from_json(segment.core, self._next_names)
+            return scheduler_from_json(segment.scheduler_table, self._next_block_hashes)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise BadRecording(f"{self._recording.path} was written by weft {self._recording.weft}, whose core does "
-                               f"not fit this one ({error!r})") from None
+            raise BadRecording(
+                f"{self._recording.path} was written by weft {self._recording.weft_version}, whose core does "
+                f"not fit this one ({error!r})") from None
 
-    def _next_names(self, before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
+    def _next_block_hashes(self, parent_hash: bytes, tokens: Rows[int], block_size: int) -> list[bytes]:
         """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
-        count = len(tokens) // size
-        if count > len(self._names):
-            raise OutOfNames("it names more blocks than were named")
-        names = [self._names.popleft() for _ in range(count)]
-        self._audience.names(before, names)
-        return names
+        count = len(tokens) // block_size
+        if count > len(self._block_hashes):
+            raise MissingBlockHashes("it names more blocks than were named")
+        block_hashes = [self._block_hashes.popleft() for _ in range(count)]
+        self._observer.on_block_hashes(parent_hash, block_hashes)
+        return block_hashes
 
-    def _play(self, call: Call) -> tuple[str, str, str] | None:
-        if self._core is None or call.name not in CALLS:
-            raise BadRecording(f"{self._recording.path}: event {self.outcome.num_events + 1} is a {call.name}, out of "
+    def _replay_call(self, call: RecordedCall) -> tuple[str, str, str] | None:
+        if self._scheduler is None or call.method not in CALL_REPLAYERS:
+            raise BadRecording(f"{self._recording.path}: event {self.result.num_events + 1} is a {call.method}, out of "
                                "its place or unknown to this weft")
-        self.outcome.num_events += 1
-        self._names.extend(call.names)
+        self.result.num_events += 1
+        self._block_hashes.extend(call.block_hashes)
         try:
-            result = CALLS[call.name](self._core, call)
+            result = CALL_REPLAYERS[call.method](self._scheduler, call)
         except Exception as error:  # an exception is an outcome too, and is compared with the recorded one
-            now: tuple[Any, ...] = (repr(error),)
+            replayed_outcome: tuple[Any, ...] = (repr(error),)
             result = None
         else:
-            now = outcome_of(result)
-        self._digest.update(f"{call.name}{now}".encode())
-        if now != call.outcome or self._names:
-            more = f", and {len(self._names)} blocks more" if self._names else ""
-            return (call.name, in_words(call.outcome) + more, in_words(now))
-        self._audience.hears(call, result, self._core)
+            replayed_outcome = summarize_result(result)
+        self._digest.update(f"{call.method}{replayed_outcome}".encode())
+        if replayed_outcome != call.outcome or self._block_hashes:
+            unused_hashes = f", and {len(self._block_hashes)} blocks more" if self._block_hashes else ""
+            return (call.method, describe_outcome(call.outcome) + unused_hashes, describe_outcome(replayed_outcome))
+        self._observer.on_call(call, result, self._scheduler)
         return None
 
 
-def outcome_of(result: Result) -> tuple[Any, ...]:
-    if isinstance(result, Plan):
-        return decision.of_plan(result)
+def summarize_result(result: CallResult) -> tuple[Any, ...]:
+    if isinstance(result, StepPlan):
+        return decision.summarize_plan(result)
     if isinstance(result, tuple):
-        return decision.of_moves(result)
-    return decision.of_events(result) if result else ()
+        return decision.summarize_moves(result)
+    return decision.summarize_events(result) if result else ()
 
 
-def in_words(outcome: tuple[Any, ...]) -> str:
+def describe_outcome(outcome: tuple[Any, ...]) -> str:
     match outcome:
         case ():
             return "nothing"
@@ -168,51 +171,53 @@ def in_words(outcome: tuple[Any, ...]) -> str:
             return ", ".join(map(str, outcome))
 
 
-def complete(core: Scheduler, call: Call) -> list[Event]:
-    order, epoch, seconds, *rare = call.given
-    lengths, ended, stopped, failed = rare or ((), (), (), ())
-    tokens = {number: [NOTHING] * length for number, length in lengths}
-    for number, index in ended:
-        tokens.setdefault(number, [NOTHING])[index] = END
-    rows = UsualRows({number: AnswerRow(row, (0.0,) * len(row)) for number, row in tokens.items()})
-    return core.complete(order, Answer(epoch, seconds, rows, dict(failed)), dict(stopped), call.at)
+def replay_complete(scheduler: Scheduler, call: RecordedCall) -> list[SchedulerEvent]:
+    order, epoch, seconds, *unusual = call.arguments
+    lengths, ended, stopped, failed = unusual or ((), (), (), ())
+    tokens = {number: [PLACEHOLDER_TOKEN] * length for number, length in lengths}
+    for sequence_number, index in ended:
+        tokens.setdefault(sequence_number, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
+    rows = OneTokenRows({number: StepResultRow(row, (0.0,) * len(row)) for number, row in tokens.items()})
+    return scheduler.complete(order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped), call.recorded_at)
 
 
-def crash(core: Scheduler, call: Call) -> Result:
+def replay_crash(scheduler: Scheduler, call: RecordedCall) -> CallResult:
     """Repeat the call that raised when it was recorded."""
-    name, *given = call.given
-    return CALLS[name](core, Call(name, call.at, tuple(given)))
+    method, *arguments = call.arguments
+    return CALL_REPLAYERS[method](scheduler, RecordedCall(method, call.recorded_at, tuple(arguments)))
 
 
-CALLS: Mapping[str, Callable[[Scheduler, Call], Result]] = {
-    "submit": lambda core, call: core.submit(heard(call.given[0]), call.at),
-    "cancel": lambda core, call: core.cancel(call.given[0], call.at),
-    "hold": lambda core, call: core.hold(call.given[0], call.at),
-    "resume": lambda core, call: core.resume(call.given[0], call.at),
-    "available": lambda core, call: core.available(Resource(*call.given), call.at),
-    "unavailable": lambda core, call: core.unavailable(Resource(*call.given[:-1]), call.given[-1], call.at),
-    "removed": lambda core, call: core.removed(Resource(*call.given), call.at),
-    "want": lambda core, call: core.want(Resource(*call.given), call.at),
-    "drop": lambda core, call: core.drop(Resource(*call.given), call.at),
-    "moves": lambda core, call: tuple(core.moves(call.at)),
-    "plan": lambda core, call: core.plan(call.at),
-    "complete": complete,
-    "expire": lambda core, call: core.expire(call.at),
-    "shards_lost": lambda core, call: core.shards_lost(call.at, Loss[call.given[0]]),
-    "shards_ready": lambda core, call: core.shards_ready(facts_of(call.given[0]), call.given[1], call.at),
-    "crash": crash,
+CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = {
+    "submit": lambda core, call: core.submit(request_from_json(call.arguments[0]), call.recorded_at),
+    "cancel": lambda core, call: core.cancel(call.arguments[0], call.recorded_at),
+    "suspend": lambda core, call: core.suspend(call.arguments[0], call.recorded_at),
+    "resume": lambda core, call: core.resume(call.arguments[0], call.recorded_at),
+    "resource_loaded": lambda core, call: core.resource_loaded(Resource(*call.arguments), call.recorded_at),
+    "resource_failed": lambda core, call: core.resource_failed(Resource(*call.arguments[:-1]), call.arguments[-1],
+                                                               call.recorded_at),
+    "resource_unloaded": lambda core, call: core.resource_unloaded(Resource(*call.arguments), call.recorded_at),
+    "request_load": lambda core, call: core.request_load(Resource(*call.arguments), call.recorded_at),
+    "request_unload": lambda core, call: core.request_unload(Resource(*call.arguments), call.recorded_at),
+    "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
+    "plan": lambda core, call: core.plan(call.recorded_at),
+    "complete": replay_complete,
+    "expire": lambda core, call: core.expire(call.recorded_at),
+    "shards_lost": lambda core, call: core.shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
+    "shards_ready": lambda core, call: core.shards_ready(model_info_from_json(call.arguments[0]), call.arguments[1],
+                                                         call.recorded_at),
+    "crash": replay_crash,
 }
 
 
-def report(recording: Recording, outcome: Outcome, seconds: float) -> str:
-    lines = [f"{outcome.num_segments} segments, {outcome.num_events:,} events, "
-             f"{outcome.ended - outcome.began:.1f} s, replayed in {seconds:.1f} s"]
-    if recording.is_cut:
+def format_report(recording: Recording, result: ReplayResult, seconds: float) -> str:
+    lines = [f"{result.num_segments} segments, {result.num_events:,} events, "
+             f"{result.ended_at - result.started_at:.1f} s, replayed in {seconds:.1f} s"]
+    if recording.is_truncated:
         lines.append("the last line is incomplete and was left out")
-    if outcome.difference is None:
-        lines.append(f"every decision is the same, digest {outcome.digest}")
+    if result.difference is None:
+        lines.append(f"every decision is the same, digest {result.digest}")
     else:
-        lines.append(str(outcome.difference))
+        lines.append(str(result.difference))
     return "\n".join(lines)
 
 
@@ -220,12 +225,12 @@ def main() -> None:
     try:
         recording = Recording(Path(json.loads(sys.argv[1])["file"]))
         started = time.monotonic()
-        outcome = Replay(recording).run()
+        result = Replay(recording).run()
     except BadRecording as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None
-    sys.stdout.write(report(recording, outcome, time.monotonic() - started) + "\n")
-    raise SystemExit(outcome.difference is not None)
+    sys.stdout.write(format_report(recording, result, time.monotonic() - started) + "\n")
+    raise SystemExit(result.difference is not None)
 
 
 if __name__ == "__main__":

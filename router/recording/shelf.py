@@ -11,61 +11,63 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from router.config import RouterConfig
-from router.recording.file import header, write
-from router.recording.recorder import Segment
-from router.scheduler.plan import ModelFacts
+from router.recording.file import make_header, write_recording
+from router.recording.recorder import RecordingSegment
+from router.scheduler.plan import ModelInfo
 
-KEPT = 20
-RARELY = 600.0  # least seconds between two automatic recordings
+MAX_RECORDINGS = 20
+MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
 
 log = logging.getLogger(__name__)
 
 
-class Shelf:
-    def __init__(self, folder: Path, config: RouterConfig, now: Callable[[], float] = time.monotonic) -> None:
+class RecordingFolder:
+    def __init__(self, folder: Path, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._config = config
-        self._now = now
-        self._unasked: float | None = None  # when the last automatic recording was begun
-        self._writer: threading.Thread | None = None
+        self._clock = clock
+        self._last_automatic_at: float | None = None  # when the last automatic recording was begun
+        self._writer_thread: threading.Thread | None = None
 
-    def put(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
+    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
         """Begin to write a recording, unless another one is being written."""
-        if self._writer is not None and self._writer.is_alive():
+        if self._writer_thread is not None and self._writer_thread.is_alive():
             log.warning("a recording is being written already")
             return
         # Not a daemon thread: the process exits only when the recording has been written.
-        self._writer = threading.Thread(target=self._write, args=(segments, facts, why), name="recording")
-        self._writer.start()
+        self._writer_thread = threading.Thread(target=self._write_file, args=(segments, model_info, reason),
+                                               name="recording")
+        self._writer_thread.start()
 
-    def put_unasked(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
-        """Write an automatic recording like `put`, but at most one in `RARELY` seconds."""
-        now = self._now()
-        if self._unasked is None or now - self._unasked >= RARELY:
-            self._unasked = now
-            self.put(segments, facts, why)
+    def write_automatic(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        """Write an automatic recording like `write_in_background`, but at most one in `MIN_AUTOMATIC_INTERVAL`
+        seconds."""
+        now = self._clock()
+        if self._last_automatic_at is None or now - self._last_automatic_at >= MIN_AUTOMATIC_INTERVAL:
+            self._last_automatic_at = now
+            self.write_in_background(segments, model_info, reason)
 
     def close(self) -> None:
         """Wait until everything is written."""
-        if self._writer is not None:
-            self._writer.join()
+        if self._writer_thread is not None:
+            self._writer_thread.join()
 
-    def _write(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
+    def _write_file(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
         name = f"weft-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"
         path, partial = self._folder / name, self._folder / f".{name}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial.touch(mode=0o600)
             with partial.open("w", encoding="utf-8") as lines:
-                write(lines, header(self._config, facts, why), segments)
+                write_recording(lines, make_header(self._config, model_info, reason), segments)
             partial.rename(path)
-            self._forget_oldest()
+            self._delete_oldest()
         except Exception:
             log.exception("the recording could not be written to %s", path)
         else:
-            count = sum(len(segment.notes) for segment in segments)
-            log.info("%s: the last %d events are in %s", why, count, path)
+            count = sum(len(segment.entries) for segment in segments)
+            log.info("%s: the last %d events are in %s", reason, count, path)
 
-    def _forget_oldest(self) -> None:
-        for path in sorted(self._folder.glob("weft-*.jsonl"))[:-KEPT]:
+    def _delete_oldest(self) -> None:
+        for path in sorted(self._folder.glob("weft-*.jsonl"))[:-MAX_RECORDINGS]:
             path.unlink(missing_ok=True)

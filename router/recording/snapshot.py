@@ -16,18 +16,18 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from router.recording.anatomy import CLASSES, fields_of, has_dict
-from router.recording.redact import NOTHING, Bare, bare, request_of
+from router.recording.anatomy import SCHEDULER_CLASSES, has_instance_dict, object_fields
+from router.recording.redact import PLACEHOLDER_TOKEN, RedactedRequest, rebuild_request, redact_request
 from router.request import Request
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import Sequence
 
-SEQUENCE = tuple(item.name for item in fields(Sequence))
-values_of = attrgetter(*SEQUENCE)
+SEQUENCE_FIELDS = tuple(item.name for item in fields(Sequence))
+get_sequence_values = attrgetter(*SEQUENCE_FIELDS)
 
 
-class Tokens:
-    """Length of a token list, which is unpickled as that many `NOTHING`."""
+class RedactedTokens:
+    """Length of a token list, which is unpickled as that many `PLACEHOLDER_TOKEN`."""
 
     __slots__ = ("length",)
 
@@ -35,28 +35,28 @@ class Tokens:
         self.length = length
 
     def __reduce__(self) -> tuple[Callable[[int], list[int]], tuple[int]]:
-        return nothings, (self.length,)
+        return placeholder_tokens, (self.length,)
 
 
-def nothings(length: int) -> list[int]:
-    return [NOTHING] * length
+def placeholder_tokens(length: int) -> list[int]:
+    return [PLACEHOLDER_TOKEN] * length
 
 
 def reduce_sequence(sequence: Sequence) -> tuple[Any, ...]:
-    state = dict(zip(SEQUENCE, values_of(sequence), strict=True))
-    state["generated"] = Tokens(len(sequence.generated))
+    state = dict(zip(SEQUENCE_FIELDS, get_sequence_values(sequence), strict=True))
+    state["generated"] = RedactedTokens(len(sequence.generated))
     return copyreg.__newobj__, (Sequence,), (None, state)  # type: ignore[attr-defined]
 
 
-def reduce_any(thing: object) -> tuple[Any, ...]:
-    return copyreg.__newobj__, (type(thing),), fields_of(thing)  # type: ignore[attr-defined]
+def reduce_by_fields(instance: object) -> tuple[Any, ...]:
+    return copyreg.__newobj__, (type(instance),), object_fields(instance)  # type: ignore[attr-defined]
 
 
-def reduce_count(counter: "count[int]") -> tuple[Any, ...]:
-    return count, (next_of(counter),)
+def reduce_counter(counter: "count[int]") -> tuple[Any, ...]:
+    return count, (peek_counter(counter),)
 
 
-def next_of(counter: "count[int]") -> int:
+def peek_counter(counter: "count[int]") -> int:
     """Return the next value of a counter without advancing it.
 
     Python offers no other way that lasts: `next` advances it, and support for copying and pickling it is being removed.
@@ -64,52 +64,53 @@ def next_of(counter: "count[int]") -> int:
     return int(repr(counter)[len("count("):-1])
 
 
-WITHOUT_SLOTS = {kind: reduce_any for kind in CLASSES.values() if has_dict(kind) and not issubclass(kind, Enum)}
+DICT_CLASS_REDUCERS = {kind: reduce_by_fields for kind in SCHEDULER_CLASSES.values()
+                       if has_instance_dict(kind) and not issubclass(kind, Enum)}
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    data: bytes
-    requests: Rows[Bare]  # `data` refers to requests by index; they never change, so they are not pickled
+class SchedulerSnapshot:
+    pickled: bytes
+    requests: Rows[RedactedRequest]  # `pickled` refers to requests by index; they never change, so they are not pickled
 
 
-class Pickler(pickle.Pickler):
+class SchedulerPickler(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self.requests: list[Bare] = []
+        self.requests: list[RedactedRequest] = []
         self.dispatch_table = copyreg.dispatch_table | {
-            **WITHOUT_SLOTS, Request: self._request, Sequence: reduce_sequence, count: reduce_count}
+            **DICT_CLASS_REDUCERS, Request: self._reduce_request, Sequence: reduce_sequence, count: reduce_counter}
 
-    def _request(self, request: Request) -> tuple[Any, ...]:
-        self.requests.append(bare(request))
-        return request_at, (len(self.requests) - 1,)
+    def _reduce_request(self, request: Request) -> tuple[Any, ...]:
+        self.requests.append(redact_request(request))
+        return request_reference, (len(self.requests) - 1,)
 
 
-class Unpickler(pickle.Unpickler):
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(io.BytesIO(snapshot.data))
+class SchedulerUnpickler(pickle.Unpickler):
+    def __init__(self, snapshot: SchedulerSnapshot) -> None:
+        super().__init__(io.BytesIO(snapshot.pickled))
         self._requests = snapshot.requests
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == request_at.__name__:
-            return lambda place: request_of(*self._requests[place])
+        if name == request_reference.__name__:
+            return lambda place: rebuild_request(*self._requests[place])
         return super().find_class(module, name)
 
 
-def request_at(place: int) -> Request:
-    """Name a request in pickled data; an `Unpickler` looks it up in its snapshot instead of calling this."""
+def request_reference(index: int) -> Request:
+    """Name a request in pickled data; a `SchedulerUnpickler` looks it up in its snapshot instead of calling this."""
     raise NotImplementedError
 
 
-def take(core: Scheduler) -> Snapshot:
+def take_snapshot(scheduler: Scheduler) -> SchedulerSnapshot:
     buffer = io.BytesIO()
-    pickler = Pickler(buffer)
-    pickler.dump(core)
-    return Snapshot(buffer.getvalue(), tuple(pickler.requests))
+    pickler = SchedulerPickler(buffer)
+    pickler.dump(scheduler)
+    return SchedulerSnapshot(buffer.getvalue(), tuple(pickler.requests))
 
 
-def restore(snapshot: Snapshot) -> Scheduler:
+def restore_scheduler(snapshot: SchedulerSnapshot) -> Scheduler:
     """Return an independent scheduler, equal to the one in the snapshot except for redacted requests and tokens."""
-    core = Unpickler(snapshot).load()
-    assert isinstance(core, Scheduler)
-    return core
+    scheduler = SchedulerUnpickler(snapshot).load()
+    assert isinstance(scheduler, Scheduler)
+    return scheduler

@@ -1,106 +1,115 @@
 """Admission control: a request that would wait too long, or behind too many others, is rejected with a retry time.
 
 A request that can start with the next step does not wait, so the limits on the queue apply in full only while the step
-before left sequences waiting (`backlog`).
+before left sequences waiting (`num_left_waiting`).
 """
 
 from collections.abc import Sequence as Rows
 
 from router.request import Request, Tenant
-from router.scheduler.events import Refused
-from router.scheduler.fairness import Shares
-from router.scheduler.running import Running
+from router.scheduler.events import RequestRejected
+from router.scheduler.fairness import FairShares
+from router.scheduler.running import RunningSequences
 from router.scheduler.sequence import Sequence
-from router.scheduler.settings import Policy
-from router.scheduler.wait_forecast import Forecast
-from router.scheduler.waiting_queue import Demand, Queue
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.wait_forecast import WaitForecast
+from router.scheduler.waiting_queue import QueueDemand, WaitingQueue
 
-SOON = 1.0  # seconds until a retry, if no wait can be predicted
+DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicted
 
 
-class Admission:
+class AdmissionControl:
     """Checks of a new request against limits on numbers, tokens and the predicted wait."""
 
-    def __init__(self, policy: Policy, queue: Queue, shares: Shares, forecast: Forecast) -> None:
-        self._policy = policy
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
+                 wait_forecast: WaitForecast) -> None:
+        self._settings = settings
         self._queue = queue
-        self._shares = shares
-        self._forecast = forecast
-        self.backlog = 0  # sequences that the last step left waiting
+        self._fair_shares = fair_shares
+        self._wait_forecast = wait_forecast
+        self.num_left_waiting = 0  # sequences that the last step left waiting
 
-    def predicted_wait(self, tenant: Tenant) -> float:
+    def predict_wait(self, tenant: Tenant) -> float:
         """Return the predicted seconds until a request that arrives now starts."""
-        return self._forecast.corrected(self.plain_wait(tenant))
+        return self._wait_forecast.correct_bias(self.predict_raw_wait(tenant))
 
-    def plain_wait(self, tenant: Tenant) -> float:
+    def predict_raw_wait(self, tenant: Tenant) -> float:
         """Return the predicted wait without bias correction, as the forecast learns from it."""
-        if not self.backlog:
+        if not self.num_left_waiting:
             return 0.0
-        own = self._queue.of(tenant.name)
-        if len(own) == len(self._queue) - self._queue.num_aside and not self._shares.several:
-            return self._forecast.plain(self._queue, self._queue.demand, self._running)
-        if not own and self._running.has_less_than_its_share(tenant):
+        own_sequences = self._queue.tenant_sequences(tenant.name)
+        if len(own_sequences) == len(self._queue) - self._queue.num_blocked and not self._fair_shares.has_competition:
+            return self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running)
+        if not own_sequences and self._running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it
-        return self._beside_others(tenant, own)
+        return self._predict_wait_with_sharing(tenant, own_sequences)
 
-    def _beside_others(self, tenant: Tenant, own: Rows[Sequence]) -> float:
+    def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: Rows[Sequence]) -> float:
         """Return the tenant's wait if the requests of others get no more than their share before its own."""
-        others = (self._queue.of(name)[0].request.tenant.weight for name in self._queue.tenants if name != tenant.name)
-        alone = self._forecast.plain(own, self._queue.demand_of(tenant.name), self._running)
-        return min(self._forecast.plain(self._queue, self._queue.demand, self._running),
-                   alone * (sum(others) + tenant.weight) / tenant.weight)
+        other_weights = (self._queue.tenant_sequences(name)[0].request.tenant.weight for name in self._queue.tenants
+                         if name != tenant.name)
+        wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, self._queue.tenant_demand(tenant.name),
+                                                           self._running)
+        return min(self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running),
+                   wait_alone * (sum(other_weights) + tenant.weight) / tenant.weight)
 
-    def start_empty(self, running: Running) -> None:
+    def reset_shard_state(self, running: RunningSequences) -> None:
         self._running = running
 
-    def refusal(self, request: Request, num_unfinished: int, plain_wait: float) -> Refused | None:
-        wait = self._forecast.corrected(plain_wait)
-        return (self._too_many(request.tenant, num_unfinished, wait) or self._too_deep(request, wait)
-                or self._too_late(request, wait, self._forecast.at_worst(plain_wait)))
+    def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:
+        wait = self._wait_forecast.correct_bias(raw_wait)
+        return (self._check_concurrency_limits(request.tenant, num_unfinished, wait)
+                or self._check_queue_limits(request, wait)
+                or self._check_predicted_wait(request, wait, self._wait_forecast.upper_bound(raw_wait)))
 
-    def _too_many(self, tenant: Tenant, num_unfinished: int, wait: float) -> Refused | None:
-        limit = self._policy.max_concurrent_requests
+    def _check_concurrency_limits(self, tenant: Tenant, num_unfinished: int, wait: float) -> RequestRejected | None:
+        limit = self._settings.max_concurrent_requests
         if num_unfinished >= limit:
-            return Refused(f"{limit} requests are in the house (--max-concurrent-requests {limit})", wait or SOON)
-        own = tenant.max_concurrent_requests
-        if own is not None and self._shares.num_present(tenant) >= own:
-            return Refused(f"{own} requests of {tenant.name} are in the house, {flag('max_concurrent_requests', 'its')}"
-                           f" is {own}", wait or SOON)
+            return RequestRejected(f"{limit} requests are in the house (--max-concurrent-requests {limit})",
+                                   wait or DEFAULT_RETRY_SECONDS)
+        tenant_limit = tenant.max_concurrent_requests
+        if tenant_limit is not None and self._fair_shares.num_unfinished(tenant) >= tenant_limit:
+            return RequestRejected(f"{tenant_limit} requests of {tenant.name} are in the house, "
+                                   f"{describe_limit('max_concurrent_requests', 'its')} is {tenant_limit}",
+                                   wait or DEFAULT_RETRY_SECONDS)
         return None
 
-    def _too_deep(self, request: Request, wait: float) -> Refused | None:
+    def _check_queue_limits(self, request: Request, wait: float) -> RequestRejected | None:
         tenant = request.tenant
-        return (self._deeper(self._queue.demand, self._policy, "", request, wait)
-                or self._deeper(self._queue.demand_of(tenant.name), tenant, f" of {tenant.name}", request, wait))
+        return (self._check_queue_demand(self._queue.demand, self._settings, "", request, wait)
+                or self._check_queue_demand(self._queue.tenant_demand(tenant.name), tenant, f" of {tenant.name}",
+                                            request, wait))
 
-    def _deeper(self, demand: Demand, limits: Policy | Tenant, whose: str, request: Request,
-                wait: float) -> Refused | None:
-        most, tokens = limits.max_queue_requests, demand.tokens + len(request.prompt)
-        unplanned = 0 if self.backlog else self._policy.max_batch_size
-        if most is not None and demand.count >= most + unplanned:
-            return Refused(f"{demand.count} requests{whose} wait, {flag('max_queue_requests', whose)} is {most}",
-                           until(wait, demand.count, most - 1))
-        most = limits.max_queue_tokens
-        if most is not None and self.backlog and tokens > most:
-            return Refused(f"{tokens} prompt tokens{whose} would wait, {flag('max_queue_tokens', whose)} is {most}",
-                           until(wait, tokens, most))
+    def _check_queue_demand(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
+                            request: Request, wait: float) -> RequestRejected | None:
+        limit, num_tokens = limits.max_queue_requests, demand.num_tokens + len(request.prompt)
+        num_startable = 0 if self.num_left_waiting else self._settings.max_batch_size
+        if limit is not None and demand.num_sequences >= limit + num_startable:
+            return RequestRejected(f"{demand.num_sequences} requests{owner_text} wait, "
+                                   f"{describe_limit('max_queue_requests', owner_text)} is {limit}",
+                                   estimate_drain_seconds(wait, demand.num_sequences, limit - 1))
+        limit = limits.max_queue_tokens
+        if limit is not None and self.num_left_waiting and num_tokens > limit:
+            return RequestRejected(f"{num_tokens} prompt tokens{owner_text} would wait, "
+                                   f"{describe_limit('max_queue_tokens', owner_text)} is {limit}",
+                                   estimate_drain_seconds(wait, num_tokens, limit))
         return None
 
-    def _too_late(self, request: Request, wait: float, at_worst: float) -> Refused | None:
-        longest = self._policy.max_queue_seconds
-        if longest is not None and at_worst > longest:
-            return Refused(f"the wait is about {1000 * wait:.0f} ms, --max-queue-ms is {1000 * longest:.0f}",
-                           max(wait - longest, wait / 2))
+    def _check_predicted_wait(self, request: Request, wait: float, worst_wait: float) -> RequestRejected | None:
+        max_wait = self._settings.max_queue_seconds
+        if max_wait is not None and worst_wait > max_wait:
+            return RequestRejected(f"the wait is about {1000 * wait:.0f} ms, --max-queue-ms is {1000 * max_wait:.0f}",
+                                   max(wait - max_wait, wait / 2))
         if request.timeout is not None and wait > request.timeout:
-            return Refused(f"the wait is about {1000 * wait:.0f} ms, x-request-timeout-ms is "
-                           f"{1000 * request.timeout:.0f}", wait - request.timeout)
+            return RequestRejected(f"the wait is about {1000 * wait:.0f} ms, x-request-timeout-ms is "
+                                   f"{1000 * request.timeout:.0f}", wait - request.timeout)
         return None
 
 
-def until(wait: float, much: int, most: int) -> float:
-    """Return the seconds until `much` has drained to `most`, if all of it drains within `wait`."""
-    return wait * (much - most) / much if wait else SOON
+def estimate_drain_seconds(wait: float, amount: int, target: int) -> float:
+    """Return the seconds until `amount` has drained to `target`, if all of it drains within `wait`."""
+    return wait * (amount - target) / amount if wait else DEFAULT_RETRY_SECONDS
 
 
-def flag(name: str, whose: str) -> str:
-    return f"its `{name}`" if whose else f"--{name.replace('_', '-')}"
+def describe_limit(name: str, owner_text: str) -> str:
+    return f"its `{name}`" if owner_text else f"--{name.replace('_', '-')}"

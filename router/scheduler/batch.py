@@ -7,33 +7,34 @@ from router.scheduler.sequence import Sequence
 
 
 class Batch:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._rows: dict[int, Sequence] = {}
-        self._filter_owed = False
+    def __init__(self, batch_id: int) -> None:
+        self.id = batch_id
+        self._sequences: dict[int, Sequence] = {}
+        self._needs_filter = False
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._rows.values())
+        return iter(self._sequences.values())
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.number in self._rows
+        return sequence.id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        self._rows[sequence.number] = sequence
+        self._sequences[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove the sequence here; the shards remove it by the Filter that is owed from now on (`owed_filter`)."""
-        del self._rows[sequence.number]
-        self._filter_owed = True
+        """Remove the sequence here; the shards remove it by the Filter that is owed from now on
+        (`take_pending_filter`)."""
+        del self._sequences[sequence.id]
+        self._needs_filter = True
 
     def absorb(self, other: "Batch") -> None:
-        self._rows |= other._rows
+        self._sequences |= other._sequences
 
-    def owed_filter(self) -> Filter | None:
-        if not self._filter_owed:
+    def take_pending_filter(self) -> Filter | None:
+        if not self._needs_filter:
             return None
-        self._filter_owed = False
-        return Filter(self.number, tuple(self._rows))
+        self._needs_filter = False
+        return Filter(self.id, tuple(self._sequences))

@@ -5,7 +5,7 @@ multipliers that may drift a little from step to step: a coefficient that no ste
 steps are forgotten where new ones carry more information. Errors are relative, so the arithmetic uses shares, each
 term's part of the predicted time. If several steps in a row are off in the same direction, the machine has become
 faster or slower, most often because another program started or ended: all coefficients are scaled at once, and learning
-restarts from there. `caution` is the factor by which an unlucky step takes longer than predicted.
+restarts from there. `safety_factor` is the factor by which an unlucky step takes longer than predicted.
 """
 
 from bisect import bisect_left, insort
@@ -14,27 +14,28 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from statistics import median
 
-from router.scheduler.plan import Measurement
+from router.scheduler.plan import StepMeasurement
 
-NOISE = 0.01  # variance of actual / predicted on a quiet machine
-DOUBT = 0.25  # variance of a multiplier at the start, and never more
-DRIFT = 4e-6  # growth of each variance per step
-CLIP = 1.5  # actual / predicted is clipped to this factor, in both directions
-LEAST_SHARE = 0.1  # no coefficient falls below this part of its start value: a multiplier could hardly raise it again
-SURPRISE = 1.25  # factor, in both directions, from which a step counts as a surprise
-SURPRISES = 8  # this many in a row in the same direction mean that the speed of the machine has changed
-WINDOW = 256
-CAUTION_AT_START, LEAST_CAUTION = 1.3, 1.05
-UNLUCKY = 0.995
-# A ratio of more than HICCUP times the median is an outlier of the machine and predicts nothing about the next step.
-HICCUP = 2.0
-ENOUGH_RATIOS = 16
+RATIO_NOISE_VARIANCE = 0.01  # variance of actual / predicted on a quiet machine
+MAX_MULTIPLIER_VARIANCE = 0.25  # variance of a multiplier at the start, and never more
+VARIANCE_GROWTH_PER_STEP = 4e-6  # growth of each variance per step
+RATIO_CLIP = 1.5  # actual / predicted is clipped to this factor, in both directions
+# no coefficient falls below this part of its start value: a multiplier could hardly raise it again
+MIN_COEFFICIENT_FRACTION = 0.1
+SURPRISE_RATIO = 1.25  # factor, in both directions, from which a step counts as a surprise
+SPEED_CHANGE_STREAK = 8  # this many in a row in the same direction mean that the speed of the machine has changed
+RATIO_WINDOW = 256
+INITIAL_SAFETY_FACTOR, MIN_SAFETY_FACTOR = 1.3, 1.05
+SAFETY_QUANTILE = 0.995
+# A ratio above OUTLIER_RATIO times the median is an outlier of the machine and predicts nothing about the next step.
+OUTLIER_RATIO = 2.0
+MIN_RATIOS_FOR_QUANTILE = 16
 
-Terms = tuple[float, float, float, float]
+CostTerms = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """Quantities of a step that its duration depends on."""
 
     rows: int = 0
@@ -42,14 +43,14 @@ class Load:
     context: int = 0
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> CostTerms:
         return (1.0, float(self.rows), float(self.chunk_tokens), float(self.context))
 
 
-Observed = tuple[Load, float]  # a step and its seconds
+ObservedStep = tuple[StepLoad, float]  # a step and its seconds
 
 
-def dot(coefficients: Terms, load: Load) -> float:
+def predict_seconds(coefficients: CostTerms, load: StepLoad) -> float:
     """Return the seconds of a step with this load, by these coefficients."""
     a, b, c, d = coefficients
     return a + b * load.rows + c * load.chunk_tokens + d * load.context
@@ -58,85 +59,85 @@ def dot(coefficients: Terms, load: Load) -> float:
 class CostModel:
     """Predictor of step times that learns from every observed step."""
 
-    def __init__(self, coefficients: Terms) -> None:
-        self._begin(coefficients)
+    def __init__(self, coefficients: CostTerms) -> None:
+        self._restart_learning(coefficients)
 
-    def _begin(self, coefficients: Terms) -> None:
+    def _restart_learning(self, coefficients: CostTerms) -> None:
         """Start learning from these coefficients, with the uncertainty of those from warm-up."""
         self._coefficients = coefficients
-        self._least = tuple(LEAST_SHARE * c for c in coefficients)
-        self._covariance = [[DOUBT if i == j else 0.0 for j in range(4)] for i in range(4)]
-        self._ratios = Ratios()
-        self._streak: list[Observed] = []  # the latest steps, if all were off in the same direction
-        self._direction = 0  # 1 where steps took longer than predicted, -1 where shorter
-        self._before = coefficients  # the coefficients when the streak began
+        self._min_coefficients = tuple(MIN_COEFFICIENT_FRACTION * c for c in coefficients)
+        self._covariance = [[MAX_MULTIPLIER_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._ratios = TimeRatios()
+        self._streak: list[ObservedStep] = []  # the latest steps, if all were off in the same direction
+        self._streak_direction = 0  # 1 where steps took longer than predicted, -1 where shorter
+        self._coefficients_before_streak = coefficients  # the coefficients when the streak began
 
     @classmethod
-    def measured(cls, measurements: Rows[Measurement]) -> "CostModel":
-        return cls(fit(measurements))
+    def from_measurements(cls, measurements: Rows[StepMeasurement]) -> "CostModel":
+        return cls(fit_coefficients(measurements))
 
     @property
-    def coefficients(self) -> Terms:
+    def coefficients(self) -> CostTerms:
         return self._coefficients
 
     @property
-    def caution(self) -> float:
-        return self._ratios.unlucky
+    def safety_factor(self) -> float:
+        return self._ratios.safety_quantile
 
-    def predict(self, load: Load) -> float:
-        return dot(self._coefficients, load)
+    def predict(self, load: StepLoad) -> float:
+        return predict_seconds(self._coefficients, load)
 
-    def observe(self, load: Load, seconds: float) -> float:
+    def observe(self, load: StepLoad, seconds: float) -> float:
         """Learn from a step; return the factor by which all steps take longer now: 1 unless the speed has changed."""
         if self.predict(load) <= 0.0:
             return 1.0
-        self._follow_streak(load, seconds)
-        if len(self._streak) < SURPRISES:
-            self._learn(load, seconds)
+        self._update_streak(load, seconds)
+        if len(self._streak) < SPEED_CHANGE_STREAK:
+            self._update_coefficients(load, seconds)
             return 1.0
-        latest = self._streak
-        factor = median(took / dot(self._before, of) for of, took in latest)
-        a, b, c, d = self._before
-        self._begin((a * factor, b * factor, c * factor, d * factor))
-        for of, took in latest:
-            self._learn(of, took)
+        streak = self._streak
+        factor = median(took / predict_seconds(self._coefficients_before_streak, of) for of, took in streak)
+        a, b, c, d = self._coefficients_before_streak
+        self._restart_learning((a * factor, b * factor, c * factor, d * factor))
+        for past_load, past_seconds in streak:
+            self._update_coefficients(past_load, past_seconds)
         return factor
 
-    def _follow_streak(self, load: Load, seconds: float) -> None:
+    def _update_streak(self, load: StepLoad, seconds: float) -> None:
         if not self._streak:
-            self._before = self._coefficients
-        ratio = seconds / dot(self._before, load)
-        direction = (ratio > SURPRISE) - (ratio < 1.0 / SURPRISE)
-        if direction != self._direction:
-            self._streak, self._direction, self._before = [], direction, self._coefficients
+            self._coefficients_before_streak = self._coefficients
+        ratio = seconds / predict_seconds(self._coefficients_before_streak, load)
+        direction = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
+        if direction != self._streak_direction:
+            self._streak, self._streak_direction, self._coefficients_before_streak = [], direction, self._coefficients
         if direction:
             self._streak.append((load, seconds))
 
-    def _learn(self, load: Load, seconds: float) -> None:
+    def _update_coefficients(self, load: StepLoad, seconds: float) -> None:
         """Take one step of recursive least squares for the multipliers, which are folded into the coefficients."""
         predicted = self.predict(load)
         ratio = seconds / predicted
-        error = min(max(ratio, 1.0 / CLIP), CLIP) - 1.0
+        error = min(max(ratio, 1.0 / RATIO_CLIP), RATIO_CLIP) - 1.0
         s0, s1, s2, s3 = (c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True))
         direction = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
         d0, d1, d2, d3 = direction
-        doubt = d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3  # variance of the prediction
-        if doubt <= NOISE:
+        prediction_variance = d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3  # variance of the prediction
+        if prediction_variance <= RATIO_NOISE_VARIANCE:
             self._ratios.add(ratio)  # such steps have been learned, so the remaining error is noise
-        gains = [d / (NOISE + doubt) for d in direction]
+        gains = [d / (RATIO_NOISE_VARIANCE + prediction_variance) for d in direction]
         a, b, c, d = (max(value * (1.0 + g * error), least)
-                      for value, g, least in zip(self._coefficients, gains, self._least, strict=True))
+                      for value, g, least in zip(self._coefficients, gains, self._min_coefficients, strict=True))
         self._coefficients = (a, b, c, d)
-        if 1.0 / CLIP < ratio < CLIP:  # a clipped error does not make the coefficients more certain
+        if 1.0 / RATIO_CLIP < ratio < RATIO_CLIP:  # a clipped error does not make the coefficients more certain
             self._covariance = [
                 [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
                 for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
         for i, row in enumerate(self._covariance):
-            row[i] = min(row[i] + DRIFT, DOUBT)
+            row[i] = min(row[i] + VARIANCE_GROWTH_PER_STEP, MAX_MULTIPLIER_VARIANCE)
 
 
-class Ratios:
-    """The last WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
+class TimeRatios:
+    """The last RATIO_WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -145,42 +146,44 @@ class Ratios:
     def add(self, ratio: float) -> None:
         self._recent.append(ratio)
         insort(self._sorted, ratio)
-        if len(self._recent) > WINDOW:
+        if len(self._recent) > RATIO_WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
 
     @property
-    def unlucky(self) -> float:
+    def safety_quantile(self) -> float:
         count = len(self._sorted)
-        if count < ENOUGH_RATIOS:
-            return max(CAUTION_AT_START, self._sorted[-1] if count else 0.0)
-        usual = bisect_left(self._sorted, HICCUP * self._sorted[count // 2])
-        return max(LEAST_CAUTION, self._sorted[min(usual - 1, int(UNLUCKY * usual))])
+        if count < MIN_RATIOS_FOR_QUANTILE:
+            return max(INITIAL_SAFETY_FACTOR, self._sorted[-1] if count else 0.0)
+        num_without_outliers = bisect_left(self._sorted, OUTLIER_RATIO * self._sorted[count // 2])
+        return max(MIN_SAFETY_FACTOR,
+                   self._sorted[min(num_without_outliers - 1, int(SAFETY_QUANTILE * num_without_outliers))])
 
 
-def fit(measurements: Rows[Measurement]) -> Terms:
+def fit_coefficients(measurements: Rows[StepMeasurement]) -> CostTerms:
     """Return the non-negative coefficients that fit the measurements with the least relative error.
 
     A term whose best coefficient is negative is dropped and the rest solved again. Without any measurement a
     millisecond per step is assumed, which `observe` then corrects.
     """
-    rows = [(Load(m.rows, m.chunk_tokens, m.context).terms, m.seconds) for m in measurements if m.seconds > 0.0]
-    kept = [0, 1, 2, 3]
-    while rows and kept:
-        solution = _solve([[terms[i] / seconds for i in kept] for terms, seconds in rows])
+    rows = [(StepLoad(m.rows, m.chunk_tokens, m.context).terms, m.seconds) for m in measurements if m.seconds > 0.0]
+    kept_terms = [0, 1, 2, 3]
+    while rows and kept_terms:
+        solution = _solve_least_squares([[terms[i] / seconds for i in kept_terms] for terms, seconds in rows])
         if min(solution) >= 0.0:
-            found = dict(zip(kept, solution, strict=True))
-            a, b, c, d = (max(found.get(i, 0.0), _least(rows, i)) for i in range(4))
+            solved = dict(zip(kept_terms, solution, strict=True))
+            a, b, c, d = (max(solved.get(i, 0.0), _min_initial_coefficient(rows, i)) for i in range(4))
             return (a, b, c, d)
-        kept.pop(solution.index(min(solution)))
+        kept_terms.pop(solution.index(min(solution)))
     return (1e-3, 1e-6, 1e-6, 1e-9)
 
 
-def _least(rows: list[tuple[Terms, float]], i: int) -> float:
-    """Return the smallest start value of coefficient `i`, which is above zero: a multiplier cannot change a zero."""
-    return 1e-4 * min(seconds / max(terms[i], 1.0) for terms, seconds in rows)
+def _min_initial_coefficient(rows: list[tuple[CostTerms, float]], index: int) -> float:
+    """Return the smallest start value of coefficient `index`, which is above zero: a multiplier cannot change a
+    zero."""
+    return 1e-4 * min(seconds / max(terms[index], 1.0) for terms, seconds in rows)
 
 
-def _solve(rows: list[list[float]]) -> list[float]:
+def _solve_least_squares(rows: list[list[float]]) -> list[float]:
     """Return the x that minimises |rows x - 1|, by normal equations with a tiny ridge that keeps them solvable."""
     n = len(rows[0])
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(n)]

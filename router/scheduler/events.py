@@ -7,14 +7,14 @@ from router.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class RequestAccepted:
     """Acceptance of a request, as the sequence with this number."""
 
-    sequence: int
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRejected:
     """Rejection of a request; a retry may succeed after `retry_after` seconds."""
 
     reason: str
@@ -22,30 +22,31 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class TokensAccepted:
     """Number of accepted tokens per sequence in one answer. Precedes the events of sequences that end with it."""
 
-    counts: Mapping[int, int]
+    token_counts: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    sequence: int
+class SequenceFinished:
+    sequence_id: int
     reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class SequenceExpired:
     """Timeout of a sequence that has no token yet."""
 
-    sequence: int
+    sequence_id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    sequence: int
+class SequenceFailed:
+    sequence_id: int
     reason: str
 
 
-Event = Entered | Refused | Produced | Finished | Expired | Failed
+SchedulerEvent = (RequestAccepted | RequestRejected | TokensAccepted | SequenceFinished | SequenceExpired
+                  | SequenceFailed)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from router.request import Request, Resource, Wish
+from router.request import Request, RequestKind, Resource
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class StepMeasurement:
     """One step timed by a shard: its load and its seconds."""
 
     rows: int
@@ -22,7 +22,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """Facts about the model and the shards, as the shards report them. The router takes them from nowhere else."""
 
     model: str
@@ -36,9 +36,9 @@ class ModelFacts:
     mixed_steps: bool = True
     world_size: int = 1
     exact: bool = False  # whether results are identical to the last bit whatever else is in the batch
-    measurements: tuple[Measurement, ...] = ()
+    measurements: tuple[StepMeasurement, ...] = ()
     cache_bytes: int = 0  # on all ranks together
-    why: str = ""  # explanation of the cache's size, for users
+    cache_size_note: str = ""  # explanation of the cache's size, for users
     grammars: bool = False  # whether every shard supports them
     adapters: bool = False
     adapter_bytes: int = 0  # memory for adapters on each shard
@@ -48,17 +48,18 @@ class ModelFacts:
     labels: tuple[str, ...] = ()  # names by index
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
+    def supported_kinds(self) -> tuple[RequestKind, ...]:
         """Kinds of output that the model can produce."""
-        can = {Wish.TEXT: self.generation, Wish.VECTOR: self.embeddings, Wish.LABELS: self.classification}
-        return tuple(wish for wish, is_there in can.items() if is_there)
+        is_supported = {RequestKind.GENERATE: self.generation, RequestKind.EMBED: self.embeddings,
+                        RequestKind.CLASSIFY: self.classification}
+        return tuple(kind for kind, supported in is_supported.items() if supported)
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class NewSequence:
     """A sequence as it enters a batch, with everything that a shard needs to run it."""
 
-    sequence: int
+    sequence_id: int
     request: Request
     generated: tuple[int, ...]
     blocks: tuple[int, ...]
@@ -66,15 +67,15 @@ class Newcomer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    sequence: int
+class PromptChunk:
+    sequence_id: int
     start: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    sequence: int
+class BlockGrant:
+    sequence_id: int
     blocks: tuple[int, ...]
 
 
@@ -92,94 +93,95 @@ class Concat:
 @dataclass(frozen=True, slots=True)
 class Prefill:
     batch: int
-    newcomers: tuple[Newcomer, ...]
-    chunks: tuple[Chunk, ...]
-    alongside: bool
-    grants: tuple[Grant, ...] = ()
+    new_sequences: tuple[NewSequence, ...]
+    chunks: tuple[PromptChunk, ...]
+    includes_decodes: bool
+    grants: tuple[BlockGrant, ...] = ()
     keep: tuple[int, ...] | None = None  # a Filter of the batch, sent with the step
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
     batch: int
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[BlockGrant, ...] = ()
     keep: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class PoolingStep:
     """A pooling step: whole texts that enter no batch and leave no state on the shards."""
 
-    wish: Wish
-    newcomers: tuple[Newcomer, ...]
+    kind: RequestKind
+    new_sequences: tuple[NewSequence, ...]
 
 
-Message = Filter | Concat | Prefill | Decode | Embed
+ShardMessage = Filter | Concat | Prefill | Decode | PoolingStep
 
 
 @dataclass(frozen=True, slots=True)
-class Bring:
+class LoadResource:
     """Order to load a resource on every rank, outside the sequence of steps."""
 
     resource: Resource
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class UnloadResource:
     """Order to unload a resource from every rank, outside the sequence of steps."""
 
     resource: Resource
 
 
-Move = Bring | Remove
+ResourceCommand = LoadResource | UnloadResource
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The messages of one step, in order. The last has the number `order`, the others the numbers just below it."""
+class StepPlan:
+    """The messages of one step, in order. The last has the number `last_message_number`, the others the numbers just
+    below it."""
 
     epoch: int
-    order: int
-    messages: tuple[Message, ...]
+    last_message_number: int
+    messages: tuple[ShardMessage, ...]
     # Sequences in the step (any may fail), those that must return tokens unless they fail, and the predicted seconds.
     members: tuple[int, ...]
-    expects: tuple[int, ...]
-    seconds: float
+    members_with_output: tuple[int, ...]
+    predicted_seconds: float
 
 
 @dataclass(slots=True)
-class AnswerRow:
+class StepResultRow:
     tokens: Rows[int]
     logprobs: Rows[float]
-    top: Rows[Rows[tuple[int, float]]] = ()  # per token, best first; empty when none were asked for
+    top_logprobs: Rows[Rows[tuple[int, float]]] = ()  # per token, best first; empty when none were asked for
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    sequence: int
+    sequence_id: int
     start: int  # index of the prompt token that the first value belongs to
     logprobs: Rows[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Labelling:
+class TokenLabels:
     """Token classification of one text: for each token the index of its most probable label and the probability."""
 
-    labels: Rows[int]
+    label_ids: Rows[int]
     scores: Rows[float]
 
 
-Vector = Rows[float]
-Told = Vector | Labelling
+EmbeddingVector = Rows[float]
+PoolingOutput = EmbeddingVector | TokenLabels
 
 
 @dataclass(slots=True)
-class Answer:
+class StepResult:
     """The answer to the last message of a plan; without rows when that was a Filter or a Concat."""
 
     epoch: int
     seconds: float
-    rows: dict[int, AnswerRow]
-    failed: dict[int, str]
+    rows: dict[int, StepResultRow]
+    failures: dict[int, str]
     prompt_logprobs: Rows[PromptLogprobs] = ()
-    told: Mapping[int, Told] = field(default_factory=dict)  # results of an Embed step, by sequence
+    pooling_outputs: Mapping[int, PoolingOutput] = field(default_factory=dict)  # results of a pooling step, by sequence

@@ -1,256 +1,271 @@
 """Step policies: how prefill and decode are combined into steps.
 
-`Mixed` runs chunks of prompts together with the decodes, in one lasting batch. `Pause` prefills new sequences in a
-batch and steps of their own and joins the batches afterwards. Both see the scheduler only through `House`, and return
-a `Draft`.
+`MixedPolicy` runs chunks of prompts together with the decodes, in one lasting batch. `PausePolicy` prefills new
+sequences in a batch and steps of their own and joins the batches afterwards. Both see the scheduler only through
+`SchedulerView`, and return a `StepDraft`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.request import Wish
+from router.request import RequestKind
 from router.scheduler.batch import Batch
-from router.scheduler.cost_model import CostModel, Load
-from router.scheduler.plan import Chunk, Concat, Decode, Embed, Filter, Grant, Message, Newcomer, Prefill
-from router.scheduler.prefill_budget import Budget, PromptShare, load_of_chunk
-from router.scheduler.running import Running
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.settings import Policy
+from router.scheduler.cost_model import CostModel, StepLoad
+from router.scheduler.plan import (
+    BlockGrant,
+    Concat,
+    Decode,
+    Filter,
+    NewSequence,
+    PoolingStep,
+    Prefill,
+    PromptChunk,
+    ShardMessage,
+)
+from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance, compute_chunk_load
+from router.scheduler.running import RunningSequences
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.settings import SchedulerSettings
 
 
-class House(Protocol):
+class SchedulerView(Protocol):
     """The part of the scheduler that a policy may use."""
 
-    policy: Policy
-    running: Running
-    costs: CostModel
+    settings: SchedulerSettings
+    running: RunningSequences
+    cost_model: CostModel
 
-    def next_wish(self) -> Wish: ...
-    def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None: ...
+    def next_request_kind(self) -> RequestKind: ...
+    def next_startable(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
     def num_startable(self) -> int: ...
-    def num_with_room(self) -> int: ...
-    def num_embeds(self) -> int: ...
-    def take(self, newcomer: Sequence) -> None: ...
-    def turn_away(self, newcomer: Sequence) -> None: ...
-    def wait_again(self, yielded: list[Sequence]) -> None: ...
+    def num_fitting(self) -> int: ...
+    def num_waiting_pooling(self) -> int: ...
+    def start_sequence(self, newcomer: Sequence) -> None: ...
+    def record_over_budget(self, newcomer: Sequence) -> None: ...
+    def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
 
 
 @dataclass(slots=True)
-class Draft:
+class StepDraft:
     """A step being planned.
 
-    The messages in `before` are sent ahead of it. Without a batch there is no step, except for a pooling step, whose
-    chunks are whole texts.
+    The messages in `messages_before` are sent ahead of it. Without a batch there is no step, except for a pooling step,
+    whose chunks are whole texts.
     """
 
-    before: list[Filter | Concat] = field(default_factory=list)
+    messages_before: list[Filter | Concat] = field(default_factory=list)
     batch: Batch | None = None
-    ready: list[Sequence] = field(default_factory=list)
+    decoding: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    newcomers: list[Newcomer] = field(default_factory=list)
-    grants: list[Grant] = field(default_factory=list)
-    crowded: bool = False  # the budget had no tokens for a new sequence
-    alone: Load | None = None  # load of the decodes without chunks, computed on demand
-    wish: Wish = Wish.TEXT  # kind of all its sequences
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    grants: list[BlockGrant] = field(default_factory=list)
+    is_budget_exhausted: bool = False  # the budget had no tokens for a new sequence
+    cached_decode_load: StepLoad | None = None  # load of the decodes without chunks, computed on demand
+    kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
-    def messages(self) -> list[Message]:
-        step = self._step()
-        return [*self.before, step] if step is not None else list(self.before)
+    def messages(self) -> list[ShardMessage]:
+        step = self._step_message()
+        return [*self.messages_before, step] if step is not None else list(self.messages_before)
 
-    def load_alone(self) -> Load:
-        """Return the load of the decodes without chunks. Call before `Step.of`, which advances the sequences."""
-        if self.alone is None:
-            self.alone = load_of_decodes(self.ready)
-        return self.alone
+    def decode_load(self) -> StepLoad:
+        """Return the load of the decodes without chunks. To be called before `StepInFlight.from_draft`."""
+        if self.cached_decode_load is None:
+            self.cached_decode_load = compute_decode_load(self.decoding)
+        return self.cached_decode_load
 
     @property
-    def is_step(self) -> bool:
-        return bool(self.chunks or self.ready)
+    def has_step(self) -> bool:
+        return bool(self.chunks or self.decoding)
 
-    def _step(self) -> Prefill | Decode | Embed | None:
-        if self.wish is not Wish.TEXT:
-            return Embed(self.wish, tuple(self.newcomers))
-        if self.batch is None or not self.is_step:
+    def _step_message(self) -> Prefill | Decode | PoolingStep | None:
+        if self.kind is not RequestKind.GENERATE:
+            return PoolingStep(self.kind, tuple(self.new_sequences))
+        if self.batch is None or not self.has_step:
             return None
-        number, grants, keep = self.batch.number, tuple(self.grants), self._riding_filter(self.batch)
+        batch_id, grants, keep = self.batch.id, tuple(self.grants), self._pop_own_filter(self.batch)
         if not self.chunks:
-            return Decode(number, grants, keep)
-        chunks = tuple(Chunk(s.number, s.computed, length) for s, length in self.chunks)
-        return Prefill(number, tuple(self.newcomers), chunks, bool(self.ready), grants, keep)
+            return Decode(batch_id, grants, keep)
+        chunks = tuple(PromptChunk(s.id, s.num_computed_tokens, length) for s, length in self.chunks)
+        return Prefill(batch_id, tuple(self.new_sequences), chunks, bool(self.decoding), grants, keep)
 
-    def _riding_filter(self, batch: Batch) -> tuple[int, ...] | None:
-        """Remove a Filter of the step's own batch from the end of `before` and return what it keeps.
+    def _pop_own_filter(self, batch: Batch) -> tuple[int, ...] | None:
+        """Remove a Filter of the step's own batch from the end of `messages_before` and return what it keeps.
 
         The Filter is sent with the step, which saves a call.
         """
-        last = self.before[-1] if self.before else None
-        if not isinstance(last, Filter) or last.batch != batch.number:
+        last = self.messages_before[-1] if self.messages_before else None
+        if not isinstance(last, Filter) or last.batch != batch.id:
             return None
-        del self.before[-1]
+        del self.messages_before[-1]
         return last.keep
 
 
-class Steps:
+class StepPolicy:
     """Base of the step policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, scheduler: SchedulerView) -> None:
+        self.scheduler = scheduler
 
-    def draft(self) -> Draft:
+    def draft_step(self) -> StepDraft:
         raise NotImplementedError
 
-    def grow(self, ready: list[Sequence], draft: Draft) -> None:
-        draft.grants, yielded = self.house.running.grow(ready)
-        self.house.wait_again(yielded)
-        draft.ready = [s for s in ready if s.state is State.RUNNING] if yielded else ready
+    def allocate_for_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
+        draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
+        self.scheduler.requeue_preempted(preempted)
+        draft.decoding = [s for s in decoding if s.state is SequenceState.RUNNING] if preempted else decoding
 
-    def fill(self, draft: Draft, budget: Budget, may_enter: Callable[[int], bool]) -> bool:
+    def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget, may_start_next: Callable[[int], bool]) -> bool:
         """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out."""
         assert draft.batch is not None
-        prompts = unfinished(draft.batch) if len(draft.ready) < len(draft.batch) else []
+        prompts = unfinished_prompts(draft.batch) if len(draft.decoding) < len(draft.batch) else []
         for sequence in prompts:
-            if not self._chunk(draft, budget, sequence):
+            if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_enter(budget.tokens) and (newcomer := self.house.next_newcomer()) is not None:
-            cached = self.house.running.num_cached(newcomer)
-            if not budget.chunk(cached, newcomer.length - cached):
-                self.house.turn_away(newcomer)
-                draft.crowded = True
+        while may_start_next(budget.tokens) and (newcomer := self.scheduler.next_startable()) is not None:
+            cached = self.scheduler.running.num_cached_tokens(newcomer)
+            if not budget.max_chunk_length(cached, newcomer.length - cached):
+                self.scheduler.record_over_budget(newcomer)
+                draft.is_budget_exhausted = True
                 return True
-            self.house.take(newcomer)
-            draft.newcomers.append(self.house.running.enter(newcomer, draft.batch))
-            self._chunk(draft, budget, newcomer)
+            self.scheduler.start_sequence(newcomer)
+            draft.new_sequences.append(self.scheduler.running.enter_batch(newcomer, draft.batch))
+            self._add_chunk(draft, budget, newcomer)
         return False
 
-    def _chunk(self, draft: Draft, budget: Budget, sequence: Sequence) -> int:
-        length = budget.chunk(sequence.computed, sequence.given - sequence.computed)
+    def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
+        length = budget.max_chunk_length(sequence.num_computed_tokens,
+                                         sequence.num_tokens_at_entry - sequence.num_computed_tokens)
         if length:
-            budget.spend(sequence.computed, length)
+            budget.spend(sequence.num_computed_tokens, length)
             draft.chunks.append((sequence, length))
         return length
 
     def block_size(self) -> int:
-        return self.house.running.blocks.size
+        return self.scheduler.running.block_pool.block_size
 
 
-class Mixed(Steps):
-    def __init__(self, house: House) -> None:
-        super().__init__(house)
-        self._share = PromptShare()
+class MixedPolicy(StepPolicy):
+    def __init__(self, scheduler: SchedulerView) -> None:
+        super().__init__(scheduler)
+        self._prompt_time_allowance = PromptTimeAllowance()
 
-    def draft(self) -> Draft:
-        running, draft = self.house.running, Draft()
-        ready = [s for batch in running.batches for s in batch if s.computed >= s.given]
-        self.grow(ready, draft)
-        draft.before += running.owed_filters()
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        decoding = [s for batch in running.batches for s in batch if s.num_computed_tokens >= s.num_tokens_at_entry]
+        self.allocate_for_decodes(decoding, draft)
+        draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        turned_away = self.fill(draft, self._budget(draft, draft.batch), lambda tokens: tokens > 0)
-        self._share.planned(left_out=turned_away and not draft.chunks)
+        left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch),
+                                                 lambda tokens: tokens > 0)
+        self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
         return draft
 
-    def _budget(self, draft: Draft, batch: Batch) -> Budget:
-        left, size = self.house.policy.max_prefill_tokens - len(draft.ready), self.block_size()
-        if not draft.ready:
-            return Budget(left, size)
-        num_waiting = len(batch) - len(draft.ready) + self.house.num_with_room()
-        seconds = self._share.seconds(
-            draft.load_alone(), num_waiting, self.house.policy.stall_seconds, self.house.costs)
-        return Budget(left, size, *seconds, self.house.costs)
+    def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
+        tokens_left, block_size = self.scheduler.settings.max_prefill_tokens - len(draft.decoding), self.block_size()
+        if not draft.decoding:
+            return PrefillBudget(tokens_left, block_size)
+        num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
+        seconds = self._prompt_time_allowance.allowed_seconds(
+            draft.decode_load(), num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
+        return PrefillBudget(tokens_left, block_size, *seconds, self.scheduler.cost_model)
 
 
-class Pause(Steps):
+class PausePolicy(StepPolicy):
     """Policy that prefills new sequences in a separate batch, with decode steps in between, and then joins them."""
 
-    def __init__(self, house: House) -> None:
-        super().__init__(house)
-        self._joining: Batch | None = None
+    def __init__(self, scheduler: SchedulerView) -> None:
+        super().__init__(scheduler)
+        self._prefill_batch: Batch | None = None
         self._decode_next = False
-        self._decodes = 0  # decode steps since new sequences last started
+        self._num_decode_steps = 0  # decode steps since new sequences last started
 
-    def draft(self) -> Draft:
-        running, draft = self.house.running, Draft()
-        draft.before += running.owed_filters()
-        if self._joining not in running.batches:
-            self._joining = None
-        if self._joining is not None and not unfinished(self._joining):
-            self._join(draft)
-        if not (self._decode_next and self._decoding()):
-            self._prefill(draft)
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        draft.messages_before += running.take_pending_filters()
+        if self._prefill_batch not in running.batches:
+            self._prefill_batch = None
+        if self._prefill_batch is not None and not unfinished_prompts(self._prefill_batch):
+            self._merge_prefill_batch(draft)
+        if not (self._decode_next and self._ready_sequences()):
+            self._draft_prefill(draft)
         if not draft.chunks:
-            self._decode(draft)
+            self._draft_decode(draft)
         return draft
 
-    def _prefill(self, draft: Draft) -> None:
+    def _draft_prefill(self, draft: StepDraft) -> None:
         """Continue the prompts of the joining batch, or else start new sequences if they are due."""
-        if self._joining is not None:
-            self._run_prompts(draft, self._joining, lambda _: False)
-        elif self._is_due():
-            self._take_newcomers(draft)
+        if self._prefill_batch is not None:
+            self._add_prompts(draft, self._prefill_batch, lambda _: False)
+        elif self._should_start_prefill():
+            self._start_new_sequences(draft)
 
-    def _lasting(self) -> Batch | None:
+    def _decode_batch(self) -> Batch | None:
         """Return the batch that the joining one will be merged into; None if there is none."""
-        return next((batch for batch in self.house.running.batches if batch is not self._joining), None)
+        return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
-    def _decoding(self) -> list[Sequence]:
+    def _ready_sequences(self) -> list[Sequence]:
         """Return the ready sequences of the lasting batch."""
-        lasting = self._lasting()
-        return [sequence for sequence in lasting if sequence.is_ready] if lasting is not None else []
+        batch = self._decode_batch()
+        return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
 
-    def _join(self, draft: Draft) -> None:
-        if len(self.house.running.batches) > 1:
-            draft.before.append(Concat(self.house.running.concat()))
-        self._joining = None
+    def _merge_prefill_batch(self, draft: StepDraft) -> None:
+        if len(self.scheduler.running.batches) > 1:
+            draft.messages_before.append(Concat(self.scheduler.running.concat_batches()))
+        self._prefill_batch = None
 
-    def _is_due(self) -> bool:
-        policy, running, waiting = self.house.policy, len(self.house.running), self.house.num_startable()
-        if not waiting:
+    def _should_start_prefill(self) -> bool:
+        settings, num_running, num_waiting = (self.scheduler.settings, len(self.scheduler.running),
+                                              self.scheduler.num_startable())
+        if not num_waiting:
             return False
-        enough = waiting >= max(1, int(running * policy.waiting_served_ratio))
-        return not running or enough or self._decodes >= policy.max_waiting_tokens
+        enough = num_waiting >= max(1, int(num_running * settings.waiting_served_ratio))
+        return not num_running or enough or self._num_decode_steps >= settings.max_waiting_tokens
 
-    def _take_newcomers(self, draft: Draft) -> None:
-        if self.house.next_newcomer() is None:
+    def _start_new_sequences(self, draft: StepDraft) -> None:
+        if self.scheduler.next_startable() is None:
             return
-        self._joining = self.house.running.new_batch()
-        self._decodes = 0
-        whole = self.house.policy.max_prefill_tokens
-        self._run_prompts(draft, self._joining, lambda left: self._fits_whole(left, whole))
+        self._prefill_batch = self.scheduler.running.new_batch()
+        self._num_decode_steps = 0
+        full_budget = self.scheduler.settings.max_prefill_tokens
+        self._add_prompts(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
 
-    def _fits_whole(self, left: int, whole: int) -> bool:
+    def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        newcomer = self.house.next_newcomer()
+        newcomer = self.scheduler.next_startable()
         if newcomer is None:
             return False
-        return left == whole or newcomer.length - self.house.running.num_cached(newcomer) <= left
+        return (tokens_left == full_budget
+                or newcomer.length - self.scheduler.running.num_cached_tokens(newcomer) <= tokens_left)
 
-    def _run_prompts(self, draft: Draft, joining: Batch, may_enter: Callable[[int], bool]) -> None:
-        draft.batch = joining
-        self.fill(draft, Budget(self.house.policy.max_prefill_tokens, self.block_size()), may_enter)
+    def _add_prompts(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
+        draft.batch = batch
+        self.add_prompt_chunks(draft, PrefillBudget(self.scheduler.settings.max_prefill_tokens, self.block_size()),
+                               may_start_next)
         self._decode_next = True
 
-    def _decode(self, draft: Draft) -> None:
+    def _draft_decode(self, draft: StepDraft) -> None:
         self._decode_next = False
-        ready = self._decoding()
+        ready = self._ready_sequences()
         if ready:
-            self._decodes += 1
-            self.grow(ready, draft)
-            draft.before += self.house.running.owed_filters()
-            draft.batch = self._lasting()
+            self._num_decode_steps += 1
+            self.allocate_for_decodes(ready, draft)
+            draft.messages_before += self.scheduler.running.take_pending_filters()
+            draft.batch = self._decode_batch()
 
 
-def unfinished(batch: Batch) -> list[Sequence]:
-    return [sequence for sequence in batch if not sequence.is_ready]
+def unfinished_prompts(batch: Batch) -> list[Sequence]:
+    return [sequence for sequence in batch if not sequence.is_ready_to_decode]
 
 
-def load_of_decodes(ready: list[Sequence]) -> Load:
-    """Return the load of decoding one token per sequence. Call before `Step.of`, which advances the sequences."""
-    return Load(rows=len(ready), context=sum([s.length + s.in_flight for s in ready]))
+def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
+    """Return the load of decoding one token per sequence. To be called before `StepInFlight.from_draft`."""
+    return StepLoad(rows=len(decoding), context=sum([s.length + s.num_steps_in_flight for s in decoding]))
 
 
-def load_of_step(draft: Draft) -> Load:
-    """Return the load of the drafted step. Call before `Step.of` advances the sequences."""
-    ready = draft.load_alone()
-    chunks = [load_of_chunk(sequence.computed, length) for sequence, length in draft.chunks]
-    context = ready.context + sum(chunk.context for chunk in chunks)
-    return Load(ready.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)
+def compute_step_load(draft: StepDraft) -> StepLoad:
+    """Return the load of the drafted step. Call before `StepInFlight.from_draft` advances the sequences."""
+    decode_load = draft.decode_load()
+    chunks = [compute_chunk_load(sequence.num_computed_tokens, length) for sequence, length in draft.chunks]
+    context = decode_load.context + sum(chunk.context for chunk in chunks)
+    return StepLoad(decode_load.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)

@@ -2,59 +2,65 @@
 
 Such a text cannot be cut, takes no blocks and enters no batch. The first sequence in turn decides the kind of a step,
 but between two pooling steps running sequences get a step of their own. While sequences decode, pooling shares the
-time with the decodes as prompts do (`PromptShare`), except that the whole pooling step counts as added time.
+time with the decodes as prompts do (`PromptTimeAllowance`), except that the whole pooling step counts as added time.
 """
 
-from router.request import Wish
-from router.scheduler.cost_model import Load
-from router.scheduler.policies import Draft, House, load_of_decodes
-from router.scheduler.prefill_budget import Budget, PromptShare
+from router.request import RequestKind
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.policies import SchedulerView, StepDraft, compute_decode_load
+from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance
 from router.scheduler.sequence import Sequence
 
-ONE_TOKEN = 1  # block size for the budget: a text takes no blocks
+BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 
 
-class Embeds:
-    def __init__(self, house: House) -> None:
-        self.house = house
-        self._was_last = False  # the step before was a pooling step
-        self._share = PromptShare()
+class PoolingPolicy:
+    def __init__(self, scheduler: SchedulerView) -> None:
+        self.scheduler = scheduler
+        self._last_step_was_pooling = False  # the step before was a pooling step
+        self._prompt_time_allowance = PromptTimeAllowance()
 
-    def draft(self) -> Draft | None:
+    def draft_step(self) -> StepDraft | None:
         """Return a pooling step; None if the next step generates text."""
-        wish = self.house.next_wish()
-        if wish is Wish.TEXT and not self.house.num_embeds():
-            self._share.planned(left_out=False)  # no pooling request waits any more: the earned seconds expire
-        is_theirs = wish is not Wish.TEXT and not (self._was_last and len(self.house.running))
-        draft = self._draft(wish) if is_theirs else None
-        self._was_last = draft is not None
+        kind = self.scheduler.next_request_kind()
+        if kind is RequestKind.GENERATE and not self.scheduler.num_waiting_pooling():
+            # no pooling request waits any more: the earned seconds expire
+            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=False)
+        may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
+                                                             and len(self.scheduler.running))
+        draft = self._draft_pooling_step(kind) if may_pool else None
+        self._last_step_was_pooling = draft is not None
         return draft
 
-    def _draft(self, wish: Wish) -> Draft | None:
-        draft, budget, most = Draft(wish=wish), self._budget(), self.house.policy.max_batch_size
-        while len(draft.chunks) < most and (text := self.house.next_newcomer(wish)) is not None:
-            if budget.chunk(0, text.length) < text.length:
-                self.house.turn_away(text)
-                draft.crowded = True
+    def _draft_pooling_step(self, kind: RequestKind) -> StepDraft | None:
+        draft, budget, max_sequences = StepDraft(kind=kind), self._make_budget(), self.scheduler.settings.max_batch_size
+        while len(draft.chunks) < max_sequences and (sequence := self.scheduler.next_startable(kind)) is not None:
+            if budget.max_chunk_length(0, sequence.length) < sequence.length:
+                self.scheduler.record_over_budget(sequence)
+                draft.is_budget_exhausted = True
                 break
-            self._take(text, draft, budget)
-        self._share.planned(left_out=draft.crowded and not draft.chunks)
+            self._add_sequence(sequence, draft, budget)
+        self._prompt_time_allowance.record_planned_step(left_out_all_prompts=draft.is_budget_exhausted
+                                                        and not draft.chunks)
         return draft if draft.chunks else None
 
-    def _take(self, text: Sequence, draft: Draft, budget: Budget) -> None:
-        self.house.take(text)
-        budget.spend(0, text.length)
-        draft.newcomers.append(self.house.running.pass_through(text))
-        draft.chunks.append((text, text.length))
+    def _add_sequence(self, sequence: Sequence, draft: StepDraft, budget: PrefillBudget) -> None:
+        self.scheduler.start_sequence(sequence)
+        budget.spend(0, sequence.length)
+        draft.new_sequences.append(self.scheduler.running.start_pooling(sequence))
+        draft.chunks.append((sequence, sequence.length))
 
-    def _budget(self) -> Budget:
+    def _make_budget(self) -> PrefillBudget:
         """Return the budget of a pooling step.
 
         The constant cost of the step counts as added time too, since the whole step delays the decodes.
         """
-        policy, costs = self.house.policy, self.house.costs
-        decodes = load_of_decodes([sequence for sequence in self.house.running if sequence.is_ready])
-        if not decodes.rows:
-            return Budget(policy.max_prefill_tokens, ONE_TOKEN)
-        *_, seconds = self._share.seconds(decodes, 0, policy.stall_seconds, costs)
-        return Budget(policy.max_prefill_tokens, ONE_TOKEN, seconds - costs.predict(Load()), costs=costs)
+        settings, cost_model = self.scheduler.settings, self.scheduler.cost_model
+        decode_load = compute_decode_load([sequence for sequence in self.scheduler.running
+                                           if sequence.is_ready_to_decode])
+        if not decode_load.rows:
+            return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE)
+        *_, seconds = self._prompt_time_allowance.allowed_seconds(decode_load, 0, settings.max_stall_seconds,
+                                                                  cost_model)
+        return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE, seconds - cost_model.predict(StepLoad()),
+                             cost_model=cost_model)

@@ -5,29 +5,31 @@ one would; so shards need no code for this policy. The cost of a step grows with
 The policy is a baseline for comparisons.
 """
 
-from router.scheduler.policies import Draft, Steps
-from router.scheduler.prefill_budget import Budget
-from router.scheduler.sequence import Sequence, State
+from router.scheduler.policies import StepDraft, StepPolicy
+from router.scheduler.prefill_budget import PrefillBudget
+from router.scheduler.sequence import Sequence, SequenceState
 
 
-class Anew(Steps):
-    def draft(self) -> Draft:
-        running, draft = self.house.running, Draft()
-        again = sorted((sequence for sequence in running if sequence.is_ready), key=lambda sequence: sequence.rank)
-        for sequence in again:
-            running.leave(sequence, State.YIELDING)
-        draft.before += running.owed_filters()
+class RecomputePolicy(StepPolicy):
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        returning = sorted((sequence for sequence in running if sequence.is_ready_to_decode),
+                           key=lambda sequence: sequence.priority_key)
+        for sequence in returning:
+            running.remove_sequence(sequence, SequenceState.PREEMPTED)
+        draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        self._enter_again(again, draft)
-        self.fill(draft, Budget(self.house.policy.max_prefill_tokens, self.block_size()), lambda left: left > 0)
+        self._reenter_sequences(returning, draft)
+        self.add_prompt_chunks(draft, PrefillBudget(self.scheduler.settings.max_prefill_tokens, self.block_size()),
+                               lambda left: left > 0)
         return draft
 
-    def _enter_again(self, again: list[Sequence], draft: Draft) -> None:
+    def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
         """Enter the sequences in order of rank, up to the first that does not fit with its new token; the rest wait."""
         assert draft.batch is not None
-        running = self.house.running
-        for place, sequence in enumerate(again):
-            if not running.may_enter_again(sequence):
-                self.house.wait_again(again[place:])
+        running = self.scheduler.running
+        for index, sequence in enumerate(returning):
+            if not running.can_reenter(sequence):
+                self.scheduler.requeue_preempted(returning[index:])
                 return
-            draft.newcomers.append(running.enter(sequence, draft.batch))
+            draft.new_sequences.append(running.enter_batch(sequence, draft.batch))

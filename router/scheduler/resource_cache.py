@@ -13,276 +13,283 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, Resource
-from router.scheduler.fairness import Shares
-from router.scheduler.plan import Bring, Move, Remove
+from router.scheduler.fairness import FairShares
+from router.scheduler.plan import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
-from router.scheduler.settings import Policy
-from router.scheduler.timeline import Cause
-from router.scheduler.waiting_queue import Queue
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.timeline import RequestPhase
+from router.scheduler.waiting_queue import WaitingQueue
 
-MOST_IDLE_GRAMMARS = 32
+MAX_IDLE_GRAMMARS = 32
 # An adapter that no request has started with since it was loaded stays for this much longer, or its load would be
-# wasted. If it is unused even then, its requests are held (their clients do not read) or no request has room.
-UNUSED_SECONDS = 10.0
+# wasted. If it is unused even then, its requests are suspended (their clients do not read) or no request has room.
+UNUSED_GRACE_SECONDS = 10.0
 
 
-class Presence(Enum):
-    COMING = auto()
-    HERE = auto()
-    CLOSED = auto()  # no request may start with it; unloaded once no running one uses it
-    LEAVING = auto()
+class ResourceState(Enum):
+    LOADING = auto()
+    LOADED = auto()
+    DRAINING = auto()  # no request may start with it; unloaded once no running one uses it
+    UNLOADING = auto()
 
 
-STAYING = frozenset({Presence.COMING, Presence.HERE})
+RETAINED_STATES = frozenset({ResourceState.LOADING, ResourceState.LOADED})
 # Shown to users.
-ABSENT = "absent"
-STATES = {Presence.COMING: "coming", Presence.HERE: "here", Presence.CLOSED: "leaving", Presence.LEAVING: "leaving"}
+ABSENT_STATUS = "absent"
+STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here", ResourceState.DRAINING: "leaving",
+                   ResourceState.UNLOADING: "leaving"}
 
 
 @dataclass(slots=True, eq=False)
-class Resident:
+class CachedResource:
     resource: Resource
-    presence: Presence
-    since: float
+    state: ResourceState
+    state_changed_at: float
     is_used: bool = False  # whether a request has started with it since it was loaded
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AdapterStatus:
     """Status of an adapter."""
 
     state: str
     num_users: int  # unfinished requests that need it
 
 
-class Residents:
+class ResourceCache:
     """State of each resource on the shards, and the loads and unloads to be done."""
 
-    def __init__(self, policy: Policy, queue: Queue, shares: Shares, present: set[Resource]) -> None:
-        """Create an empty cache. `present` has the resources that new sequences may use; only this class changes it."""
-        self._policy = policy
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
+                 available: set[Resource]) -> None:
+        """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
+        it."""
+        self._settings = settings
         self._queue = queue
-        self._shares = shares
-        self._present = present
-        self._residents: dict[Resource, Resident] = {}
-        self._users: dict[Resource, int] = {}  # number of unfinished sequences that need it, if not 0
+        self._fair_shares = fair_shares
+        self._available = available
+        self._cached: dict[Resource, CachedResource] = {}
+        self._num_users: dict[Resource, int] = {}  # number of unfinished sequences that need it, if not 0
         # Present but needed by no sequence, least recently used first.
-        self._idle: dict[str, OrderedDict[Resource, None]] = {kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._closed: dict[Resource, None] = {}  # in the order in which they were closed
-        self._dropped: dict[Resource, None] = {}  # to be unloaded once no unfinished sequence needs them
-        self._most_bytes = 0
-        self.moves: list[Move] = []  # not yet returned by `Scheduler.moves`
+        self._idle_by_kind: dict[str, OrderedDict[Resource, None]] = {
+            kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
+        self._draining: dict[Resource, None] = {}  # in the order in which they were closed
+        self._unload_requests: dict[Resource, None] = {}  # to be unloaded once no unfinished sequence needs them
+        self._max_adapter_bytes = 0
+        self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
-    def start_empty(self, most_bytes: int) -> None:
+    def set_adapter_memory(self, max_adapter_bytes: int) -> None:
         """Set how many bytes of adapters fit on a shard."""
-        self._most_bytes = most_bytes
+        self._max_adapter_bytes = max_adapter_bytes
 
     # -- demand
 
-    def enter(self, sequence: Sequence) -> None:
-        for need in sequence.request.needs:
-            self._users[need] = self._users.get(need, 0) + 1
-            self._dropped.pop(need, None)
-            self._idle[need.kind].pop(need, None)
+    def add_user(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._num_users[resource] = self._num_users.get(resource, 0) + 1
+            self._unload_requests.pop(resource, None)
+            self._idle_by_kind[resource.kind].pop(resource, None)
 
-    def started(self, sequence: Sequence) -> None:
-        for need in sequence.request.needs:
-            self._residents[need].is_used = True
+    def mark_used(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._cached[resource].is_used = True
 
-    def leave(self, sequence: Sequence) -> None:
-        for need in sequence.request.needs:
-            self._users[need] -= 1
-            if not self._users[need]:
-                del self._users[need]
-                if need in self._present:
-                    self._idle[need.kind][need] = None
-                elif need not in self._residents:
-                    self._dropped.pop(need, None)
+    def remove_user(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._num_users[resource] -= 1
+            if not self._num_users[resource]:
+                del self._num_users[resource]
+                if resource in self._available:
+                    self._idle_by_kind[resource.kind][resource] = None
+                elif resource not in self._cached:
+                    self._unload_requests.pop(resource, None)
 
-    def want(self, resource: Resource) -> None:
+    def request_load(self, resource: Resource) -> None:
         """Load the resource even if no request needs it."""
-        self._dropped.pop(resource, None)
-        if resource not in self._present:
-            self._queue.wish(resource)
+        self._unload_requests.pop(resource, None)
+        if resource not in self._available:
+            self._queue.request_load(resource)
 
-    def drop(self, resource: Resource) -> None:
-        """Unload the resource once no unfinished sequence needs it, unless it is one that `stays`.
+    def request_unload(self, resource: Resource) -> None:
+        """Unload the resource once no unfinished sequence needs it, unless it is pinned.
 
-        This takes back a `want`; a later `want`, or a new sequence that needs the resource, cancels it.
+        This takes back a `request_load`; a later `request_load`, or a new sequence that needs the resource, cancels it.
         """
-        self._queue.unwish(resource)
-        if not resource.stays and (resource in self._residents or resource in self._users):
-            self._dropped[resource] = None
+        self._queue.cancel_load_request(resource)
+        if not resource.is_pinned and (resource in self._cached or resource in self._num_users):
+            self._unload_requests[resource] = None
 
     @property
-    def adapters(self) -> dict[Resource, Standing]:
+    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
         """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
-        states = {resource: STATES[resident.presence] for resource, resident in self._residents.items()}
-        known = dict.fromkeys(self._users, ABSENT) | states
-        return {resource: Standing(state, self._users.get(resource, 0)) for resource, state in known.items()
+        states = {resource: STATUS_BY_STATE[resident.state] for resource, resident in self._cached.items()}
+        known = dict.fromkeys(self._num_users, ABSENT_STATUS) | states
+        return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
 
-    def misfit(self, resource: Resource) -> str:
+    def why_never_fits(self, resource: Resource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
-        if resource.kind != ADAPTER or resource in self._residents:
+        if resource.kind != ADAPTER or resource in self._cached:
             return ""
-        stay = [resident.resource for resident in self._adapters() if resident.resource.stays]
-        room = self._most_bytes - sum(other.takes for other in stay)
-        if resource.takes > room:
-            return (f"the adapter takes {resource.takes:,} bytes of memory, and there are {room:,} for adapters that "
-                    f"come and go (--adapter-memory-fraction)")
-        if len(stay) >= self._policy.max_active_adapters:
+        pinned = [resident.resource for resident in self._cached_adapters() if resident.resource.is_pinned]
+        free_bytes = self._max_adapter_bytes - sum(other.max_bytes for other in pinned)
+        if resource.max_bytes > free_bytes:
+            return (f"the adapter takes {resource.max_bytes:,} bytes of memory, and there are {free_bytes:,} for "
+                    f"adapters that come and go (--adapter-memory-fraction)")
+        if len(pinned) >= self._settings.max_active_adapters:
             return (f"every place is taken by an adapter that stays (--max-active-adapters "
-                    f"{self._policy.max_active_adapters})")
+                    f"{self._settings.max_active_adapters})")
         return ""
 
     # -- loading and unloading
 
-    def came(self, resource: Resource, now: float) -> None:
+    def record_loaded(self, resource: Resource, now: float) -> None:
         """Record that every rank has loaded the resource, even if it was not requested here."""
-        self._residents[resource] = Resident(resource, Presence.HERE, now)
-        self._open(resource, now)
+        self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
+        self._make_available(resource, now)
 
-    def gone(self, resource: Resource, now: float) -> None:
+    def record_unloaded(self, resource: Resource, now: float) -> None:
         """Record that the resource is unloaded or unusable."""
-        if self._residents.pop(resource, None) is not None:
-            self._shut(resource, now)
-            self._closed.pop(resource, None)
-            if resource not in self._users:
-                self._dropped.pop(resource, None)
+        if self._cached.pop(resource, None) is not None:
+            self._make_unavailable(resource, now)
+            self._draining.pop(resource, None)
+            if resource not in self._num_users:
+                self._unload_requests.pop(resource, None)
 
-    def lost(self, now: float, *, everything: bool) -> None:
-        """Forget the loads and unloads in progress after a loss of the shards; with `everything`, all resources.
+    def record_shard_loss(self, now: float, *, lost_all: bool) -> None:
+        """Forget the loads and unloads in progress after a loss of the shards; with `lost_all`, all resources.
 
-        `arrange` loads again what sequences need.
+        `plan_loads_and_unloads` loads again what sequences need.
         """
-        for resident in [*self._residents.values()]:
-            if everything or resident.presence in {Presence.COMING, Presence.LEAVING}:
-                self.gone(resident.resource, now)
-        self.moves.clear()
+        for cached in [*self._cached.values()]:
+            if lost_all or cached.state in {ResourceState.LOADING, ResourceState.UNLOADING}:
+                self.record_unloaded(cached.resource, now)
+        self.pending_commands.clear()
         self.wake_at = None
 
-    def arrange(self, now: float, used: Callable[[], set[Resource]]) -> None:
-        """Plan loads and unloads. `used` returns the resources of running sequences and of steps in flight."""
+    def plan_loads_and_unloads(self, now: float, find_resources_in_use: Callable[[], set[Resource]]) -> None:
+        """Plan loads and unloads. `find_resources_in_use` returns those of running sequences and steps in flight."""
         self.wake_at = None
-        if self._queue.aside:
-            wanted = self._wanted()
-            adapters = [resource for resource in wanted if resource.kind == ADAPTER]
-            self._reopen(now, adapters=not adapters)
+        if self._queue.blocked_by_resource:
+            to_load = self._resources_to_load()
+            adapters = [resource for resource in to_load if resource.kind == ADAPTER]
+            self._stop_draining(now, include_adapters=not adapters)
             if adapters:
-                self._make_room(adapters, now)
-            if wanted:
-                self._bring(wanted, now)
-        while len(self._idle[GRAMMAR]) > MOST_IDLE_GRAMMARS:
-            self._close(self._residents[next(iter(self._idle[GRAMMAR]))], now)
-        for resource in [resource for resource in self._dropped if resource in self._idle[resource.kind]]:
-            self._close(self._residents[resource], now)
-        if self._closed:
-            self._send_away(used(), now)
+                self._make_room_for_adapters(adapters, now)
+            if to_load:
+                self._start_loads(to_load, now)
+        while len(self._idle_by_kind[GRAMMAR]) > MAX_IDLE_GRAMMARS:
+            self._start_draining(self._cached[next(iter(self._idle_by_kind[GRAMMAR]))], now)
+        for resource in [resource for resource in self._unload_requests
+                         if resource in self._idle_by_kind[resource.kind]]:
+            self._start_draining(self._cached[resource], now)
+        if self._draining:
+            self._start_unloads(find_resources_in_use(), now)
 
     # -- internals
 
-    def _adapters(self) -> list[Resident]:
-        return [resident for resource, resident in self._residents.items() if resource.kind == ADAPTER]
+    def _cached_adapters(self) -> list[CachedResource]:
+        return [resident for resource, resident in self._cached.items() if resource.kind == ADAPTER]
 
-    def _wanted(self) -> list[Resource]:
+    def _resources_to_load(self) -> list[Resource]:
         """Return the awaited resources that must be loaded, longest awaited first.
 
         If several tenants compete, those of the tenant that has received least go first.
         """
-        wanted = [resource for resource in self._queue.aside if resource not in self._residents]
-        if not self._shares.several or len(wanted) < 2:
-            return wanted
-        tenants = {resource: {s.request.tenant.name for s in self._queue.aside[resource]} for resource in wanted}
-        order = self._shares.order(set[str]().union(*tenants.values()))
-        return sorted(wanted, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
+        to_load = [resource for resource in self._queue.blocked_by_resource if resource not in self._cached]
+        if not self._fair_shares.has_competition or len(to_load) < 2:
+            return to_load
+        tenants = {resource: {s.request.tenant.name for s in self._queue.blocked_by_resource[resource]}
+                   for resource in to_load}
+        order = self._fair_shares.sort_tenants(set[str]().union(*tenants.values()))
+        return sorted(to_load, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
 
-    def _make_room(self, wanted: list[Resource], now: float) -> None:
+    def _make_room_for_adapters(self, to_load: list[Resource], now: float) -> None:
         """Close adapters to make room for the wanted ones, in order, as long as one may be evicted."""
-        staying = [resident for resident in self._adapters() if resident.presence in STAYING]
-        places = self._policy.max_active_adapters - len(staying)
-        room = self._most_bytes - sum(resident.resource.takes for resident in staying)
-        leavers = self._leavers(staying, now)
-        for resource in wanted:
-            while places < 1 or room < resource.takes:
-                leaver = next(leavers, None)
-                if leaver is None:
+        retained = [resident for resident in self._cached_adapters() if resident.state in RETAINED_STATES]
+        num_free_places = self._settings.max_active_adapters - len(retained)
+        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in retained)
+        evictable = self._evictable_adapters(retained, now)
+        for resource in to_load:
+            while num_free_places < 1 or free_bytes < resource.max_bytes:
+                evicted = next(evictable, None)
+                if evicted is None:
                     return
-                self._close(leaver, now)
-                places, room = places + 1, room + leaver.resource.takes
-            places, room = places - 1, room - resource.takes
+                self._start_draining(evicted, now)
+                num_free_places, free_bytes = num_free_places + 1, free_bytes + evicted.resource.max_bytes
+            num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
 
-    def _leavers(self, staying: list[Resident], now: float) -> Iterator[Resident]:
+    def _evictable_adapters(self, retained: list[CachedResource], now: float) -> Iterator[CachedResource]:
         """Yield the adapters that may be evicted now, in order; set `wake_at` to the time of the next one."""
-        here = [r for r in staying if r.presence is Presence.HERE and not r.resource.stays]
-        places = {resource: place for place, resource in enumerate(self._idle[ADAPTER])}
-        yield from sorted((r for r in here if r.resource in places), key=lambda r: places[r.resource])
-        needed = [(self._due(resident), resident) for resident in here if resident.resource not in places]
-        for due, resident in sorted(needed, key=lambda pair: pair[0]):
-            if now < due:
-                self.wake_at = due
+        loaded = [r for r in retained if r.state is ResourceState.LOADED and not r.resource.is_pinned]
+        idle_order = {resource: place for place, resource in enumerate(self._idle_by_kind[ADAPTER])}
+        yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
+        needed = [(self._evictable_at(resident), resident) for resident in loaded
+                  if resident.resource not in idle_order]
+        for evictable_at, resident in sorted(needed, key=lambda pair: pair[0]):
+            if now < evictable_at:
+                self.wake_at = evictable_at
                 return
             yield resident
 
-    def _due(self, resident: Resident) -> float:
+    def _evictable_at(self, cached: CachedResource) -> float:
         """Return when the adapter's cycle time is over."""
-        due = resident.since + self._policy.adapter_cycle_seconds
-        return due if resident.is_used else due + UNUSED_SECONDS
+        cycle_end = cached.state_changed_at + self._settings.adapter_cycle_seconds
+        return cycle_end if cached.is_used else cycle_end + UNUSED_GRACE_SECONDS
 
-    def _bring(self, wanted: list[Resource], now: float) -> None:
+    def _start_loads(self, to_load: list[Resource], now: float) -> None:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
-        here = self._adapters()
-        places = self._policy.max_active_adapters - len(here)
-        room = self._most_bytes - sum(resident.resource.takes for resident in here)
-        for resource in wanted:
+        cached_adapters = self._cached_adapters()
+        num_free_places = self._settings.max_active_adapters - len(cached_adapters)
+        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in cached_adapters)
+        for resource in to_load:
             if resource.kind == ADAPTER:
-                places, room = places - 1, room - resource.takes
-                if places < 0 or room < 0:
+                num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
+                if num_free_places < 0 or free_bytes < 0:
                     continue
-            self._residents[resource] = Resident(resource, Presence.COMING, now)
-            self.moves.append(Bring(resource))
+            self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
+            self.pending_commands.append(LoadResource(resource))
 
-    def _send_away(self, used: set[Resource], now: float) -> None:
-        for resource in [*self._closed]:
-            if resource not in used:
-                del self._closed[resource]
-                self._residents[resource] = Resident(resource, Presence.LEAVING, now)
-                self.moves.append(Remove(resource))
+    def _start_unloads(self, in_use: set[Resource], now: float) -> None:
+        for resource in [*self._draining]:
+            if resource not in in_use:
+                del self._draining[resource]
+                self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
+                self.pending_commands.append(UnloadResource(resource))
 
-    def _close(self, resident: Resident, now: float) -> None:
-        resident.presence = Presence.CLOSED
-        self._closed[resident.resource] = None
-        self._shut(resident.resource, now)
+    def _start_draining(self, cached: CachedResource, now: float) -> None:
+        cached.state = ResourceState.DRAINING
+        self._draining[cached.resource] = None
+        self._make_unavailable(cached.resource, now)
 
-    def _reopen(self, now: float, *, adapters: bool) -> None:
-        """Reopen the closed resources that were not dropped: grammars, and with `adapters` adapters too.
+    def _stop_draining(self, now: float, *, include_adapters: bool) -> None:
+        """Reopen the closed resources that were not dropped: grammars, and with `include_adapters` adapters too.
 
         Adapters are reopened only if no other one needs their room.
         """
-        for resource in [*self._closed]:
-            if resource not in self._dropped and (adapters or resource.kind != ADAPTER):
-                del self._closed[resource]
-                self._residents[resource].presence = Presence.HERE
-                self._open(resource, now)
+        for resource in [*self._draining]:
+            if resource not in self._unload_requests and (include_adapters or resource.kind != ADAPTER):
+                del self._draining[resource]
+                self._cached[resource].state = ResourceState.LOADED
+                self._make_available(resource, now)
 
-    def _open(self, resource: Resource, now: float) -> None:
-        self._present.add(resource)
-        if resource not in self._users:
-            self._idle[resource.kind][resource] = None
-        for sequence in self._queue.came(resource):
-            sequence.story.turn(waiting_for(sequence), now)
+    def _make_available(self, resource: Resource, now: float) -> None:
+        self._available.add(resource)
+        if resource not in self._num_users:
+            self._idle_by_kind[resource.kind][resource] = None
+        for sequence in self._queue.unblock_sequences(resource):
+            sequence.timeline.enter_phase(waiting_phase(sequence), now)
 
-    def _shut(self, resource: Resource, now: float) -> None:
-        if resource in self._present:
-            self._present.remove(resource)
-            self._idle[resource.kind].pop(resource, None)
-            for sequence in self._queue.left(resource):
-                sequence.story.turn(waiting_for(sequence), now)
+    def _make_unavailable(self, resource: Resource, now: float) -> None:
+        if resource in self._available:
+            self._available.remove(resource)
+            self._idle_by_kind[resource.kind].pop(resource, None)
+            for sequence in self._queue.block_sequences(resource):
+                sequence.timeline.enter_phase(waiting_phase(sequence), now)
 
 
-def waiting_for(sequence: Sequence) -> Cause:
+def waiting_phase(sequence: Sequence) -> RequestPhase:
     """Return what a waiting sequence waits for: its client, a resource, or else its turn."""
-    if sequence.held:
-        return Cause.READER
-    return Cause.QUEUE if sequence.lacks is None else Cause(sequence.lacks.kind)
+    if sequence.is_suspended:
+        return RequestPhase.SLOW_CLIENT
+    return RequestPhase.QUEUE if sequence.missing_resource is None else RequestPhase(sequence.missing_resource.kind)

@@ -3,75 +3,78 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
-from router.request import FinishReason, Wish
-from router.scheduler.events import Event, Produced
-from router.scheduler.fairness import PER_GENERATED_TOKEN, Shares
-from router.scheduler.fault_isolation import Trials
-from router.scheduler.plan import Answer
-from router.scheduler.running import Running
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.sequence_table import Register
-from router.scheduler.timeline import Cause
-from router.scheduler.under_way import Step
-from router.text.stop_strings import count_tokens
+from router.request import FinishReason, RequestKind
+from router.scheduler.events import SchedulerEvent, TokensAccepted
+from router.scheduler.fairness import COST_PER_GENERATED_TOKEN, FairShares
+from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.plan import StepResult
+from router.scheduler.running import RunningSequences
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence_table import SequenceTable
+from router.scheduler.timeline import RequestPhase
+from router.scheduler.under_way import StepInFlight
+from router.text.stop_strings import count_accepted_tokens
 
 
-class Answers:
-    def __init__(self, sequences: Register, shares: Shares, trials: Trials) -> None:
+class ResultProcessor:
+    def __init__(self, sequences: SequenceTable, fair_shares: FairShares, fault_isolation: FaultIsolation) -> None:
         self._sequences = sequences
-        self._shares = shares
-        self._trials = trials
+        self._fair_shares = fair_shares
+        self._fault_isolation = fault_isolation
 
-    def start_empty(self, running: Running) -> None:
+    def reset_shard_state(self, running: RunningSequences) -> None:
         self._running = running
 
-    def heard(self, step: Step, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
+    def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
+                     now: float) -> list[SchedulerEvent]:
         """Apply the answer to this step; return the events.
 
-        `stopped` maps the sequences whose text has just reached a stop string to the number of this answer's tokens
-        that count.
+        `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
+        tokens that count.
         """
-        if step.wish is not Wish.TEXT:
-            return self._told(step, answer.failed, now)
-        counts: dict[int, int] = {}
-        events: list[Event] = [Produced(counts)] if step.expects else []
-        rows, failed = answer.rows, answer.failed
-        for filled in step.fills:
-            if filled.is_there and filled.sequence.number not in failed:
-                self._filled(filled.sequence, filled.end, now)
-        for sequence in step.expects:
-            sequence.in_flight -= 1
-            number = sequence.number
-            if sequence.state is not State.OVER and number not in failed:
-                counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events, now)
-                if sequence.state is State.YIELDING:
-                    self._sequences.wait_once_answered(sequence)
-        if self._trials:
-            self._trials.acquit(counts)
-        return events + [self._sequences.fail(self._sequences[n], why, now) for n, why in failed.items()
+        if step.kind is not RequestKind.GENERATE:
+            return self._finish_pooling(step, result.failures, now)
+        token_counts: dict[int, int] = {}
+        events: list[SchedulerEvent] = [TokensAccepted(token_counts)] if step.members_with_output else []
+        rows, failures = result.rows, result.failures
+        for chunk_write in step.chunk_writes:
+            if chunk_write.is_valid and chunk_write.sequence.id not in failures:
+                self._record_computed_chunk(chunk_write.sequence, chunk_write.num_cached_tokens, now)
+        for sequence in step.members_with_output:
+            sequence.num_steps_in_flight -= 1
+            sequence_id = sequence.id
+            if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:
+                token_counts[sequence_id] = self._accept_tokens(sequence, rows[sequence_id].tokens,
+                                                                stop_token_counts.get(sequence_id), events, now)
+                if sequence.state is SequenceState.PREEMPTED:
+                    self._sequences.requeue_if_answered(sequence)
+        if self._fault_isolation:
+            self._fault_isolation.clear_suspects(token_counts)
+        return events + [self._sequences.fail(self._sequences[n], why, now) for n, why in failures.items()
                          if n in self._sequences]
 
-    def _filled(self, sequence: Sequence, end: int, now: float) -> None:
-        """Record that a chunk was computed: the first `end` tokens of the sequence are in the cache."""
-        self._running.publish(sequence, end)
-        if end >= sequence.given:
-            sequence.story.turn(Cause.DECODE, now)
+    def _record_computed_chunk(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
+        """Record that a chunk was computed: the first `num_computed_tokens` tokens of the sequence are in the cache."""
+        self._running.publish_blocks(sequence, num_computed_tokens)
+        if num_computed_tokens >= sequence.num_tokens_at_entry:
+            sequence.timeline.enter_phase(RequestPhase.DECODE, now)
 
-    def _told(self, step: Step, failed: Mapping[int, str], now: float) -> list[Event]:
+    def _finish_pooling(self, step: StepInFlight, failures: Mapping[int, str], now: float) -> list[SchedulerEvent]:
         """Finish or fail all sequences of a pooling step, since it is their only one."""
-        here = [sequence for sequence in step.members if sequence.state is not State.OVER]
-        return [self._sequences.fail(sequence, failed[sequence.number], now) if sequence.number in failed
-                else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in here]
+        unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]
+        return [self._sequences.fail(sequence, failures[sequence.id], now) if sequence.id in failures
+                else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
 
-    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event], now: float) -> int:
+    def _accept_tokens(self, sequence: Sequence, tokens: Rows[int], stop_token_count: int | None,
+                       events: list[SchedulerEvent], now: float) -> int:
         request = sequence.request
-        counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
-        sequence.accept(tokens if counted == len(tokens) else tokens[:counted])
-        sequence.num_deaths = 0
-        if self._shares.several:
-            self._shares.charge(request.tenant, PER_GENERATED_TOKEN * counted)
+        num_accepted, reason = count_accepted_tokens(request, len(sequence.generated), tokens, stop_token_count)
+        sequence.append_tokens(tokens if num_accepted == len(tokens) else tokens[:num_accepted])
+        sequence.num_shard_deaths = 0
+        if self._fair_shares.has_competition:
+            self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)
         if reason is None and now >= sequence.deadline:
             reason = FinishReason.TIMEOUT
         if reason is not None:
             events.append(self._sequences.finish(sequence, reason, now))
-        return counted
+        return num_accepted

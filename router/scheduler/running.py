@@ -1,7 +1,7 @@
 """Running batches and the cache blocks that they hold: entry, growth, preemption and removal of sequences.
 
-A sequence leaves its batch here first. The Filter that tells the shards (`owed_filters`) is sent before or with the
-next step of a batch (pooling steps use no blocks), and so before any other sequence uses its blocks.
+A sequence leaves its batch here first. The Filter that tells the shards (`take_pending_filters`) is sent before or with
+the next step of a batch (pooling steps use no blocks), and so before any other sequence uses its blocks.
 """
 
 from collections import Counter
@@ -10,29 +10,30 @@ from collections.abc import Sequence as Rows
 from itertools import count, islice
 from math import ceil
 
-from router.block_hash import block_hashes
+from router.block_hash import hash_blocks
 from router.request import Tenant
 from router.scheduler.batch import Batch
-from router.scheduler.block_pool import Blocks
-from router.scheduler.plan import Filter, Grant, Newcomer
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.settings import Policy
+from router.scheduler.block_pool import BlockPool
+from router.scheduler.plan import BlockGrant, Filter, NewSequence
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.settings import SchedulerSettings
 
 # (hash of the block before, tokens, block size) -> hashes of the full blocks.
-Hasher = Callable[[bytes, Rows[int], int], Rows[bytes]]
+BlockHasher = Callable[[bytes, Rows[int], int], Rows[bytes]]
 
 
-class Running:
+class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
-    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int, hasher: Hasher = block_hashes) -> None:
-        self.policy = policy
-        self.blocks = blocks
+    def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
+                 hasher: BlockHasher = hash_blocks) -> None:
+        self.settings = settings
+        self.block_pool = block_pool
         self._hasher = hasher
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
-        self._numbers = count(1)
-        self._ending: dict[int, Sequence] = {}  # left their batch, hold blocks to publish once they are answered
+        self._batch_ids = count(1)
+        self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to publish once they are answered
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -43,263 +44,274 @@ class Running:
 
     def new_batch(self) -> Batch:
         """Return a new batch; it is registered when its first sequence enters."""
-        return Batch(next(self._numbers))
+        return Batch(next(self._batch_ids))
 
     # -- entering
 
-    def whole(self, sequence: Sequence) -> int:
+    def max_num_blocks(self, sequence: Sequence) -> int:
         """Return the number of blocks that the sequence needs at its greatest length.
 
         The last generated token is never computed and needs no slot; a step that may produce several tokens needs
         slots for all of them.
         """
-        spare = self.policy.look_ahead * (self._tokens_per_step - 1)
-        return self.blocks.places(max(len(sequence.request.prompt), sequence.request.max_length - 1 + spare))
+        num_spare_tokens = self.settings.look_ahead * (self._tokens_per_step - 1)
+        return self.block_pool.num_blocks_for(max(len(sequence.request.prompt),
+                                                  sequence.request.max_length - 1 + num_spare_tokens))
 
-    def has_room(self, sequence: Sequence) -> bool:
+    def has_room_for(self, sequence: Sequence) -> bool:
         """Return whether a new sequence fits.
 
         A reserve of blocks must stay free for the growth of running sequences; without any, none is kept.
         """
-        if len(self) >= self.policy.max_batch_size:
+        if len(self) >= self.settings.max_batch_size:
             return False
-        return self._missing_blocks(sequence, len(self)) <= 0 and self._can_all_end(sequence)
+        return self._num_missing_blocks(sequence, len(self)) <= 0 and self._can_all_finish(sequence)
 
-    def may_enter_again(self, sequence: Sequence) -> bool:
+    def can_reenter(self, sequence: Sequence) -> bool:
         """Return whether a sequence that has just left fits again; no reserve is kept."""
-        return self._wanted(sequence) <= self.blocks.num_free
+        return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
 
-    def _missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
+    def _num_missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
         """Return how many free blocks are missing for `newcomer` to enter beside `num_running` others; <= 0: none."""
         if not num_running:
-            return self._at_entry(newcomer) - self.blocks.num_free
-        reserve = max(ceil(self.policy.reserve * self.blocks.count), num_running)
-        return self._wanted(newcomer) + reserve - self.blocks.num_free
+            return self._num_blocks_at_entry(newcomer) - self.block_pool.num_free
+        reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
+        return self._num_free_blocks_needed(newcomer) + reserve - self.block_pool.num_free
 
-    def enter(self, sequence: Sequence, batch: Batch) -> Newcomer:
-        sequence.state = State.RUNNING
-        cached = self.cached(sequence)
-        self.blocks.hold(cached)
-        sequence.blocks = cached + self.blocks.take(self._at_entry(sequence) - len(cached))
-        sequence.given, sequence.computed = sequence.length, len(cached) * self.blocks.size
-        sequence.num_published = len(cached)
-        for block, name in self._unpublished(sequence):
-            self.blocks.reserve(block, name)
+    def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
+        sequence.state = SequenceState.RUNNING
+        cached_blocks = self.find_cached_blocks(sequence)
+        self.block_pool.acquire(cached_blocks)
+        sequence.blocks = cached_blocks + self.block_pool.allocate(
+            self._num_blocks_at_entry(sequence) - len(cached_blocks))
+        sequence.num_tokens_at_entry, sequence.num_computed_tokens = (
+            sequence.length, len(cached_blocks) * self.block_pool.block_size)
+        sequence.num_published_blocks = len(cached_blocks)
+        for block, block_hash in self._unpublished_blocks(sequence):
+            self.block_pool.reserve_hash(block, block_hash)
         batch.add(sequence)
         if batch not in self.batches:
             self.batches.append(batch)
-        return Newcomer(sequence.number, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
-                        sequence.computed)
+        return NewSequence(sequence.id, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
+                           sequence.num_computed_tokens)
 
-    def pass_through(self, sequence: Sequence) -> Newcomer:
+    def start_pooling(self, sequence: Sequence) -> NewSequence:
         """Return the sequence as a member of a pooling step, its only one: it enters no batch and holds no blocks."""
-        sequence.state = State.ENDING
-        return Newcomer(sequence.number, sequence.request, (), ())
+        sequence.state = SequenceState.FINISHING
+        return NewSequence(sequence.id, sequence.request, (), ())
 
-    def _wanted(self, sequence: Sequence) -> int:
+    def _num_free_blocks_needed(self, sequence: Sequence) -> int:
         """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
-        cached = self.cached(sequence)
-        return self._at_entry(sequence) - len(cached) + self.blocks.num_kept_of(cached)
+        cached_blocks = self.find_cached_blocks(sequence)
+        return self._num_blocks_at_entry(sequence) - len(cached_blocks) + self.block_pool.count_evictable(cached_blocks)
 
-    def _is_settled(self, sequence: Sequence) -> bool:
-        """Return whether the sequence was preempted `max_yields` times: it then enters with all its blocks, to stay."""
-        return sequence.num_yields >= self.policy.max_yields
+    def _is_unpreemptible(self, sequence: Sequence) -> bool:
+        """Return whether the sequence was preempted `max_preemptions` times: it then enters with all its blocks, to
+        stay."""
+        return sequence.num_preemptions >= self.settings.max_preemptions
 
-    def _at_entry(self, sequence: Sequence) -> int:
-        return self.whole(sequence) if self._is_settled(sequence) else self.blocks.places(sequence.length)
+    def _num_blocks_at_entry(self, sequence: Sequence) -> int:
+        return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
+                else self.block_pool.num_blocks_for(sequence.length))
 
-    def _can_all_end(self, newcomer: Sequence) -> bool:
+    def _can_all_finish(self, newcomer: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside the settled ones, which free no blocks."""
-        everyone = [*self, newcomer]
-        settled = [s for s in everyone if self._is_settled(s)]
-        if not settled:
+        sequences = [*self, newcomer]
+        unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
+        if not unpreemptible:
             return True
-        largest = max((self.whole(s) for s in everyone if not self._is_settled(s)), default=0)
-        return sum(map(self.whole, settled)) + largest <= self.blocks.count
+        largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
+        return sum(map(self.max_num_blocks, unpreemptible)) + largest <= self.block_pool.num_blocks
 
     # -- prefix cache
 
-    def cached(self, sequence: Sequence) -> list[int]:
+    def find_cached_blocks(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks that the sequence could use if it entered now.
 
         Its last token is always computed, because the next one is sampled from its logits.
         """
-        return self.blocks.find(islice(sequence.names, self._most_cached(sequence)))
+        return self.block_pool.find_cached_prefix(islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
 
-    def num_cached(self, sequence: Sequence) -> int:
+    def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's tokens are cached, if it entered now."""
-        return len(self.cached(sequence)) * self.blocks.size
+        return len(self.find_cached_blocks(sequence)) * self.block_pool.block_size
 
-    def waits_for_prefix(self, sequence: Sequence) -> bool:
+    def is_waiting_for_prefix(self, sequence: Sequence) -> bool:
         """Return whether a running sequence is computing the next block that this one needs."""
-        place = len(self.cached(sequence))
-        return place < self._most_cached(sequence) and self.blocks.is_reserved(sequence.names[place])
+        block_index = len(self.find_cached_blocks(sequence))
+        return (block_index < self._max_cached_blocks(sequence)
+                and self.block_pool.is_hash_reserved(sequence.block_hashes[block_index]))
 
-    def _most_cached(self, sequence: Sequence) -> int:
+    def _max_cached_blocks(self, sequence: Sequence) -> int:
         """Return how many cached blocks the sequence may use at most.
 
         None with `recompute`, or if it wants the logprobs of its prompt: those need the whole prompt computed.
         """
-        most = min(len(sequence.names), (sequence.length - 1) // self.blocks.size)
-        return 0 if sequence.request.prompt_logprobs or self.policy.recompute else most
+        limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
+        return 0 if sequence.request.prompt_logprobs or self.settings.recompute else limit
 
-    def publish(self, sequence: Sequence, filled: int) -> None:
-        """Publish the sequence's full blocks, after its first `filled` tokens were computed."""
-        first, end = sequence.num_published, filled // self.blocks.size
-        if first < end and self._is_shared(sequence):
-            self._name(sequence, end)
-            self.blocks.publish(sequence.blocks[first:end], sequence.names[first:end])
-            sequence.num_published = end
+    def publish_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Publish the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
+        first, end = sequence.num_published_blocks, num_computed_tokens // self.block_pool.block_size
+        if first < end and self._may_share_blocks(sequence):
+            self._compute_block_hashes(sequence, end)
+            self.block_pool.publish(sequence.blocks[first:end], sequence.block_hashes[first:end])
+            sequence.num_published_blocks = end
 
-    def _publish_generated(self, sequence: Sequence) -> None:
+    def _publish_generated_blocks(self, sequence: Sequence) -> None:
         """Publish the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
 
         If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
         """
-        if sequence.blocks and sequence.length > sequence.given:
-            self.publish(sequence, sequence.length - 1)
+        if sequence.blocks and sequence.length > sequence.num_tokens_at_entry:
+            self.publish_blocks(sequence, sequence.length - 1)
 
-    def _name(self, sequence: Sequence, end: int) -> None:
-        """Compute the missing hashes of the sequence's first `end` blocks."""
-        names, size = sequence.names, self.blocks.size
-        if len(names) < end:
-            before = names[-1] if names else sequence.request.namespace
-            names += self._hasher(before, sequence.tokens(len(names) * size, end * size), size)
+    def _compute_block_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        """Compute the missing hashes of the sequence's first `num_blocks` blocks."""
+        block_hashes, block_size = sequence.block_hashes, self.block_pool.block_size
+        if len(block_hashes) < num_blocks:
+            parent_hash = block_hashes[-1] if block_hashes else sequence.request.cache_namespace
+            block_hashes += self._hasher(
+                parent_hash, sequence.tokens_between(len(block_hashes) * block_size, num_blocks * block_size),
+                block_size)
 
-    def _is_shared(self, sequence: Sequence) -> bool:
+    def _may_share_blocks(self, sequence: Sequence) -> bool:
         """Return whether other sequences may share the blocks that this one computes."""
-        return bool(sequence.request.namespace) and not self.policy.recompute
+        return bool(sequence.request.cache_namespace) and not self.settings.recompute
 
-    def _unpublished(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
+    def _unpublished_blocks(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not published yet, with their hashes."""
-        last = min(len(sequence.names), sequence.given // self.blocks.size) if self._is_shared(sequence) else 0
-        known = range(sequence.num_published, last)
-        return ((sequence.blocks[index], sequence.names[index]) for index in known)
+        last = (min(len(sequence.block_hashes), sequence.num_tokens_at_entry // self.block_pool.block_size)
+                if self._may_share_blocks(sequence) else 0)
+        indices = range(sequence.num_published_blocks, last)
+        return ((sequence.blocks[index], sequence.block_hashes[index]) for index in indices)
 
     # -- growth and preemption
 
-    def grow(self, ready: list[Sequence]) -> tuple[list[Grant], list[Sequence]]:
+    def allocate_for_decodes(self, decoding: list[Sequence]) -> tuple[list[BlockGrant], list[Sequence]]:
         """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
-        per_step, size = self._tokens_per_step, self.blocks.size
-        wants = [(s, self._missing(s)) for s in ready
-                 if s.length + (s.in_flight + 1) * per_step - 1 > len(s.blocks) * size]
-        if sum(missing for _, missing in wants) <= self.blocks.num_free:
-            return [self._grant(sequence, missing) for sequence, missing in wants], []
-        for ending in list(self._ending.values()):
-            self.free(ending)
-        return self._grow_by_rank(sorted(wants, key=lambda want: want[0].rank))
+        per_step, size = self._tokens_per_step, self.block_pool.block_size
+        shortfalls = [(s, self._num_blocks_to_grant(s)) for s in decoding
+                      if s.length + (s.num_steps_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        if sum(missing for _, missing in shortfalls) <= self.block_pool.num_free:
+            return [self._grant_blocks(sequence, missing) for sequence, missing in shortfalls], []
+        for finishing in list(self._finishing.values()):
+            self.free_blocks(finishing)
+        return self._allocate_by_priority(sorted(shortfalls, key=lambda want: want[0].priority_key))
 
-    def _missing(self, sequence: Sequence) -> int:
-        most = sequence.length + (sequence.in_flight + 1) * self._tokens_per_step - 1
-        return self.blocks.places(most) - len(sequence.blocks)
+    def _num_blocks_to_grant(self, sequence: Sequence) -> int:
+        max_tokens = sequence.length + (sequence.num_steps_in_flight + 1) * self._tokens_per_step - 1
+        return self.block_pool.num_blocks_for(max_tokens) - len(sequence.blocks)
 
-    def _grant(self, sequence: Sequence, missing: int) -> Grant:
-        taken = self.blocks.take(missing)
-        sequence.blocks += taken
-        return Grant(sequence.number, tuple(taken))
+    def _grant_blocks(self, sequence: Sequence, num_blocks: int) -> BlockGrant:
+        blocks = self.block_pool.allocate(num_blocks)
+        sequence.blocks += blocks
+        return BlockGrant(sequence.id, tuple(blocks))
 
-    def _grow_by_rank(self, wants: list[tuple[Sequence, int]]) -> tuple[list[Grant], list[Sequence]]:
-        grants: list[Grant] = []
-        yielded: list[Sequence] = []
-        for sequence, missing in wants:
-            while sequence not in yielded and self.blocks.num_free < missing:
-                yielded.append(self._next_to_yield())
-                self.give_back(yielded[-1])
-            if sequence not in yielded:
-                grants.append(self._grant(sequence, missing))
-        return grants, yielded
+    def _allocate_by_priority(self, shortfalls: list[tuple[Sequence, int]]) -> tuple[list[BlockGrant], list[Sequence]]:
+        grants: list[BlockGrant] = []
+        preempted: list[Sequence] = []
+        for sequence, missing in shortfalls:
+            while sequence not in preempted and self.block_pool.num_free < missing:
+                preempted.append(self._next_to_preempt())
+                self.preempt(preempted[-1])
+            if sequence not in preempted:
+                grants.append(self._grant_blocks(sequence, missing))
+        return grants, preempted
 
-    def _next_to_yield(self) -> Sequence:
+    def _next_to_preempt(self) -> Sequence:
         """Return the sequence to preempt: the last in rank, but never the first of all.
 
         Blocks are granted in order of rank, so the preempted sequence is the requesting one or one behind it, and no
         block granted for this step is taken back.
         """
-        first = min(sequence.rank for sequence in self)
-        candidates = [s for s in self if s.rank != first and not self._is_settled(s)]
+        first = min(sequence.priority_key for sequence in self)
+        candidates = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
         assert candidates, "the first sequence does not fit beside the settled ones"
-        return max(candidates, key=lambda sequence: sequence.rank)
+        return max(candidates, key=lambda sequence: sequence.priority_key)
 
-    def has_less_than_its_share(self, tenant: Tenant) -> bool:
+    def is_below_fair_share(self, tenant: Tenant) -> bool:
         """Return whether the tenant with one more sequence runs, per weight, no more than another with one less."""
         counts = Counter([sequence.request.tenant for sequence in self])
         more = (counts.pop(tenant, 0) + 1) / tenant.weight
         return any((count - 1) / other.weight >= more for other, count in counts.items())
 
-    def make_way(self, newcomer: Sequence) -> list[Sequence]:
+    def choose_preemptions(self, newcomer: Sequence) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can run `newcomer`; none if that fails.
 
         They are the last in rank of the tenants that run most per weight, as long as each of these runs no less per
         weight than the newcomer's tenant afterwards.
         """
-        tenant, leaving = newcomer.request.tenant, list[Sequence]()
-        if not self.has_less_than_its_share(tenant):
+        tenant, victims = newcomer.request.tenant, list[Sequence]()
+        if not self.is_below_fair_share(tenant):
             return []
         counts = Counter(s.request.tenant.name for s in self)
-        first = min((s.rank for s in self), default=newcomer.rank)
-        others = sorted((s for s in self if s.request.tenant.name != tenant.name and s.rank != first
-                         and not self._is_settled(s)), key=lambda s: s.rank)
-        while others and not self._has_room_without(newcomer, leaving):
-            most = max(others, key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.rank))
-            name, weight = most.request.tenant.name, most.request.tenant.weight
+        first = min((s.priority_key for s in self), default=newcomer.priority_key)
+        candidates = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
+                             and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
+        while candidates and not self._has_room_without(newcomer, victims):
+            victim = max(candidates,
+                         key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.priority_key))
+            name, weight = victim.request.tenant.name, victim.request.tenant.weight
             if (counts[name] - 1) / weight < (counts[tenant.name] + 1) / tenant.weight:
                 return []
             counts[name] -= 1
-            others.remove(most)
-            leaving.append(most)
-        return leaving if self._has_room_without(newcomer, leaving) else []
+            candidates.remove(victim)
+            victims.append(victim)
+        return victims if self._has_room_without(newcomer, victims) else []
 
-    def _has_room_without(self, newcomer: Sequence, leaving: list[Sequence]) -> bool:
-        num_left = len(self) - len(leaving)
-        freed = self.blocks.num_freed(s.blocks for s in leaving)
-        return (num_left < self.policy.max_batch_size and self._missing_blocks(newcomer, num_left) <= freed
-                and self._can_all_end(newcomer))
+    def _has_room_without(self, newcomer: Sequence, victims: list[Sequence]) -> bool:
+        num_left = len(self) - len(victims)
+        freed = self.block_pool.count_freed_by(s.blocks for s in victims)
+        return (num_left < self.settings.max_batch_size and self._num_missing_blocks(newcomer, num_left) <= freed
+                and self._can_all_finish(newcomer))
 
-    def give_back(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
-        self.leave(sequence, State.YIELDING)
-        sequence.num_yields += 1
+        self.remove_sequence(sequence, SequenceState.PREEMPTED)
+        sequence.num_preemptions += 1
 
-    def leave(self, sequence: Sequence, state: State) -> None:
+    def remove_sequence(self, sequence: Sequence, new_state: SequenceState) -> None:
         """Remove the sequence from its batch and free its blocks; the batch's Filter removes it on the shards."""
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
-        sequence.state = state
-        self.free(sequence)
+        sequence.state = new_state
+        self.free_blocks(sequence)
 
-    def leave_ending(self, sequence: Sequence) -> None:
+    def remove_finishing(self, sequence: Sequence) -> None:
         """Remove a sequence whose last tokens are in flight.
 
         If these tokens fill another block, the sequence holds its blocks until they are answered, to publish it then;
-        `grow` frees them earlier if blocks run short.
+        `allocate_for_decodes` frees them earlier if blocks run short.
         """
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
-        sequence.state = State.ENDING
-        last = sequence.length + sequence.in_flight * self._tokens_per_step - 1
-        self._publish_generated(sequence)
-        if self._is_shared(sequence) and last // self.blocks.size > sequence.num_published:
-            self._ending[sequence.number] = sequence
+        sequence.state = SequenceState.FINISHING
+        num_final_tokens = sequence.length + sequence.num_steps_in_flight * self._tokens_per_step - 1
+        self._publish_generated_blocks(sequence)
+        if (self._may_share_blocks(sequence)
+            and num_final_tokens // self.block_pool.block_size > sequence.num_published_blocks):
+            self._finishing[sequence.id] = sequence
         else:
-            self.free(sequence)
+            self.free_blocks(sequence)
 
-    def free(self, sequence: Sequence) -> None:
+    def free_blocks(self, sequence: Sequence) -> None:
         """Free the blocks that the sequence holds, if any. Full ones that others may share are published first."""
-        self._publish_generated(sequence)
-        for block, name in self._unpublished(sequence):
-            self.blocks.release(block, name)
-        self.blocks.give_back(sequence.forget_cache())
-        self._ending.pop(sequence.number, None)
+        self._publish_generated_blocks(sequence)
+        for block, block_hash in self._unpublished_blocks(sequence):
+            self.block_pool.release_hash(block, block_hash)
+        self.block_pool.free(sequence.reset_cache_state())
+        self._finishing.pop(sequence.id, None)
 
     # -- messages for the shards
 
-    def concat(self) -> tuple[int, ...]:
+    def concat_batches(self) -> tuple[int, ...]:
         """Join all batches into the first; return their numbers."""
-        numbers = tuple(batch.number for batch in self.batches)
+        batch_ids = tuple(batch.id for batch in self.batches)
         for other in self.batches[1:]:
             self.batches[0].absorb(other)
         del self.batches[1:]
-        return numbers
+        return batch_ids
 
-    def owed_filters(self) -> list[Filter]:
-        filters = [owed for batch in self.batches if (owed := batch.owed_filter()) is not None]
+    def take_pending_filters(self) -> list[Filter]:
+        filters = [pending for batch in self.batches if (pending := batch.take_pending_filter()) is not None]
         self.batches = [batch for batch in self.batches if len(batch)]
         return filters

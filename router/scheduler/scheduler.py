@@ -10,73 +10,80 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from router.block_hash import block_hashes
-from router.request import Request, Resource, Wish
-from router.scheduler.admission import Admission
-from router.scheduler.block_pool import Blocks
-from router.scheduler.cost_model import CostModel, Load
-from router.scheduler.events import Entered, Event
-from router.scheduler.fairness import Shares
-from router.scheduler.fault_isolation import Loss, Trials
-from router.scheduler.plan import Answer, ModelFacts, Move, Plan
-from router.scheduler.policies import Mixed, Pause, Steps
-from router.scheduler.pooling import Embeds
-from router.scheduler.recompute import Anew
-from router.scheduler.resource_cache import Residents, Standing, waiting_for
-from router.scheduler.results import Answers
-from router.scheduler.running import Hasher, Running
-from router.scheduler.selection import Turns
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.sequence_table import Register
-from router.scheduler.settings import Policy
-from router.scheduler.static_groups import Groups
-from router.scheduler.timeline import Cause, Story
-from router.scheduler.under_way import Step, numbers
-from router.scheduler.wait_forecast import Forecast
-from router.scheduler.waiting_queue import Queue
+from router.block_hash import hash_blocks
+from router.request import Request, RequestKind, Resource
+from router.scheduler.admission import AdmissionControl
+from router.scheduler.block_pool import BlockPool
+from router.scheduler.cost_model import CostModel, StepLoad
+from router.scheduler.events import RequestAccepted, SchedulerEvent
+from router.scheduler.fairness import FairShares
+from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
+from router.scheduler.plan import ModelInfo, ResourceCommand, StepPlan, StepResult
+from router.scheduler.policies import MixedPolicy, PausePolicy, StepPolicy
+from router.scheduler.pooling import PoolingPolicy
+from router.scheduler.recompute import RecomputePolicy
+from router.scheduler.resource_cache import AdapterStatus, ResourceCache, waiting_phase
+from router.scheduler.results import ResultProcessor
+from router.scheduler.running import BlockHasher, RunningSequences
+from router.scheduler.selection import SequenceSelector
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence_table import SequenceTable
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.static_groups import StaticGroups
+from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.scheduler.under_way import StepInFlight, get_sequence_ids
+from router.scheduler.wait_forecast import WaitForecast
+from router.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Public interface of the scheduler. Inputs return events, `plan` and `moves` messages; no method blocks."""
+    """Public interface of the scheduler. No method blocks.
 
-    def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hashes) -> None:
-        self.policy = policy
+    Inputs return events, `plan` and `take_resource_commands` return messages.
+    """
+
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
+        self.settings = settings
         self._hasher = hasher
-        self.costs = CostModel.measured(facts.measurements)
-        self._present = set[Resource]()  # loaded on every shard, and open to new sequences
-        self._queue, self._trials, self._shares = Queue(self._present), Trials(), Shares()
-        self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
-        self._admission = Admission(policy, self._queue, self._shares, self._forecast)
-        self._groups = Groups(policy)
-        self._turns = Turns(policy, self._queue, self._trials, self._shares, self._groups)
-        self._residents = Residents(policy, self._queue, self._shares, self._present)
-        self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
-        self._answers = Answers(self.sequences, self._shares, self._trials)
+        self.cost_model = CostModel.from_measurements(model_info.measurements)
+        self._available_resources = set[Resource]()  # loaded on every shard, and open to new sequences
+        self._queue, self._fault_isolation, self._fair_shares = (
+            WaitingQueue(self._available_resources), FaultIsolation(), FairShares())
+        self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
+        self._admission = AdmissionControl(settings, self._queue, self._fair_shares, self._wait_forecast)
+        self._static_groups = StaticGroups(settings)
+        self._selector = SequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
+                                          self._static_groups)
+        self._resource_cache = ResourceCache(settings, self._queue, self._fair_shares, self._available_resources)
+        self.sequences = SequenceTable(self._queue, self._fault_isolation, self._fair_shares, self._wait_forecast,
+                                       self._resource_cache)
+        self._result_processor = ResultProcessor(self.sequences, self._fair_shares, self._fault_isolation)
         self._epoch: int | None = None
-        self._now = 0.0  # time of the last call of `plan` that drafted a step
-        self._facts = facts
-        self._start_empty()
+        self._planned_at = 0.0  # time of the last call of `plan` that drafted a step
+        self._model_info = model_info
+        self._reset_shard_state()
 
-    def _start_empty(self) -> None:
+    def _reset_shard_state(self) -> None:
         """Reset the state that mirrors the shards: nothing runs, every block is free. The queue is kept."""
-        facts = self._facts
-        blocks = Blocks(facts.num_blocks, facts.block_size)
-        self.running = Running(self.policy, blocks, facts.tokens_per_step, self._hasher)
-        self._steps: Steps = Anew(self) if self.policy.recompute else Mixed(self) if self.policy.mixed else Pause(self)
-        self._embeds = Embeds(self)
-        self._in_flight: deque[Step] = deque()
-        self._turns.start_empty(self.running)
-        self._groups.start_empty(self.running)
-        self._admission.start_empty(self.running)
-        self.sequences.start_empty(self.running)
-        self._answers.start_empty(self.running)
-        self._residents.start_empty(facts.adapter_bytes)
-        self._order = 0
+        model_info = self._model_info
+        block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
+        self.running = RunningSequences(self.settings, block_pool, model_info.tokens_per_step, self._hasher)
+        self._step_policy: StepPolicy = (RecomputePolicy(self) if self.settings.recompute
+                                         else MixedPolicy(self) if self.settings.mixed else PausePolicy(self))
+        self._pooling_policy = PoolingPolicy(self)
+        self._steps_in_flight: deque[StepInFlight] = deque()
+        self._selector.reset_shard_state(self.running)
+        self._static_groups.reset_shard_state(self.running)
+        self._admission.reset_shard_state(self.running)
+        self.sequences.reset_shard_state(self.running)
+        self._result_processor.reset_shard_state(self.running)
+        self._resource_cache.set_adapter_memory(model_info.adapter_bytes)
+        self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
+    def num_steps_in_flight(self) -> int:
+        return len(self._steps_in_flight)
 
     @property
     def num_unfinished(self) -> int:
@@ -87,276 +94,285 @@ class Scheduler:
 
     # -- requests
 
-    def submit(self, request: Request, now: float) -> list[Event]:
-        wait = self._admission.plain_wait(request.tenant)
-        refused = self._admission.refusal(request, len(self.sequences), wait)
-        if refused is not None:
-            return [refused]
-        sequence = self.sequences.enter(request, now)
-        sequence.foreseen_wait = wait
+    def submit(self, request: Request, now: float) -> list[SchedulerEvent]:
+        raw_wait = self._admission.predict_raw_wait(request.tenant)
+        rejection = self._admission.find_rejection(request, len(self.sequences), raw_wait)
+        if rejection is not None:
+            return [rejection]
+        sequence = self.sequences.create_sequence(request, now)
+        sequence.predicted_raw_wait = raw_wait
         self._queue.push(sequence)
-        sequence.story.turn(Cause.SHARDS if self._epoch is None else waiting_for(sequence), now)
-        return [Entered(sequence.number), *self._fail_misfits([sequence], now)]
+        sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None else waiting_phase(sequence), now)
+        return [RequestAccepted(sequence.id), *self._fail_never_fitting([sequence], now)]
 
     @property
-    def last_load(self) -> Load:
+    def last_step_load(self) -> StepLoad:
         """Load of the step planned last; a simulation computes the step's duration from it."""
-        return (self._in_flight[-1].load if self._in_flight else None) or Load()
+        return (self._steps_in_flight[-1].load if self._steps_in_flight else None) or StepLoad()
 
-    def story(self, number: int) -> Story:
+    def get_timeline(self, sequence_id: int) -> RequestTimeline:
         """Return the timeline of an unfinished sequence; it is updated until the sequence ends."""
-        return self.sequences[number].story
+        return self.sequences[sequence_id].timeline
 
-    def cancel(self, number: int, now: float) -> list[Event]:
+    def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """End a sequence in any state, because its client left. Its blocks are free with the next message sent."""
-        sequence = self.sequences.get(number)
+        sequence = self.sequences.get(sequence_id)
         if sequence is not None:
-            self.sequences.end(sequence, now)
+            self.sequences.end_sequence(sequence, now)
         return []
 
     @property
     def wake_at(self) -> float | None:
         """Time at which `expire` must be called if nothing else happens before; None if no timer runs."""
-        moments = (self.sequences.wake_at, self._residents.wake_at, self._groups.wake_at)
-        return min((moment for moment in moments if moment is not None), default=None)
+        times = (self.sequences.wake_at, self._resource_cache.wake_at, self._static_groups.wake_at)
+        return min((moment for moment in times if moment is not None), default=None)
 
-    def expire(self, now: float) -> list[Event]:
-        events = list[Event](self.sequences.expire(now))
+    def expire(self, now: float) -> list[SchedulerEvent]:
+        events = list[SchedulerEvent](self.sequences.expire_sequences(now))
         if self._epoch is not None:
-            self._residents.arrange(now, self._used)
-            self._groups.arrange(self._queue, now)
+            self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
+            self._static_groups.form_group_if_idle(self._queue, now)
         return events
 
-    def hold(self, number: int, now: float) -> list[Event]:
+    def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         """Suspend a sequence whose client does not read: it frees its blocks and waits until `resume`."""
-        sequence = self.sequences.get(number)
+        sequence = self.sequences.get(sequence_id)
         if sequence is not None:
-            sequence.held = True
-            sequence.story.turn(Cause.READER, now)
-            if sequence.state is State.RUNNING:
-                self.running.leave(sequence, State.YIELDING)
-                self.sequences.wait_once_answered(sequence)
+            sequence.is_suspended = True
+            sequence.timeline.enter_phase(RequestPhase.SLOW_CLIENT, now)
+            if sequence.state is SequenceState.RUNNING:
+                self.running.remove_sequence(sequence, SequenceState.PREEMPTED)
+                self.sequences.requeue_if_answered(sequence)
         return []
 
-    def resume(self, number: int, now: float) -> list[Event]:
-        sequence = self.sequences.get(number)
+    def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
+        sequence = self.sequences.get(sequence_id)
         if sequence is not None:
-            sequence.held = False
-            sequence.story.turn(Cause.SHARDS if self._epoch is None else waiting_for(sequence), now)
+            sequence.is_suspended = False
+            sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None
+                                          else waiting_phase(sequence), now)
         return []
 
     # -- adapters and grammars
 
-    def available(self, resource: Resource, now: float) -> list[Event]:
+    def resource_loaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has loaded the resource: requests that need it may start."""
-        self._residents.came(resource, now)
+        self._resource_cache.record_loaded(resource, now)
         return []
 
-    def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
+    def resource_failed(self, resource: Resource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
-        self._residents.gone(resource, now)
-        failed: list[Event] = [self.sequences.fail(s, reason, now) for s in self.sequences.who_needs(resource)]
-        self._queue.unwish(resource)
+        self._resource_cache.record_unloaded(resource, now)
+        failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
+                                        for s in self.sequences.find_sequences_needing(resource)]
+        self._queue.cancel_load_request(resource)
         return failed
 
-    def removed(self, resource: Resource, now: float) -> list[Event]:
-        """Record that every rank has unloaded the resource, after a `Remove`."""
-        self._residents.gone(resource, now)
+    def resource_unloaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+        """Record that every rank has unloaded the resource, after an `UnloadResource`."""
+        self._resource_cache.record_unloaded(resource, now)
         return []
 
-    def want(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
+    def request_load(self, resource: Resource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Load the resource even if no request needs it."""
-        self._residents.want(resource)
+        self._resource_cache.request_load(resource)
         return []
 
-    def drop(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
-        """Unload the resource once no unfinished request needs it; a new request for it, or `want`, cancels this."""
-        self._residents.drop(resource)
+    def request_unload(self, resource: Resource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+        """Unload the resource once no unfinished request needs it; a new request for it, or `request_load`, cancels
+        this."""
+        self._resource_cache.request_unload(resource)
         return []
 
-    def has(self, resource: Resource) -> bool:
+    def is_available(self, resource: Resource) -> bool:
         """Return whether new sequences may start with the resource."""
-        return resource in self._present
+        return resource in self._available_resources
 
-    def misfit(self, resource: Resource) -> str:
+    def why_never_fits(self, resource: Resource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
-        return self._residents.misfit(resource)
+        return self._resource_cache.why_never_fits(resource)
 
     @property
-    def adapters(self) -> dict[Resource, Standing]:
-        return self._residents.adapters
+    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
+        return self._resource_cache.adapter_statuses
 
-    def moves(self, now: float) -> list[Move]:  # noqa: ARG002
+    def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002
         """Return the loads and unloads that the shards should do; each is returned once."""
-        moves, self._residents.moves = self._residents.moves, []
-        return moves
+        commands, self._resource_cache.pending_commands = self._resource_cache.pending_commands, []
+        return commands
 
-    def _used(self) -> set[Resource]:
+    def _find_resources_in_use(self) -> set[Resource]:
         """Return the resources needed by running sequences and by steps in flight."""
-        members = [*self.running, *(sequence for step in self._in_flight for sequence in step.members)]
-        return {need for sequence in members for need in sequence.request.needs}
+        members = [*self.running, *(sequence for step in self._steps_in_flight for sequence in step.members)]
+        return {resource for sequence in members for resource in sequence.request.needed_resources}
 
     # -- steps
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> StepPlan | None:
         """Return the messages of the next step; None if there is nothing to do or enough steps are in flight."""
         if self._epoch is None:
             return None
-        self._residents.arrange(now, self._used)
-        if len(self._in_flight) >= self.policy.look_ahead:
+        self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
+        if len(self._steps_in_flight) >= self.settings.look_ahead:
             return None
-        self._now = now
-        self._leave_foreseen_ends()
-        self._groups.arrange(self._queue, now)
-        self._make_way()
-        draft = self._embeds.draft() or self._steps.draft()
-        if self.policy.static:
-            self._groups.planned(self._queue, goes_on=self.next_newcomer() is not None)
-        self._admission.backlog = len(self._queue) - self._queue.num_aside
+        self._planned_at = now
+        self._remove_finishing_sequences()
+        self._static_groups.form_group_if_idle(self._queue, now)
+        self._preempt_for_fair_share()
+        draft = self._pooling_policy.draft_step() or self._step_policy.draft_step()
+        if self.settings.static:
+            self._static_groups.close_unless_joinable(self._queue, can_start_more=self.next_startable() is not None)
+        self._admission.num_left_waiting = len(self._queue) - self._queue.num_blocked
         messages = draft.messages()
         if not messages:
             return None
-        self._order += len(messages)
-        under_way = Step.of(draft, self._order)
+        self._last_message_number += len(messages)
+        step = StepInFlight.from_draft(draft, self._last_message_number)
         for sequence, length in draft.chunks:
-            self._shares.charge_prompt(sequence, length)
-        self._in_flight.append(under_way)
-        seconds = self.costs.predict(under_way.load) if under_way.load is not None else 0.0
-        members = numbers(under_way.members)
-        expects = members if under_way.expects is under_way.members else numbers(under_way.expects)
-        return Plan(self._epoch, self._order, tuple(messages), members, expects, seconds)
+            self._fair_shares.charge_prompt(sequence, length)
+        self._steps_in_flight.append(step)
+        seconds = self.cost_model.predict(step.load) if step.load is not None else 0.0
+        members = get_sequence_ids(step.members)
+        members_with_output = (members if step.members_with_output is step.members
+                               else get_sequence_ids(step.members_with_output))
+        return StepPlan(self._epoch, self._last_message_number, tuple(messages), members, members_with_output, seconds)
 
-    def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
+    def complete(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
+                 now: float) -> list[SchedulerEvent]:
         """Apply the answer to the oldest plan in flight; ignore an answer to any other.
 
-        `stopped` maps the sequences whose text has just reached a stop string to the number of this answer's tokens
-        that count.
+        `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
+        tokens that count.
         """
-        if answer.epoch != self._epoch or not self._in_flight or self._in_flight[0].order != order:
+        if (result.epoch != self._epoch or not self._steps_in_flight
+            or self._steps_in_flight[0].last_message_number != last_message_number):
             return []
-        step = self._in_flight.popleft()
+        step = self._steps_in_flight.popleft()
         if step.load is not None:
-            self._forecast.new_pace(self.costs.observe(step.load, answer.seconds))
-            self._learn_pace(step.load, step.crowded, now)
-        return self._answers.heard(step, answer, stopped, now)
+            self._wait_forecast.scale_speed(self.cost_model.observe(step.load, result.seconds))
+            self._learn_step_interval(step.load, step.is_budget_exhausted, now)
+        return self._result_processor.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
-    def shards_lost(self, now: float, loss: Loss) -> list[Event]:
+    def shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
         """Put all sequences back into the queue with their tokens: the shards lost their state. Fail the guilty."""
-        steps = list(self._in_flight)
+        steps = list(self._steps_in_flight)
         self._epoch = None
-        self._start_empty()
+        self._reset_shard_state()
         for sequence in self.sequences:
-            sequence.story.turn(Cause.SHARDS, now)
-            if sequence.state is not State.WAITING:
-                self._back_to_queue(sequence)
-        self._residents.lost(now, everything=loss is Loss.DEATH)
-        if loss is Loss.MEMORY and not self._shrink():
-            loss = Loss.STEP_ERROR
-        guilty = self._trials.judge(loss, [step.members for step in steps])
-        return [self.sequences.fail(sequence, why, now) for sequence, why in guilty]
+            sequence.timeline.enter_phase(RequestPhase.NO_SHARDS, now)
+            if sequence.state is not SequenceState.WAITING:
+                self._requeue_after_loss(sequence)
+        self._resource_cache.record_shard_loss(now, lost_all=loss is ShardLossReason.DEATH)
+        if loss is ShardLossReason.MEMORY and not self._halve_prefill_limit():
+            loss = ShardLossReason.STEP_ERROR
+        culprits = self._fault_isolation.assign_blame(loss, [step.members for step in steps])
+        return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
-    def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:
+    def shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
         """Start an epoch: the shards are empty and wait for its first message."""
-        self._facts, self._epoch = facts, epoch
-        self._start_empty()
+        self._model_info, self._epoch = model_info, epoch
+        self._reset_shard_state()
         for sequence in self._queue:
-            sequence.story.turn(waiting_for(sequence), now)
-        return self._fail_misfits(list(self._queue), now)
+            sequence.timeline.enter_phase(waiting_phase(sequence), now)
+        return self._fail_never_fitting(list(self._queue), now)
 
-    def _shrink(self) -> bool:
+    def _halve_prefill_limit(self) -> bool:
         """Halve the token limit of steps, but keep room for one block of a prompt beside a full batch of decodes.
 
         Return whether the limit fell.
         """
-        tokens = self.policy.max_prefill_tokens
-        fewer = max(tokens // 2, self.policy.max_batch_size + self._facts.block_size)
-        if fewer < tokens:
-            self.policy = replace(self.policy, max_prefill_tokens=fewer)
-        return fewer < tokens
+        limit = self.settings.max_prefill_tokens
+        new_limit = max(limit // 2, self.settings.max_batch_size + self._model_info.block_size)
+        if new_limit < limit:
+            self.settings = replace(self.settings, max_prefill_tokens=new_limit)
+        return new_limit < limit
 
-    # -- for the step policies (see `House` in policies.py)
+    # -- for the step policies (see `SchedulerView` in policies.py)
 
-    def next_wish(self) -> Wish:
-        return self._turns.wish(self._now)
+    def next_request_kind(self) -> RequestKind:
+        return self._selector.next_request_kind(self._planned_at)
 
-    def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None:
-        return self._turns.next(self._now, wish)
+    def next_startable(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
+        return self._selector.next_sequence(self._planned_at, kind)
 
     def num_startable(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
-        return sum(not sequence.held and sequence.request.wish is Wish.TEXT
-                   for tenant in self._queue.tenants for sequence in self._queue.of(tenant))
+        return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
+                   for tenant in self._queue.tenants for sequence in self._queue.tenant_sequences(tenant))
 
-    def num_with_room(self) -> int:
+    def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
-        demand, blocks = self._queue.demand, self.running.blocks
-        if not demand.count:
+        demand, block_pool = self._queue.demand, self.running.block_pool
+        if not demand.num_sequences:
             return 0
-        fit = blocks.num_free * blocks.size * demand.count // max(demand.tokens, 1)
-        return max(0, min(self._queue.num_able, fit, self.policy.max_batch_size - len(self.running)))
+        num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
+        return max(0, min(self._queue.num_unblocked_generation, num_in_cache,
+                          self.settings.max_batch_size - len(self.running)))
 
-    def num_embeds(self) -> int:
+    def num_waiting_pooling(self) -> int:
         """Return how many requests for embeddings or labels wait."""
-        return self._queue.num_embeds
+        return self._queue.num_pooling
 
-    def take(self, newcomer: Sequence) -> None:
+    def start_sequence(self, newcomer: Sequence) -> None:
         """Start a waiting sequence: take it off the queue and record its wait. The caller adds it to the step."""
         self._queue.remove(newcomer)
-        self._residents.started(newcomer)
-        self._groups.joined(newcomer)
-        if newcomer.foreseen_wait is not None:
-            self._forecast.started(newcomer.foreseen_wait, self._now - newcomer.arrival)
-            newcomer.foreseen_wait = None
-            newcomer.story.cached_tokens = self.running.num_cached(newcomer)
-        newcomer.story.turn(Cause.PREFILL, self._now)
+        self._resource_cache.mark_used(newcomer)
+        self._static_groups.add_member(newcomer)
+        if newcomer.predicted_raw_wait is not None:
+            self._wait_forecast.record_wait(newcomer.predicted_raw_wait, self._planned_at - newcomer.arrived_at)
+            newcomer.predicted_raw_wait = None
+            newcomer.timeline.num_cached_tokens = self.running.num_cached_tokens(newcomer)
+        newcomer.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
 
-    def turn_away(self, newcomer: Sequence) -> None:
+    def record_over_budget(self, newcomer: Sequence) -> None:
         """Record that the step's token budget has no room for the sequence."""
-        self._turns.turn_away(newcomer, Cause.BUDGET, self._now)
+        self._selector.record_blocked(newcomer, RequestPhase.PREFILL_BUDGET, self._planned_at)
 
-    def wait_again(self, yielded: list[Sequence]) -> None:
-        for sequence in yielded:
-            sequence.story.turn(Cause.YIELDED, self._now)
-            self.sequences.wait_once_answered(sequence)
-        self._turns.add_yielded(yielded)
+    def requeue_preempted(self, preempted: list[Sequence]) -> None:
+        for sequence in preempted:
+            sequence.timeline.enter_phase(RequestPhase.PREEMPTED, self._planned_at)
+            self.sequences.requeue_if_answered(sequence)
+        self._selector.add_preempted(preempted)
 
     # -- internals
 
-    def _make_way(self) -> None:
+    def _preempt_for_fair_share(self) -> None:
         """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
-        leaving = self._turns.below_its_share(self._now)
-        for sequence in leaving:
-            self.running.give_back(sequence)
-        self.wait_again(leaving)
+        preempted = self._selector.choose_fair_preemptions(self._planned_at)
+        for sequence in preempted:
+            self.running.preempt(sequence)
+        self.requeue_preempted(preempted)
 
-    def _leave_foreseen_ends(self) -> None:
+    def _remove_finishing_sequences(self) -> None:
         """Remove sequences from their batches that reach their length limit with the tokens in flight."""
-        for sequence in [s for s in self.running if s.tokens_left <= 0]:
-            self.running.leave_ending(sequence)
+        for sequence in [s for s in self.running if s.num_tokens_left <= 0]:
+            self.running.remove_finishing(sequence)
 
-    def _learn_pace(self, load: Load, crowded: bool, now: float) -> None:
+    def _learn_step_interval(self, load: StepLoad, is_budget_exhausted: bool, now: float) -> None:
         """Learn the interval between two answers, if a step was in flight all the time in between."""
         if self._answered_at is not None:
-            self._forecast.step_took(now - self._answered_at, load.chunk_tokens, crowded=crowded)
-        self._answered_at = now if self._in_flight else None
+            self._wait_forecast.record_step(now - self._answered_at, load.chunk_tokens,
+                                            is_budget_exhausted=is_budget_exhausted)
+        self._answered_at = now if self._steps_in_flight else None
 
-    def _back_to_queue(self, sequence: Sequence) -> None:
-        sequence.forget_cache()
-        sequence.in_flight = 0
-        self.sequences.wait_again(sequence)
+    def _requeue_after_loss(self, sequence: Sequence) -> None:
+        sequence.reset_cache_state()
+        sequence.num_steps_in_flight = 0
+        self.sequences.requeue(sequence)
 
-    def _fail_misfits(self, sequences: list[Sequence], now: float) -> list[Event]:
-        return [self.sequences.fail(s, why, now) for s in sequences if (why := self._misfit(s))]
+    def _fail_never_fitting(self, sequences: list[Sequence], now: float) -> list[SchedulerEvent]:
+        return [self.sequences.fail(s, why, now) for s in sequences if (why := self._why_never_fits(s))]
 
-    def _misfit(self, sequence: Sequence) -> str:
+    def _why_never_fits(self, sequence: Sequence) -> str:
         """Return why the sequence can never run, or an empty string if it can."""
-        blocks, length, most = self.running.blocks, sequence.request.max_length, self.policy.max_prefill_tokens
-        if sequence.request.wish is not Wish.TEXT:
-            if length > most:
-                return f"{length} tokens do not fit a step of {most} (--max-batch-prefill-tokens)"
-        elif (needed := self.running.whole(sequence)) > blocks.count:
-            return (f"{length} tokens need {needed} blocks of the cache, which has {blocks.count} "
+        block_pool, length, max_step_tokens = (self.running.block_pool, sequence.request.max_length,
+                                               self.settings.max_prefill_tokens)
+        if sequence.request.kind is not RequestKind.GENERATE:
+            if length > max_step_tokens:
+                return f"{length} tokens do not fit a step of {max_step_tokens} (--max-batch-prefill-tokens)"
+        elif (num_blocks := self.running.max_num_blocks(sequence)) > block_pool.num_blocks:
+            return (f"{length} tokens need {num_blocks} blocks of the cache, which has {block_pool.num_blocks} "
                     "(--max-batch-total-tokens)")
-        return next(filter(None, map(self._residents.misfit, sequence.request.needs)), "")
+        return next(filter(None, map(self._resource_cache.why_never_fits, sequence.request.needed_resources)), "")

@@ -8,156 +8,162 @@ others. How many of the sequence's tokens run in a step is decided in policies.p
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from router.request import EMBEDDED, Wish
-from router.scheduler.fairness import Shares
-from router.scheduler.fault_isolation import Trials
-from router.scheduler.running import Running
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.settings import Policy
-from router.scheduler.static_groups import Groups
-from router.scheduler.timeline import Cause
-from router.scheduler.waiting_queue import Queue
+from router.request import POOLING_KINDS, RequestKind
+from router.scheduler.fairness import FairShares
+from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.running import RunningSequences
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.static_groups import StaticGroups
+from router.scheduler.timeline import RequestPhase
+from router.scheduler.waiting_queue import WaitingQueue
 
-LOOKED_AT = 64  # sequences of a tenant that are examined to find one that can start
-ANYTHING, TEXTS = tuple(Wish), (Wish.TEXT,)
-MOSTLY = 0.5  # fraction of its tokens that must be cached for a sequence to overtake others
+MAX_EXAMINED_SEQUENCES = 64  # sequences of a tenant that are examined to find one that can start
+ALL_KINDS, GENERATION_KINDS = tuple(RequestKind), (RequestKind.GENERATE,)
+MIN_CACHED_FRACTION = 0.5  # fraction of its tokens that must be cached for a sequence to overtake others
 
 
-class Turns:
+class SequenceSelector:
     """Order in which waiting sequences start, and the check whether there is room for the first one."""
 
-    def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares, groups: Groups) -> None:
-        self._policy = policy
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fault_isolation: FaultIsolation,
+                 fair_shares: FairShares, static_groups: StaticGroups) -> None:
+        self._settings = settings
         self._queue = queue
-        self._trials = trials
-        self._shares = shares
-        self._groups = groups
-        self._told: Sequence | None = None  # the last sequence turned away; its cause becomes QUEUE when another one is
+        self._fault_isolation = fault_isolation
+        self._fair_shares = fair_shares
+        self._static_groups = static_groups
+        # the last sequence turned away; its cause becomes QUEUE when another one is
+        self._last_blocked: Sequence | None = None
 
-    def start_empty(self, running: Running) -> None:
+    def reset_shard_state(self, running: RunningSequences) -> None:
         self._running = running
-        self._yielded: list[Sequence] = []  # recently preempted; `is_coming_back` filters out those queued again
+        self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
 
-    def add_yielded(self, yielded: list[Sequence]) -> None:
-        self._yielded = [sequence for sequence in (*self._yielded, *yielded) if is_coming_back(sequence)]
+    def add_preempted(self, preempted: list[Sequence]) -> None:
+        self._preempted = [sequence for sequence in (*self._preempted, *preempted) if is_awaiting_requeue(sequence)]
 
-    def wish(self, now: float) -> Wish:
+    def next_request_kind(self, now: float) -> RequestKind:
         """Return the kind of the next step: that of the first sequence in turn.
 
         If that sequence generates text and has no room, requests for embeddings or labels, which need none, go first.
         """
-        if not self._queue.num_embeds:
-            return Wish.TEXT
-        first = self._first(now, ANYTHING)
-        if first is not None and first.request.wish is Wish.TEXT and self._no_room(first) is not None:
-            first = self._first(now, EMBEDDED)
-        return Wish.TEXT if first is None else first.request.wish
+        if not self._queue.num_pooling:
+            return RequestKind.GENERATE
+        first = self._first_candidate(now, ALL_KINDS)
+        if first is not None and first.request.kind is RequestKind.GENERATE and self._why_no_room(first) is not None:
+            first = self._first_candidate(now, POOLING_KINDS)
+        return RequestKind.GENERATE if first is None else first.request.kind
 
-    def next(self, now: float, wish: Wish = Wish.TEXT) -> Sequence | None:
+    def next_sequence(self, now: float, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
         """Return the next sequence of this kind to start; None while the first one in turn has no room."""
         if not len(self._queue):
             return None
-        first = self._first(now, (wish,))
+        first = self._first_candidate(now, (kind,))
         if first is None:
             return None
-        cause = self._no_room(first)
-        if cause is not None:
-            self.turn_away(first, cause, now)
+        phase = self._why_no_room(first)
+        if phase is not None:
+            self.record_blocked(first, phase, now)
             return None
-        return self._cached_before(first, now) if wish is Wish.TEXT else first
+        return self._prefer_cached(first, now) if kind is RequestKind.GENERATE else first
 
-    def below_its_share(self, now: float) -> list[Sequence]:
+    def choose_fair_preemptions(self, now: float) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can start another one; usually none."""
-        if not self._shares.several or self._trials or not len(self._queue):
+        if not self._fair_shares.has_competition or self._fault_isolation or not len(self._queue):
             return []
-        first = self._first(now, TEXTS)
-        if first is None or self._no_room(first) is None:
+        first = self._first_candidate(now, GENERATION_KINDS)
+        if first is None or self._why_no_room(first) is None:
             return []
-        return self._running.make_way(first)
+        return self._running.choose_preemptions(first)
 
-    def turn_away(self, sequence: Sequence, cause: Cause, now: float) -> None:
+    def record_blocked(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
         """Record the cause for which the first sequence in turn cannot start."""
-        if self._told is not None and self._told is not sequence and self._told.state is State.WAITING:
-            self._told.story.turn(Cause.QUEUE, now)
-        self._told = sequence
-        sequence.story.turn(cause, now)
+        if (self._last_blocked is not None and self._last_blocked is not sequence
+            and self._last_blocked.state is SequenceState.WAITING):
+            self._last_blocked.timeline.enter_phase(RequestPhase.QUEUE, now)
+        self._last_blocked = sequence
+        sequence.timeline.enter_phase(phase, now)
 
-    def is_stuck(self, sequence: Sequence) -> bool:
-        return self._obstacle(sequence) is not None
+    def is_blocked(self, sequence: Sequence) -> bool:
+        return self._why_blocked(sequence) is not None
 
     # -- internals
 
-    def _first(self, now: float, wishes: Collection[Wish]) -> Sequence | None:
+    def _first_candidate(self, now: float, kinds: Collection[RequestKind]) -> Sequence | None:
         """Return the first sequence of these kinds that waits for nothing but room."""
-        suspects = self._trials.first(self.is_stuck)
+        suspects = self._fault_isolation.current_suspects(self.is_blocked)
         if suspects is not None:
-            everyone = sorted(suspects.values(), key=lambda sequence: sequence.rank)
-            return next((s for s in everyone if s.state is State.WAITING and s.request.wish in wishes
-                         and not self.is_stuck(s)), None)
+            by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
+            return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
+                         and not self.is_blocked(s)), None)
         first = None
-        for tenant in self._shares.order(self._queue.tenants) if self._shares.several else self._queue.tenants:
+        for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_competition
+                       else self._queue.tenants):
             if first is None:
-                first = next(self._startable(tenant, now, wishes), None)
+                first = next(self._startable_sequences(tenant, now, kinds), None)
             else:
-                self._queue.of(tenant)[0].story.turn(Cause.TENANT, now)
+                self._queue.tenant_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
         return first
 
-    def _startable(self, tenant: str, now: float, wishes: Collection[Wish]) -> Iterator[Sequence]:
-        readers = (sequence for sequence in self._queue.of(tenant)
-                   if not sequence.held and sequence.request.wish in wishes)
-        num_looked_at = 0
-        for sequence in readers:
-            cause = self._obstacle(sequence) or (Cause.PREFIX if self._running.waits_for_prefix(sequence) else None)
-            if cause is None:
+    def _startable_sequences(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
+        candidates = (sequence for sequence in self._queue.tenant_sequences(tenant)
+                      if not sequence.is_suspended and sequence.request.kind in kinds)
+        num_examined = 0
+        for sequence in candidates:
+            phase = self._why_blocked(sequence) or (RequestPhase.SHARED_PREFIX
+                                                    if self._running.is_waiting_for_prefix(sequence) else None)
+            if phase is None:
                 yield sequence
             else:
-                sequence.story.turn(cause, now)
-            num_looked_at += cause is not Cause.GROUP or not self._groups.is_open
-            if num_looked_at == LOOKED_AT:
+                sequence.timeline.enter_phase(phase, now)
+            num_examined += phase is not RequestPhase.STATIC_GROUP or not self._static_groups.is_open
+            if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 
-    def _obstacle(self, sequence: Sequence) -> Cause | None:
+    def _why_blocked(self, sequence: Sequence) -> RequestPhase | None:
         """Return what blocks the sequence besides a lack of room."""
-        if sequence.state is not State.WAITING:
+        if sequence.state is not SequenceState.WAITING:
             return None
-        if sequence.held:
-            return Cause.READER
-        if sequence.lacks is not None:
-            return Cause(sequence.lacks.kind)
-        return None if self._groups.admits(sequence) else Cause.GROUP
+        if sequence.is_suspended:
+            return RequestPhase.SLOW_CLIENT
+        if sequence.missing_resource is not None:
+            return RequestPhase(sequence.missing_resource.kind)
+        return None if self._static_groups.admits(sequence) else RequestPhase.STATIC_GROUP
 
-    def _no_room(self, first: Sequence) -> Cause | None:
-        if first.request.wish is not Wish.TEXT:
+    def _why_no_room(self, first: Sequence) -> RequestPhase | None:
+        if first.request.kind is not RequestKind.GENERATE:
             return None  # requests for embeddings or labels enter no batch
-        if len(self._running) >= self._policy.max_batch_size:
-            return Cause.BATCH
-        if not self._running.has_room(first):
-            return Cause.BLOCKS
+        if len(self._running) >= self._settings.max_batch_size:
+            return RequestPhase.BATCH_FULL
+        if not self._running.has_room_for(first):
+            return RequestPhase.NO_FREE_BLOCKS
         tenant = first.request.tenant.name
-        before = any(is_coming_back(s) and s.request.tenant.name == tenant and s.rank < first.rank
-                     for s in self._yielded)
-        return Cause.QUEUE if before else None
+        has_returning_before = any(is_awaiting_requeue(s) and s.request.tenant.name == tenant
+                                   and s.priority_key < first.priority_key for s in self._preempted)
+        return RequestPhase.QUEUE if has_returning_before else None
 
-    def _cached_before(self, first: Sequence, now: float) -> Sequence:
+    def _prefer_cached(self, first: Sequence, now: float) -> Sequence:
         """Return a mostly cached sequence of the same tenant, to start before its blocks are evicted, else `first`."""
-        if self._trials or now - first.arrival >= self._policy.passed_over_seconds or self._is_mostly_cached(first):
+        if (self._fault_isolation or now - first.arrived_at >= self._settings.max_passed_over_seconds
+            or self._is_mostly_cached(first)):
             return first
-        knows = self._running.blocks.knows
-        others = [s for s in islice(self._queue.of(first.request.tenant.name), LOOKED_AT)
-                  if s.names and knows(s.names[0])]
-        return next((s for s in others if self._is_mostly_cached(s) and self._may_start(s)), first)
+        is_published = self._running.block_pool.is_published
+        candidates = [s for s in islice(self._queue.tenant_sequences(first.request.tenant.name), MAX_EXAMINED_SEQUENCES)
+                      if s.block_hashes and is_published(s.block_hashes[0])]
+        return next((s for s in candidates if self._is_mostly_cached(s) and self._can_start(s)), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
-        return self._running.num_cached(sequence) >= MOSTLY * sequence.length
+        return self._running.num_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
 
-    def _may_start(self, sequence: Sequence) -> bool:
-        return (not self.is_stuck(sequence) and not self._running.waits_for_prefix(sequence)
-                and self._no_room(sequence) is None)
+    def _can_start(self, sequence: Sequence) -> bool:
+        return (not self.is_blocked(sequence) and not self._running.is_waiting_for_prefix(sequence)
+                and self._why_no_room(sequence) is None)
 
 
-def is_coming_back(sequence: Sequence) -> bool:
-    """Return whether a sequence is preempted, not queued again yet, and not held.
+def is_awaiting_requeue(sequence: Sequence) -> bool:
+    """Return whether a sequence is preempted, not queued again yet, and not suspended.
 
     Sequences of its tenant that are behind it in rank do not start before it.
     """
-    return sequence.state is State.YIELDING and not sequence.held
+    return sequence.state is SequenceState.PREEMPTED and not sequence.is_suspended

@@ -3,33 +3,33 @@
 from collections.abc import Iterator
 from itertools import count
 
-from router.request import FinishReason, Request, Resource, Wish
-from router.scheduler.deadlines import Deadlines
-from router.scheduler.events import Expired, Failed, Finished
-from router.scheduler.fairness import Shares
-from router.scheduler.fault_isolation import Trials
-from router.scheduler.resource_cache import Residents
-from router.scheduler.running import Running
-from router.scheduler.sequence import Sequence, State
-from router.scheduler.wait_forecast import Forecast
-from router.scheduler.waiting_queue import Queue
+from router.request import FinishReason, Request, RequestKind, Resource
+from router.scheduler.deadlines import DeadlineHeap
+from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
+from router.scheduler.fairness import FairShares
+from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.resource_cache import ResourceCache
+from router.scheduler.running import RunningSequences
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.wait_forecast import WaitForecast
+from router.scheduler.waiting_queue import WaitingQueue
 
 
-class Register:
-    """Unfinished sequences by number. Every sequence ends in `end`, whatever the reason."""
+class SequenceTable:
+    """Unfinished sequences by number. Every sequence ends in `end_sequence`, whatever the reason."""
 
-    def __init__(
-            self, queue: Queue, trials: Trials, shares: Shares, forecast: Forecast, residents: Residents) -> None:
+    def __init__(self, queue: WaitingQueue, fault_isolation: FaultIsolation, fair_shares: FairShares,
+                 wait_forecast: WaitForecast, resource_cache: ResourceCache) -> None:
         self._queue = queue
-        self._trials = trials
-        self._shares = shares
-        self._forecast = forecast
-        self._residents = residents
-        self._deadlines = Deadlines()
-        self._numbers = count(1)
+        self._fault_isolation = fault_isolation
+        self._fair_shares = fair_shares
+        self._wait_forecast = wait_forecast
+        self._resource_cache = resource_cache
+        self._deadlines = DeadlineHeap()
+        self._next_ids = count(1)
         self._sequences: dict[int, Sequence] = {}
 
-    def start_empty(self, running: Running) -> None:
+    def reset_shard_state(self, running: RunningSequences) -> None:
         self._running = running
 
     def __len__(self) -> int:
@@ -38,86 +38,87 @@ class Register:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._sequences
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._sequences
 
-    def __getitem__(self, number: int) -> Sequence:
-        return self._sequences[number]
+    def __getitem__(self, sequence_id: int) -> Sequence:
+        return self._sequences[sequence_id]
 
-    def get(self, number: int) -> Sequence | None:
-        return self._sequences.get(number)
+    def get(self, sequence_id: int) -> Sequence | None:
+        return self._sequences.get(sequence_id)
 
-    def enter(self, request: Request, now: float) -> Sequence:
-        sequence = Sequence(request, next(self._numbers), now)
-        self._sequences[sequence.number] = sequence
-        self._shares.enter(request.tenant)
-        self._residents.enter(sequence)
+    def create_sequence(self, request: Request, now: float) -> Sequence:
+        sequence = Sequence(request, next(self._next_ids), now)
+        self._sequences[sequence.id] = sequence
+        self._fair_shares.add_sequence(request.tenant)
+        self._resource_cache.add_user(sequence)
         self._deadlines.add(sequence)
         return sequence
 
-    def who_needs(self, resource: Resource) -> list[Sequence]:
-        return [sequence for sequence in self if resource in sequence.request.needs]
+    def find_sequences_needing(self, resource: Resource) -> list[Sequence]:
+        return [sequence for sequence in self if resource in sequence.request.needed_resources]
 
     @property
     def wake_at(self) -> float | None:
         """The earliest deadline; None if no sequence has one."""
-        return self._deadlines.next()
+        return self._deadlines.earliest_deadline()
 
-    def expire(self, now: float) -> list[Finished | Expired]:
+    def expire_sequences(self, now: float) -> list[SequenceFinished | SequenceExpired]:
         """End sequences whose deadline has passed: without a token they expire, waiting with tokens they finish.
 
         Others, which run with a token generated or in flight, finish with their next token.
         """
-        events: list[Finished | Expired] = []
-        for sequence in self._deadlines.due(now):
-            if sequence.generated and sequence.state is State.WAITING:
+        events: list[SequenceFinished | SequenceExpired] = []
+        for sequence in self._deadlines.pop_expired(now):
+            if sequence.generated and sequence.state is SequenceState.WAITING:
                 events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
-            elif not sequence.generated and not sequence.in_flight:
+            elif not sequence.generated and not sequence.num_steps_in_flight:
                 events.append(self._expire(sequence, now))
         return events
 
-    def wait_again(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Return the sequence to the queue with its tokens.
 
-        Its deadline is added again, since `Deadlines.due` may have removed it while the sequence ran.
+        Its deadline is added again, since `DeadlineHeap.pop_expired` may have removed it while the sequence ran.
         """
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         self._queue.push(sequence)
         self._deadlines.add(sequence)
 
-    def wait_once_answered(self, sequence: Sequence) -> None:
+    def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""
-        if sequence.state is State.YIELDING and not sequence.in_flight:
-            self.wait_again(sequence)
+        if sequence.state is SequenceState.PREEMPTED and not sequence.num_steps_in_flight:
+            self.requeue(sequence)
 
     # -- ends
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> Finished:
-        self.end(sequence, now)
-        if sequence.request.wish is Wish.TEXT:
-            self._forecast.ended(len(sequence.generated), sequence.request.max_new_tokens)
-        return Finished(sequence.number, reason)
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> SequenceFinished:
+        self.end_sequence(sequence, now)
+        if sequence.request.kind is RequestKind.GENERATE:
+            self._wait_forecast.record_finished(len(sequence.generated), sequence.request.max_new_tokens)
+        return SequenceFinished(sequence.id, reason)
 
-    def fail(self, sequence: Sequence, reason: str, now: float) -> Failed:
-        self.end(sequence, now)
-        return Failed(sequence.number, reason)
+    def fail(self, sequence: Sequence, reason: str, now: float) -> SequenceFailed:
+        self.end_sequence(sequence, now)
+        return SequenceFailed(sequence.id, reason)
 
-    def end(self, sequence: Sequence, now: float) -> None:
-        if sequence.state is State.WAITING:
+    def end_sequence(self, sequence: Sequence, now: float) -> None:
+        if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
-        elif sequence.state is State.RUNNING:
-            self._running.leave(sequence, State.OVER)
-        elif sequence.state is State.ENDING:
-            self._running.free(sequence)
-        self._trials.clear(sequence)
-        sequence.state = State.OVER
-        sequence.story.end(now)
-        self._shares.leave(sequence.request.tenant)
-        self._residents.leave(sequence)
-        self._deadlines.forget_ended()
-        del self._sequences[sequence.number]
+        elif sequence.state is SequenceState.RUNNING:
+            self._running.remove_sequence(sequence, SequenceState.FINISHED)
+        elif sequence.state is SequenceState.FINISHING:
+            self._running.free_blocks(sequence)
+        self._fault_isolation.remove_suspect(sequence)
+        sequence.state = SequenceState.FINISHED
+        sequence.timeline.end(now)
+        self._fair_shares.remove_sequence(sequence.request.tenant)
+        self._resource_cache.remove_user(sequence)
+        self._deadlines.discard_finished()
+        del self._sequences[sequence.id]
 
-    def _expire(self, sequence: Sequence, now: float) -> Expired:
-        reason = f"no token within {now - sequence.arrival:.3f} seconds (x-request-timeout-ms): {sequence.story.cause}"
-        self.end(sequence, now)
-        return Expired(sequence.number, reason)
+    def _expire(self, sequence: Sequence, now: float) -> SequenceExpired:
+        reason = (f"no token within {now - sequence.arrived_at:.3f} seconds (x-request-timeout-ms): "
+                  f"{sequence.timeline.phase}")
+        self.end_sequence(sequence, now)
+        return SequenceExpired(sequence.id, reason)

@@ -3,78 +3,79 @@
 from enum import StrEnum
 
 
-class Cause(StrEnum):
+class RequestPhase(StrEnum):
     """Reason for an interval: why the request waits, or in which phase it runs. All before `PREFILL` are waiting."""
 
     QUEUE = "queue"  # other requests are ahead
-    TENANT = "tenant"  # its tenant has had its share: requests of other tenants are ahead
-    GROUP = "group"  # another group runs, or its own group waits for more requests (--batching static)
-    BATCH = "batch"  # the batch is full (--max-batch-size)
-    BLOCKS = "blocks"  # too few free blocks in the KV cache
-    BUDGET = "budget"  # the step has no prompt tokens left (--max-batch-prefill-tokens, --max-decode-stall-ms)
-    PREFIX = "prefix"  # a running request is computing the next block of the same prompt prefix
+    OTHER_TENANTS = "tenant"  # its tenant has had its share: requests of other tenants are ahead
+    STATIC_GROUP = "group"  # another group runs, or its own group waits for more requests (--batching static)
+    BATCH_FULL = "batch"  # the batch is full (--max-batch-size)
+    NO_FREE_BLOCKS = "blocks"  # too few free blocks in the KV cache
+    PREFILL_BUDGET = "budget"  # the step has no prompt tokens left (--max-batch-prefill-tokens, --max-decode-stall-ms)
+    SHARED_PREFIX = "prefix"  # a running request is computing the next block of the same prompt prefix
     ADAPTER = "adapter"  # not loaded yet
     GRAMMAR = "grammar"  # not compiled yet
-    TRIAL = "trial"  # steps failed: suspects run first
-    READER = "reader"  # its client does not read the stream
-    YIELDED = "yielded"  # preempted
-    SHARDS = "shards"  # no shards are ready
+    FAULT_ISOLATION = "trial"  # steps failed: suspects run first
+    SLOW_CLIENT = "reader"  # its client does not read the stream
+    PREEMPTED = "yielded"  # preempted
+    NO_SHARDS = "shards"  # no shards are ready
     PREFILL = "prefill"
     DECODE = "decode"
 
 
-RUNNING = frozenset({Cause.PREFILL, Cause.DECODE})
-MOST_TURNS = 512  # intervals; beyond, a change between two causes of waiting is not recorded
+RUNNING_PHASES = frozenset({RequestPhase.PREFILL, RequestPhase.DECODE})
+MAX_INTERVALS = 512  # intervals; beyond, a change between two causes of waiting is not recorded
 
 
-class Story:
+class RequestTimeline:
     """Timeline that begins when the request arrives; `end` closes the last interval."""
 
-    __slots__ = ("_turns", "cached_tokens", "ended")
+    __slots__ = ("_phase_starts", "ended_at", "num_cached_tokens")
 
-    def __init__(self, began: float, cause: Cause = Cause.QUEUE) -> None:
-        self._turns = [(began, cause)]
-        self.cached_tokens = 0  # prompt tokens found in the prefix cache when the request first started
-        self.ended: float | None = None
-
-    @property
-    def began(self) -> float:
-        return self._turns[0][0]
+    def __init__(self, arrived_at: float, phase: RequestPhase = RequestPhase.QUEUE) -> None:
+        self._phase_starts = [(arrived_at, phase)]
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when the request first started
+        self.ended_at: float | None = None
 
     @property
-    def cause(self) -> Cause:
-        return self._turns[-1][1]
+    def arrived_at(self) -> float:
+        return self._phase_starts[0][0]
+
+    @property
+    def phase(self) -> RequestPhase:
+        return self._phase_starts[-1][1]
 
     @property
     def has_started(self) -> bool:
-        return any(cause is Cause.PREFILL for _, cause in self._turns)
+        return any(cause is RequestPhase.PREFILL for _, cause in self._phase_starts)
 
     @property
-    def num_yields(self) -> int:
+    def num_preemptions(self) -> int:
         """Number of preemptions."""
-        return sum(cause is Cause.YIELDED for _, cause in self._turns)
+        return sum(cause is RequestPhase.PREEMPTED for _, cause in self._phase_starts)
 
-    def turn(self, cause: Cause, now: float) -> None:
+    def enter_phase(self, phase: RequestPhase, now: float) -> None:
         """Begin an interval with this cause, unless it is the current one or the timeline has ended."""
-        last = self._turns[-1][1]
-        if cause is last or self.ended is not None:
+        current_phase = self._phase_starts[-1][1]
+        if phase is current_phase or self.ended_at is not None:
             return
-        if len(self._turns) >= MOST_TURNS and cause not in RUNNING and last not in RUNNING:
+        if (len(self._phase_starts) >= MAX_INTERVALS and phase not in RUNNING_PHASES
+            and current_phase not in RUNNING_PHASES):
             return
-        self._turns.append((now, cause))
+        self._phase_starts.append((now, phase))
 
     def end(self, now: float) -> None:
-        if self.ended is None:
-            self.ended = now
+        if self.ended_at is None:
+            self.ended_at = now
 
-    def intervals(self, now: float) -> list[tuple[Cause, float, float]]:
+    def intervals(self, now: float) -> list[tuple[RequestPhase, float, float]]:
         """Return contiguous (cause, start, end); the last one ends at `now` if the request has not ended."""
-        ends = [start for start, _ in self._turns[1:]] + [now if self.ended is None else self.ended]
-        return [(cause, start, end) for (start, cause), end in zip(self._turns, ends, strict=True)]
+        ends = [start for start, _ in self._phase_starts[1:]] + [now if self.ended_at is None else self.ended_at]
+        return [(cause, start, end) for (start, cause), end in zip(self._phase_starts, ends, strict=True)]
 
-    def seconds(self, now: float) -> dict[Cause, float]:
+    def seconds_by_phase(self, now: float) -> dict[RequestPhase, float]:
         """Return the total seconds of each cause."""
-        sums: dict[Cause, float] = {}
+        sums: dict[RequestPhase, float] = {}
         for cause, start, end in self.intervals(now):
             sums[cause] = sums.get(cause, 0.0) + end - start
         return sums

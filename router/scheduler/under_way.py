@@ -3,60 +3,62 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router.request import Wish
-from router.scheduler.cost_model import Load
-from router.scheduler.policies import Draft, load_of_step
+from router.request import RequestKind
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.policies import StepDraft, compute_step_load
 from router.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """Cache content that a chunk writes, valid while the sequence has the same list of blocks (`is_there`).
+class ChunkWrite:
+    """Cache content that a chunk writes, valid while the sequence has the same list of blocks (`is_valid`).
 
     A sequence that was preempted since, and entered again, has other blocks.
     """
 
     sequence: Sequence
     blocks: list[int]
-    end: int  # number of the sequence's tokens in the cache after the chunk
+    num_cached_tokens: int  # number of the sequence's tokens in the cache after the chunk
 
     @property
-    def is_there(self) -> bool:
+    def is_valid(self) -> bool:
         return self.sequence.blocks is self.blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    order: int
+class StepInFlight:
+    last_message_number: int
     members: tuple[Sequence, ...] = ()
-    expects: tuple[Sequence, ...] = ()
-    fills: tuple[Filled, ...] = ()
-    load: Load | None = None  # None if nothing is computed
-    crowded: bool = False  # some prompts did not fit into the step
-    wish: Wish = Wish.TEXT
+    members_with_output: tuple[Sequence, ...] = ()
+    chunk_writes: tuple[ChunkWrite, ...] = ()
+    load: StepLoad | None = None  # None if nothing is computed
+    is_budget_exhausted: bool = False  # some prompts did not fit into the step
+    kind: RequestKind = RequestKind.GENERATE
 
     @classmethod
-    def of(cls, draft: Draft, order: int) -> "Step":
+    def from_draft(cls, draft: StepDraft, last_message_number: int) -> "StepInFlight":
         """Create the step of a draft and advance its sequences: from here on their tokens count as computed."""
-        if not draft.is_step:
-            return cls(order)
-        load = load_of_step(draft)
-        expects = members = tuple(draft.ready)
-        for sequence in draft.ready:
-            sequence.computed += 1
-            sequence.in_flight += 1
+        if not draft.has_step:
+            return cls(last_message_number)
+        load = compute_step_load(draft)
+        members_with_output = members = tuple(draft.decoding)
+        for sequence in draft.decoding:
+            sequence.num_computed_tokens += 1
+            sequence.num_steps_in_flight += 1
         for sequence, length in draft.chunks:
-            sequence.computed += length
+            sequence.num_computed_tokens += length
         if draft.chunks:
             prompts = [sequence for sequence, _ in draft.chunks]
-            members = (*expects, *prompts)
-            done = [sequence for sequence in prompts if sequence.is_ready]
-            for sequence in done:
-                sequence.in_flight += 1
-            expects = (*expects, *done)
-        fills = tuple([Filled(sequence, sequence.blocks, sequence.computed) for sequence, _ in draft.chunks])
-        return cls(order, members, expects, fills, load, draft.crowded, draft.wish)
+            members = (*members_with_output, *prompts)
+            finished_prompts = [sequence for sequence in prompts if sequence.is_ready_to_decode]
+            for sequence in finished_prompts:
+                sequence.num_steps_in_flight += 1
+            members_with_output = (*members_with_output, *finished_prompts)
+        chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_computed_tokens)
+                              for sequence, _ in draft.chunks])
+        return cls(last_message_number, members, members_with_output, chunk_writes, load, draft.is_budget_exhausted,
+                   draft.kind)
 
 
-def numbers(sequences: Iterable[Sequence]) -> tuple[int, ...]:
-    return tuple([sequence.number for sequence in sequences])
+def get_sequence_ids(sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    return tuple([sequence.id for sequence in sequences])

@@ -11,80 +11,88 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import exp, log
 
-from router.scheduler.cost_model import SURPRISES, CostModel, Load
+from router.scheduler.cost_model import SPEED_CHANGE_STREAK, CostModel, StepLoad
 from router.scheduler.sequence import Sequence
-from router.scheduler.settings import Policy
-from router.scheduler.waiting_queue import Demand
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.waiting_queue import QueueDemand
 
-MEMORY = 0.03  # weight of the newest value in an average
-MOST_WRONG = 1.5  # logarithm of the largest correction
-DOUBT = 0.25  # spread of errors before any was seen
-UNLUCKY = 3.0  # multiple of the spread, which is a mean absolute deviation: one error in a hundred is larger
-PLAYED = 128  # waiting sequences that are simulated
-USUAL_LENGTH = 256  # tokens of a sequence, before any was seen
-BRIEF = 0.02  # seconds; nothing is learned from shorter waits
+AVERAGE_WEIGHT = 0.03  # weight of the newest value in an average
+MAX_LOG_CORRECTION = 1.5  # logarithm of the largest correction
+INITIAL_ERROR_SPREAD = 0.25  # spread of errors before any was seen
+# multiple of the spread, which is a mean absolute deviation: one error in a hundred is larger
+UPPER_BOUND_SPREADS = 3.0
+MAX_SIMULATED_SEQUENCES = 128  # waiting sequences that are simulated
+ASSUMED_SEQUENCE_LENGTH = 256  # tokens of a sequence, before any was seen
+MIN_LEARNED_WAIT_SECONDS = 0.02  # seconds; nothing is learned from shorter waits
 
 
-class Forecast:
-    """Forecast of waits. `plain` is the raw one; `corrected` and `at_worst` apply the errors learned so far to it."""
+class WaitForecast:
+    """Forecast of waits. `estimate_raw_wait` gives the raw one, to which `correct_bias` and `upper_bound` apply the
+    errors learned so far."""
 
-    def __init__(self, policy: Policy, num_places: int, costs: CostModel) -> None:
-        """Predict step times by `costs` until steps were seen; the cache has `num_places` slots."""
-        self._max_batch_size = rows = policy.max_batch_size
-        self._num_places = num_places * (1.0 - policy.reserve)
-        self._generated = self._allowed = 1.0  # tokens of ended sequences; equal at first: the full length is assumed
-        self._step_seconds = costs.predict(Load(rows, 0, min(rows * USUAL_LENGTH, num_places)))
-        self._prompt_seconds = costs.predict(Load(0, 1, 0)) - costs.predict(Load())  # for a token of a prompt
-        self._latest: list[tuple[float, float]] = []  # both averages before each of the latest steps
-        self._error = 0.0  # mean logarithm of actual over predicted wait
-        self._spread = DOUBT  # mean absolute deviation from it
+    def __init__(self, settings: SchedulerSettings, num_slots: int, cost_model: CostModel) -> None:
+        """Predict step times by `cost_model` until steps were seen; the cache has `num_slots` slots."""
+        self._max_batch_size = rows = settings.max_batch_size
+        self._num_usable_slots = num_slots * (1.0 - settings.reserved_block_fraction)
+        # tokens of ended sequences; equal at first: the full length is assumed
+        self._recent_generated_tokens = self._recent_allowed_tokens = 1.0
+        self._step_seconds = cost_model.predict(StepLoad(rows, 0, min(rows * ASSUMED_SEQUENCE_LENGTH, num_slots)))
+        # for a token of a prompt
+        self._prompt_token_seconds = cost_model.predict(StepLoad(0, 1, 0)) - cost_model.predict(StepLoad())
+        self._previous_averages: list[tuple[float, float]] = []  # both averages before each of the latest steps
+        self._mean_log_error = 0.0  # mean logarithm of actual over predicted wait
+        self._error_spread = INITIAL_ERROR_SPREAD  # mean absolute deviation from it
 
-    def at_worst(self, plain: float) -> float:
-        """Return the wait if the raw forecast errs unluckily (see UNLUCKY) and the request just misses a step.
+    def upper_bound(self, raw_wait: float) -> float:
+        """Return the wait if the raw forecast errs unluckily (UPPER_BOUND_SPREADS) and the request just misses a step.
 
         About one wait in a hundred is longer. A raw forecast of 0 stays 0.
         """
-        return plain * exp(self._error + UNLUCKY * self._spread) + self._step_seconds if plain else 0.0
+        return (raw_wait * exp(self._mean_log_error + UPPER_BOUND_SPREADS * self._error_spread) + self._step_seconds
+                if raw_wait else 0.0)
 
-    def corrected(self, plain: float) -> float:
+    def correct_bias(self, raw_wait: float) -> float:
         """Return the raw forecast, corrected by the mean error."""
-        return plain * exp(self._error)
+        return raw_wait * exp(self._mean_log_error)
 
-    def plain(self, waiting: Iterable[Sequence], demand: Demand, running: Iterable[Sequence]) -> float:
+    def estimate_raw_wait(self, waiting: Iterable[Sequence], demand: QueueDemand, running: Iterable[Sequence]) -> float:
         """Return the raw forecast: seconds until all waiting sequences have started and one more could.
 
         `demand` is the total of the waiting sequences.
         """
-        prompts = [(sequence.length, self._left(sequence)) for sequence in islice(waiting, PLAYED)]
-        steps = self._steps(prompts, [(self._left(sequence), sequence.length) for sequence in running])
-        alike = max(demand.count, 1) / max(len(prompts), 1)  # sequences beyond PLAYED are assumed to be like the first
-        return max(steps * alike * self._step_seconds, demand.tokens * self._prompt_seconds)
+        prompts = [(sequence.length, self._expected_tokens_left(sequence))
+                   for sequence in islice(waiting, MAX_SIMULATED_SEQUENCES)]
+        steps = self._simulate_steps(prompts,
+                                     [(self._expected_tokens_left(sequence), sequence.length) for sequence in running])
+        # sequences beyond MAX_SIMULATED_SEQUENCES are assumed to be like the first
+        extrapolation = max(demand.num_sequences, 1) / max(len(prompts), 1)
+        return max(steps * extrapolation * self._step_seconds, demand.num_tokens * self._prompt_token_seconds)
 
-    def _left(self, sequence: Sequence) -> float:
+    def _expected_tokens_left(self, sequence: Sequence) -> float:
         """Return the tokens that the sequence is expected to generate from now on, at least 1."""
-        allowed, done = sequence.request.max_new_tokens, len(sequence.generated)
-        return max(allowed * self._generated / self._allowed - done, 1.0)
+        max_new_tokens, num_generated = sequence.request.max_new_tokens, len(sequence.generated)
+        return max(max_new_tokens * self._recent_generated_tokens / self._recent_allowed_tokens - num_generated, 1.0)
 
-    def _steps(self, prompts: list[tuple[int, float]], ends: list[tuple[float, int]]) -> float:
+    def _simulate_steps(self, prompts: list[tuple[int, float]], ends: list[tuple[float, int]]) -> float:
         """Return the number of steps until all waiting sequences have started and one more could.
 
         `prompts` are (length, tokens to generate) of the waiting sequences in order, `ends` (last step, slots) of the
         running ones. Slots are as of step 0: each sequence takes one more per step.
         """
         heapify(ends)
-        now, held = 0.0, sum(places for _, places in ends)
-        for length, left in [*prompts, (0, 0.0)]:
+        step, num_held_slots = 0.0, sum(places for _, places in ends)
+        for length, num_steps_left in [*prompts, (0, 0.0)]:
             while ends and (len(ends) >= self._max_batch_size
-                            or held + len(ends) * now + length > self._num_places):
-                now, places = heappop(ends)
-                held -= places
-            heappush(ends, (now + left, length - int(now)))
-            held += length - int(now)
-        return now
+                            or num_held_slots + len(ends) * step + length > self._num_usable_slots):
+                step, num_slots = heappop(ends)
+                num_held_slots -= num_slots
+            heappush(ends, (step + num_steps_left, length - int(step)))
+            num_held_slots += length - int(step)
+        return step
 
     # -- learning
 
-    def new_pace(self, factor: float) -> None:
+    def scale_speed(self, factor: float) -> None:
         """Scale the times of steps and prompts by `factor`.
 
         The factor applies to the averages before the streak of steps that revealed the change, since the present ones
@@ -92,30 +100,32 @@ class Forecast:
         """
         if factor == 1.0:
             return
-        step_seconds, prompt_seconds = self._latest[0] if self._latest else (self._step_seconds, self._prompt_seconds)
-        self._step_seconds, self._prompt_seconds = factor * step_seconds, factor * prompt_seconds
-        self._latest = []
+        step_seconds, prompt_seconds = (self._previous_averages[0] if self._previous_averages
+                                        else (self._step_seconds, self._prompt_token_seconds))
+        self._step_seconds, self._prompt_token_seconds = factor * step_seconds, factor * prompt_seconds
+        self._previous_averages = []
 
-    def step_took(self, seconds: float, chunk_tokens: int, *, crowded: bool) -> None:
+    def record_step(self, seconds: float, chunk_tokens: int, *, is_budget_exhausted: bool) -> None:
         """Learn from the seconds between two answers.
 
         The speed of prompts is learned from crowded steps only, whose budget had no tokens for a new sequence.
         """
-        self._latest = [*self._latest[2 - SURPRISES:], (self._step_seconds, self._prompt_seconds)]
-        self._step_seconds += MEMORY * (seconds - self._step_seconds)
-        if crowded and chunk_tokens:
-            self._prompt_seconds += MEMORY * (seconds / chunk_tokens - self._prompt_seconds)
+        self._previous_averages = [*self._previous_averages[2 - SPEED_CHANGE_STREAK:],
+                                   (self._step_seconds, self._prompt_token_seconds)]
+        self._step_seconds += AVERAGE_WEIGHT * (seconds - self._step_seconds)
+        if is_budget_exhausted and chunk_tokens:
+            self._prompt_token_seconds += AVERAGE_WEIGHT * (seconds / chunk_tokens - self._prompt_token_seconds)
 
-    def ended(self, generated: int, allowed: int) -> None:
-        self._generated += generated - MEMORY * self._generated
-        self._allowed += allowed - MEMORY * self._allowed
+    def record_finished(self, num_generated: int, max_new_tokens: int) -> None:
+        self._recent_generated_tokens += num_generated - AVERAGE_WEIGHT * self._recent_generated_tokens
+        self._recent_allowed_tokens += max_new_tokens - AVERAGE_WEIGHT * self._recent_allowed_tokens
 
-    def started(self, plain: float, actual: float) -> None:
+    def record_wait(self, raw_wait: float, actual_wait: float) -> None:
         """Learn from the raw forecast at arrival and the actual wait.
 
         The corrected forecast is not used: learning from it would compound the corrections.
         """
-        if plain > BRIEF and actual > BRIEF:
-            error = min(max(log(actual / plain), -MOST_WRONG), MOST_WRONG)
-            self._error += MEMORY * (error - self._error)
-            self._spread += MEMORY * (abs(error - self._error) - self._spread)
+        if raw_wait > MIN_LEARNED_WAIT_SECONDS and actual_wait > MIN_LEARNED_WAIT_SECONDS:
+            error = min(max(log(actual_wait / raw_wait), -MAX_LOG_CORRECTION), MAX_LOG_CORRECTION)
+            self._mean_log_error += AVERAGE_WEIGHT * (error - self._mean_log_error)
+            self._error_spread += AVERAGE_WEIGHT * (abs(error - self._mean_log_error) - self._error_spread)

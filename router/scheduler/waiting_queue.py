@@ -5,140 +5,145 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from router.request import Resource, Wish
+from router.request import RequestKind, Resource
 from router.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Demand:
+class QueueDemand:
     """Number of waiting sequences and of their tokens: prompts, and output from before a preemption or loss."""
 
-    count: int = 0
-    tokens: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
 
     def add(self, sequence: Sequence, sign: int) -> None:
-        self.count += sign
-        self.tokens += sign * sequence.length
+        self.num_sequences += sign
+        self.num_tokens += sign * sequence.length
 
 
 @dataclass(slots=True)
-class Line:
-    """Queue of one tenant: `waiting` has the sequences whose resources are loaded, `demand` counts all."""
+class TenantQueue:
+    """Queue of one tenant: `startable` has the sequences whose resources are loaded, `demand` counts all."""
 
-    waiting: list[Sequence] = field(default_factory=list)
-    demand: Demand = field(default_factory=Demand)
+    startable: list[Sequence] = field(default_factory=list)
+    demand: QueueDemand = field(default_factory=QueueDemand)
 
 
-class Queue:
+class WaitingQueue:
     """All waiting sequences: those that could start by tenant, the others by the resource that they lack."""
 
-    def __init__(self, present: Collection[Resource] = ()) -> None:
-        """Create an empty queue. `present` is the live set of loaded resources; its owner changes it."""
-        self._present = present
-        self._lines: dict[str, Line] = {}  # by tenant; none is empty
-        self.demand = Demand()
-        self.num_embeds = 0  # waiting requests for embeddings or labels; stored because every step reads it
+    def __init__(self, available_resources: Collection[Resource] = ()) -> None:
+        """Create an empty queue. `available_resources` is the live set of loaded resources; its owner changes it."""
+        self._available_resources = available_resources
+        self._tenant_queues: dict[str, TenantQueue] = {}  # by tenant; none is empty
+        self.demand = QueueDemand()
+        self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
         # Sequences set aside, by the resource that they lack, best rank first; the longest awaited resource is first.
-        self.aside: dict[Resource, list[Sequence]] = {}
-        self._wishes: dict[Resource, None] = {}  # to be loaded even if no sequence waits for them
+        self.blocked_by_resource: dict[Resource, list[Sequence]] = {}
+        self._requested_loads: dict[Resource, None] = {}  # to be loaded even if no sequence waits for them
 
     def __len__(self) -> int:
-        return self.demand.count
+        return self.demand.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate tenant by tenant, best rank first, and then over the sequences set aside."""
-        for line in self._lines.values():
-            yield from line.waiting
-        for others in self.aside.values():
-            yield from others
+        for tenant_queue in self._tenant_queues.values():
+            yield from tenant_queue.startable
+        for blocked in self.blocked_by_resource.values():
+            yield from blocked
 
     @property
     def tenants(self) -> list[str]:
         """Names of the tenants that have a sequence not set aside."""
-        return [name for name, line in self._lines.items() if line.waiting]
+        return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.startable]
 
     @property
-    def num_aside(self) -> int:
-        return sum(map(len, self.aside.values()))
+    def num_blocked(self) -> int:
+        return sum(map(len, self.blocked_by_resource.values()))
 
     @property
-    def num_able(self) -> int:
+    def num_unblocked_generation(self) -> int:
         """Number of sequences that wait to generate text and are not set aside."""
-        aside = self.num_aside
-        if aside and self.num_embeds:
-            aside = sum(sequence.request.wish is Wish.TEXT for line in self.aside.values() for sequence in line)
-        return self.demand.count - self.num_embeds - aside
+        num_blocked = self.num_blocked
+        if num_blocked and self.num_pooling:
+            num_blocked = sum(sequence.request.kind is RequestKind.GENERATE
+                              for blocked in self.blocked_by_resource.values() for sequence in blocked)
+        return self.demand.num_sequences - self.num_pooling - num_blocked
 
-    def of(self, tenant: str) -> Rows[Sequence]:
+    def tenant_sequences(self, tenant: str) -> Rows[Sequence]:
         """Return the tenant's sequences whose resources are loaded, best rank first."""
-        return self._lines[tenant].waiting if tenant in self._lines else ()
+        return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
 
-    def demand_of(self, tenant: str) -> Demand:
-        return self._lines[tenant].demand if tenant in self._lines else Demand()
+    def tenant_demand(self, tenant: str) -> QueueDemand:
+        return self._tenant_queues[tenant].demand if tenant in self._tenant_queues else QueueDemand()
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence. One that returns keeps its arrival time, and with it a position near the front."""
-        line = self._lines.setdefault(sequence.request.tenant.name, Line())
-        self._put(sequence, line)
-        line.demand.add(sequence, 1)
+        tenant_queue = self._tenant_queues.setdefault(sequence.request.tenant.name, TenantQueue())
+        self._insert_sequence(sequence, tenant_queue)
+        tenant_queue.demand.add(sequence, 1)
         self.demand.add(sequence, 1)
-        self.num_embeds += sequence.request.wish is not Wish.TEXT
+        self.num_pooling += sequence.request.kind is not RequestKind.GENERATE
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant.name
-        line = self._lines[tenant]
-        self._take(sequence, line)
-        line.demand.add(sequence, -1)
+        tenant_queue = self._tenant_queues[tenant]
+        self._extract_sequence(sequence, tenant_queue)
+        tenant_queue.demand.add(sequence, -1)
         self.demand.add(sequence, -1)
-        self.num_embeds -= sequence.request.wish is not Wish.TEXT
-        if not line.demand.count:
-            del self._lines[tenant]
+        self.num_pooling -= sequence.request.kind is not RequestKind.GENERATE
+        if not tenant_queue.demand.num_sequences:
+            del self._tenant_queues[tenant]
 
-    def wish(self, resource: Resource) -> None:
-        """List the resource in `aside`, even if no sequence waits for it, until it is loaded or `unwish` is called."""
-        self._wishes[resource] = None
-        self.aside.setdefault(resource, [])
+    def request_load(self, resource: Resource) -> None:
+        """List the resource in `blocked_by_resource`, even if no sequence waits for it, until it is loaded or
+        `cancel_load_request` is called."""
+        self._requested_loads[resource] = None
+        self.blocked_by_resource.setdefault(resource, [])
 
-    def unwish(self, resource: Resource) -> None:
-        self._wishes.pop(resource, None)
-        if not self.aside.get(resource, True):
-            del self.aside[resource]
+    def cancel_load_request(self, resource: Resource) -> None:
+        self._requested_loads.pop(resource, None)
+        if not self.blocked_by_resource.get(resource, True):
+            del self.blocked_by_resource[resource]
 
-    def came(self, resource: Resource) -> list[Sequence]:
+    def unblock_sequences(self, resource: Resource) -> list[Sequence]:
         """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
-        self._wishes.pop(resource, None)
-        return self._put_again(self.aside.pop(resource, []))
+        self._requested_loads.pop(resource, None)
+        return self._reinsert_sequences(self.blocked_by_resource.pop(resource, []))
 
-    def left(self, resource: Resource) -> list[Sequence]:
+    def block_sequences(self, resource: Resource) -> list[Sequence]:
         """Set aside and return the sequences that need a resource which is unloaded or about to be."""
-        leaving = [sequence for line in self._lines.values() for sequence in line.waiting
-                   if resource in sequence.request.needs]
-        for sequence in leaving:
-            self._lines[sequence.request.tenant.name].waiting.remove(sequence)
-        return self._put_again(leaving)
+        blocked = [sequence for tenant_queue in self._tenant_queues.values() for sequence in tenant_queue.startable
+                   if resource in sequence.request.needed_resources]
+        for sequence in blocked:
+            self._tenant_queues[sequence.request.tenant.name].startable.remove(sequence)
+        return self._reinsert_sequences(blocked)
 
     # -- internals
 
-    def _put_again(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _reinsert_sequences(self, sequences: list[Sequence]) -> list[Sequence]:
         for sequence in sequences:
-            self._put(sequence, self._lines[sequence.request.tenant.name])
+            self._insert_sequence(sequence, self._tenant_queues[sequence.request.tenant.name])
         return sequences
 
-    def _put(self, sequence: Sequence, line: Line) -> None:
-        needs = sequence.request.needs
-        sequence.lacks = next((need for need in needs if need not in self._present), None) if needs else None
-        others = line.waiting if sequence.lacks is None else self.aside.setdefault(sequence.lacks, [])
-        insort(others, sequence, key=_rank)
+    def _insert_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
+        needed_resources = sequence.request.needed_resources
+        sequence.missing_resource = (
+            next((need for need in needed_resources if need not in self._available_resources), None)
+            if needed_resources else None)
+        waiting_list = (tenant_queue.startable if sequence.missing_resource is None
+                        else self.blocked_by_resource.setdefault(sequence.missing_resource, []))
+        insort(waiting_list, sequence, key=_priority_key)
 
-    def _take(self, sequence: Sequence, line: Line) -> None:
-        if sequence.lacks is None:
-            line.waiting.remove(sequence)
+    def _extract_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
+        if sequence.missing_resource is None:
+            tenant_queue.startable.remove(sequence)
             return
-        others = self.aside[sequence.lacks]
-        others.remove(sequence)
-        if not others and sequence.lacks not in self._wishes:
-            del self.aside[sequence.lacks]
+        blocked = self.blocked_by_resource[sequence.missing_resource]
+        blocked.remove(sequence)
+        if not blocked and sequence.missing_resource not in self._requested_loads:
+            del self.blocked_by_resource[sequence.missing_resource]
 
 
-def _rank(sequence: Sequence) -> tuple[float, int]:
-    return sequence.rank
+def _priority_key(sequence: Sequence) -> tuple[float, int]:
+    return sequence.priority_key

@@ -4,44 +4,53 @@ from collections.abc import Iterator
 from itertools import repeat
 from math import isfinite
 
-from router.request import Wish
-from router.scheduler.plan import Answer, Embed, Labelling, ModelFacts, Plan, Told
-from router.shards.encode import Defect, check_place, check_time, cut, failures
+from router.request import RequestKind
+from router.scheduler.plan import ModelInfo, PoolingOutput, PoolingStep, StepPlan, StepResult, TokenLabels
+from router.shards.encode import (
+    InvalidShardAnswer,
+    check_epoch_and_number,
+    check_forward_seconds,
+    decode_failures,
+    split_by_counts,
+)
 from shard.pb import shard_pb2 as pb
 
 
-def decode(answer: pb.EmbedAnswer, plan: Plan, model: ModelFacts) -> Answer:
-    """Decode rank 0's answer to a plan whose step is an Embed. Raises Defect."""
-    check_place(answer, plan)
-    check_time(answer)
+def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
+    """Decode rank 0's answer to a plan whose step is a pooling step. Raises InvalidShardAnswer."""
+    check_epoch_and_number(answer, plan)
+    check_forward_seconds(answer)
     step = plan.messages[-1]
-    assert isinstance(step, Embed)
-    places = failures(answer)
-    if any(place >= len(plan.members) for place in places):
-        raise Defect(f"failures of texts {[*places]}, where there are {len(plan.members)}")
-    left = [newcomer for place, newcomer in enumerate(step.newcomers) if place not in places]
-    lengths = [len(newcomer.request.prompt) for newcomer in left]
-    rows = _vectors(answer, len(left)) if step.wish is Wish.VECTOR else _labellings(answer, lengths, model)
-    told = dict(zip([newcomer.sequence for newcomer in left], rows, strict=True))
-    failed = {plan.members[place]: why for place, why in places.items()}
-    return Answer(plan.epoch, answer.forward_seconds, {}, failed, told=told)
+    assert isinstance(step, PoolingStep)
+    reasons_by_index = decode_failures(answer)
+    if any(place >= len(plan.members) for place in reasons_by_index):
+        raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.members)}")
+    succeeded = [newcomer for place, newcomer in enumerate(step.new_sequences) if place not in reasons_by_index]
+    lengths = [len(newcomer.request.prompt) for newcomer in succeeded]
+    rows = (_decode_vectors(answer, len(succeeded)) if step.kind is RequestKind.EMBED
+            else _decode_token_labels(answer, lengths, model_info))
+    outputs = dict(zip([newcomer.sequence_id for newcomer in succeeded], rows, strict=True))
+    failed = {plan.members[place]: why for place, why in reasons_by_index.items()}
+    return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
 
 
-def _vectors(answer: pb.EmbedAnswer, num_texts: int) -> Iterator[Told]:
+def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Iterator[PoolingOutput]:
     values, width = list(answer.values), answer.width
     if len(values) != width * num_texts or (num_texts and not width):
-        raise Defect(f"{len(values)} values for {num_texts} embeddings of {width}")
+        raise InvalidShardAnswer(f"{len(values)} values for {num_texts} embeddings of {width}")
     if not all(map(isfinite, values)):
-        raise Defect("an embedding with a value that is no number")
-    yield from cut(values, repeat(width, num_texts))
+        raise InvalidShardAnswer("an embedding with a value that is no number")
+    yield from split_by_counts(values, repeat(width, num_texts))
 
 
-def _labellings(answer: pb.EmbedAnswer, lengths: list[int], model: ModelFacts) -> Iterator[Told]:
+def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
+                         model_info: ModelInfo) -> Iterator[PoolingOutput]:
     counts, labels, scores = list(answer.num_labels), list(answer.labels), list(answer.scores)
-    if counts != lengths or not sum(counts) == len(labels) == len(scores):
-        raise Defect(f"{counts} labels for texts of {lengths} tokens, {len(labels)} numbers and {len(scores)} scores")
-    if labels and max(labels) >= len(model.labels):
-        raise Defect(f"label {max(labels)}, where there are {len(model.labels)}")
+    if counts != prompt_lengths or not sum(counts) == len(labels) == len(scores):
+        raise InvalidShardAnswer(
+            f"{counts} labels for texts of {prompt_lengths} tokens, {len(labels)} numbers and {len(scores)} scores")
+    if labels and max(labels) >= len(model_info.labels):
+        raise InvalidShardAnswer(f"label {max(labels)}, where there are {len(model_info.labels)}")
     if not all(map(isfinite, scores)):
-        raise Defect("a score that is no number")
-    yield from map(Labelling, cut(labels, counts), cut(scores, counts))
+        raise InvalidShardAnswer("a score that is no number")
+    yield from map(TokenLabels, split_by_counts(labels, counts), split_by_counts(scores, counts))

@@ -5,66 +5,68 @@ from typing import Any
 
 import grpc
 
-from router.scheduler.fault_isolation import Loss
-from router.shards.rpc import ANSWERS, METHODS
-from router.shards.step_stream import Outcome, Trouble
+from router.scheduler.fault_isolation import ShardLossReason
+from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.step_stream import RpcFailure, RpcOutcome
 from shard.pb import shard_pb2 as pb
 
-LOSSES = {
-    grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Loss.MEMORY,
-    grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
-    grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
-    grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
+LOSS_BY_STATUS = {
+    grpc.StatusCode.INTERNAL: ShardLossReason.STEP_ERROR,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ShardLossReason.MEMORY,
+    grpc.StatusCode.FAILED_PRECONDITION: ShardLossReason.DEFECT,
+    grpc.StatusCode.INVALID_ARGUMENT: ShardLossReason.DEFECT,
+    grpc.StatusCode.ALREADY_EXISTS: ShardLossReason.DEFECT,
 }
-REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
-BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
-STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
-IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
+REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
+EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
+STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
+STEP_LOSSES = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
 # In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
-SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]
+LOSSES_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSSES, ShardLossReason.DEATH]
 
 
 class ShardsLost(Exception):
-    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "", refused: bool = False) -> None:
-        """`told` is the reason that the shard itself gave.
+    def __init__(self, loss: ShardLossReason, reason: str, *, needs_restart: bool = False, shard_reason: str = "",
+                 is_warmup_rejected: bool = False) -> None:
+        """`shard_reason` is the reason that the shard itself gave.
 
-        `broken`: the processes are alive but cannot continue. `refused`: the shards rejected the settings of their
-        warm-up, which will never fit their model.
+        `needs_restart`: the processes are alive but cannot continue. `is_warmup_rejected`: the shards rejected the
+        settings of their warm-up, which will never fit their model.
         """
         super().__init__(reason)
         self.loss = loss
-        self.broken = broken
-        self.told = told or reason
-        self.refused = refused
+        self.needs_restart = needs_restart
+        self.shard_reason = shard_reason or reason
+        self.is_warmup_rejected = is_warmup_rejected
 
 
-def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
+def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
     """Return the most severe loss among the results of all messages, ordered by rank; None if there is none."""
-    lost = [loss for result, message in zip(results, cycle(messages), strict=False)
-            if (loss := lost_by(result, message, world_size)) is not None]
-    return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
+    losses = [loss for result, message in zip(results, cycle(messages), strict=False)
+              if (loss := loss_from_result(result, message, world_size)) is not None]
+    return max(losses, key=lambda each: (LOSSES_BY_SEVERITY.index(each.loss), each.needs_restart), default=None)
 
 
-def lost_by(result: Outcome, message: Any, world_size: int) -> ShardsLost | None:
+def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> ShardsLost | None:
     """Return the loss that a result means, or None. Checks its type: a stream may return any outcome for a message."""
-    if isinstance(result, Trouble):
-        return loss_of(result, message, world_size)
-    if not isinstance(result, ANSWERS[METHODS[type(message)]]):
-        return ShardsLost(Loss.DEFECT, f"{type(result).__name__} came as an answer to {type(message).__name__}")
+    if isinstance(result, RpcFailure):
+        return loss_from_rpc_failure(result, message, world_size)
+    if not isinstance(result, ANSWER_TYPES[METHOD_BY_REQUEST_TYPE[type(message)]]):
+        return ShardsLost(ShardLossReason.DEFECT,
+                          f"{type(result).__name__} came as an answer to {type(message).__name__}")
     return None
 
 
-def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
-    loss = LOSSES.get(trouble.code, Loss.DEATH)
-    broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    if loss in IN_STEPS and isinstance(message, BEGINNINGS):
-        loss = Loss.DEFECT  # no rank is blocked by another, and replaced processes would fail the same way
-    elif loss in IN_STEPS and world_size > 1:
+def loss_from_rpc_failure(failure: RpcFailure, message: Any, world_size: int) -> ShardsLost:
+    loss = LOSS_BY_STATUS.get(failure.code, ShardLossReason.DEATH)
+    needs_restart = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if loss in STEP_LOSSES and isinstance(message, EPOCH_START_REQUESTS):
+        loss = ShardLossReason.DEFECT  # no rank is blocked by another, and replaced processes would fail the same way
+    elif loss in STEP_LOSSES and world_size > 1:
         # Ranks that failed between two collectives are out of step, and some may wait for the others for ever.
-        loss, broken = Loss.DEATH, True
-    elif loss in IN_STEPS and not isinstance(message, STEPS):
-        loss = Loss.DEFECT  # no sequence is to blame
-    refused = isinstance(message, pb.WarmupRequest) and trouble.code in REFUSALS
-    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason,
-                      refused=refused)
+        loss, needs_restart = ShardLossReason.DEATH, True
+    elif loss in STEP_LOSSES and not isinstance(message, STEP_REQUESTS):
+        loss = ShardLossReason.DEFECT  # no sequence is to blame
+    is_warmup_rejected = isinstance(message, pb.WarmupRequest) and failure.code in REJECTION_STATUSES
+    return ShardsLost(loss, f"{failure.code.name.lower()}: {failure.reason}", needs_restart=needs_restart,
+                      shard_reason=failure.reason, is_warmup_rejected=is_warmup_rejected)

@@ -14,103 +14,107 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, Resource
-from router.scheduler.plan import Bring, Move
+from router.scheduler.plan import LoadResource, ResourceCommand
 from router.shards import encode
 from router.shards.failures import ShardsLost
-from router.shards.handshake import Meeting
+from router.shards.handshake import HandshakeResult
 
-MOST_COUNTED = 4096  # adapters whose number of loads is kept
+MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
 now = time.monotonic
 
 
-class Loader(Protocol):
+class ShardLoader(Protocol):
     """Loads and unloads on all ranks. Both methods return why some rank failed, or an empty string."""
 
-    async def load(self, request: Any) -> str: ...
+    async def load_resource(self, request: Any) -> str: ...
 
-    async def unload(self, request: Any) -> str: ...
+    async def unload_resource(self, request: Any) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LoadCallbacks:
     """Callbacks for the results: a resource was loaded, could not be loaded (with the reason), or was unloaded."""
 
-    here: Callable[[Resource], None]
-    failed: Callable[[Resource, str], None]
-    removed: Callable[[Resource], None]
-    took: Callable[[Resource, float, str], None] = lambda *_: None  # seconds of a load, and why it failed, if it did
+    on_loaded: Callable[[Resource], None]
+    on_load_failed: Callable[[Resource, str], None]
+    on_unloaded: Callable[[Resource], None]
+    # seconds of a load, and why it failed, if it did
+    on_load_finished: Callable[[Resource, float, str], None] = lambda *_: None
 
 
-class Resources:
+class ResourceLoader:
     """Resources by kind and source, and which of them the shards have loaded."""
 
-    def __init__(self, shards: Loader, told: Told) -> None:
+    def __init__(self, shards: ShardLoader, callbacks: LoadCallbacks) -> None:
         self._shards = shards
-        self._told = told
-        self._numbers: dict[str, int] = {}  # highest number of each kind
+        self._callbacks = callbacks
+        self._last_ids: dict[str, int] = {}  # highest number of each kind
         self._epoch: int | None = None
         # Weak references: a source keeps its number for as long as its resource is in use.
-        self._known: WeakValueDictionary[tuple[str, str], Resource] = WeakValueDictionary()
+        self._resources_by_source: WeakValueDictionary[tuple[str, str], Resource] = WeakValueDictionary()
         self._sources: WeakKeyDictionary[Resource, str] = WeakKeyDictionary()
-        self._here: dict[Resource, None] = {}  # loaded, as far as the scheduler knows
-        self._kept: dict[Resource, None] = {}  # never unloaded
-        self._loads: OrderedDict[str, int] = OrderedDict()  # number of loads by adapter source, the latest at the end
+        self._loaded: dict[Resource, None] = {}  # loaded, as far as the scheduler knows
+        self._pinned: dict[Resource, None] = {}  # never unloaded
+        # number of loads by adapter source, the latest at the end
+        self._load_counts: OrderedDict[str, int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource:
+    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> Resource:
         """Return the resource of a source: the same object for as long as it is in use."""
-        resource = self._known.get((kind, source))
+        resource = self._resources_by_source.get((kind, source))
         if resource is None:
-            number = self._numbers[kind] = self._numbers.get(kind, 0) + 1
-            resource = Resource(kind, number, takes, stays)
-            self._known[kind, source] = resource
+            resource_id = self._last_ids[kind] = self._last_ids.get(kind, 0) + 1
+            resource = Resource(kind, resource_id, max_bytes, is_pinned)
+            self._resources_by_source[kind, source] = resource
             self._sources[resource] = source
         return resource
 
-    def knows(self, kind: str, source: str) -> bool:
+    def is_in_use(self, kind: str, source: str) -> bool:
         """Return whether a request needs the resource or the shards hold it."""
-        return (kind, source) in self._known
+        return (kind, source) in self._resources_by_source
 
-    def known(self, kind: str) -> Iterator[str]:
-        return (source for of, source in self._known if of == kind)
+    def sources_in_use(self, kind: str) -> Iterator[str]:
+        return (source for source_kind, source in self._resources_by_source if source_kind == kind)
 
     def num_loads(self, source: str) -> int:
-        """Return how often this source's adapter was loaded; 0 if it is not among the MOST_COUNTED loaded last."""
-        return self._loads.get(source, 0)
+        """Return how often this source's adapter was loaded; 0 if it is not among the MAX_COUNTED_ADAPTERS loaded
+        last."""
+        return self._load_counts.get(source, 0)
 
-    async def keep(self, resource: Resource) -> str:
+    async def load_and_pin(self, resource: Resource) -> str:
         """Load a resource for good; return why that failed, or an empty string. Raises ShardsLost."""
         assert self._epoch is not None
         reason = await self._load(resource, self._epoch)
         if not reason:
-            self._kept[resource] = None
-            self._is_here(resource)
+            self._pinned[resource] = None
+            self._mark_loaded(resource)
         return reason
 
-    def carry_out(self, moves: Iterable[Move]) -> None:
+    def execute_commands(self, commands: Iterable[ResourceCommand]) -> None:
         assert self._epoch is not None
-        for move in moves:
-            work = self._bring if isinstance(move, Bring) else self._remove
-            self._start(work(move.resource, self._epoch))
+        for command in commands:
+            execute_command = self._load_and_report if isinstance(command, LoadResource) else self._unload_and_report
+            self._start_task(execute_command(command.resource, self._epoch))
 
-    def lost(self, *, everything: bool) -> None:
-        """End the epoch. `everything`: the shards have also lost the loaded resources."""
+    def end_epoch(self, *, resources_lost: bool) -> None:
+        """End the epoch. `resources_lost`: the shards have also lost the loaded resources."""
         self._epoch = None
-        if everything:
-            self._here.clear()
+        if resources_lost:
+            self._loaded.clear()
 
-    async def met(self, meeting: Meeting) -> None:
+    async def restore_after_handshake(self, handshake: HandshakeResult) -> None:
         """Restore the resources after a handshake: unload those that should not be loaded, load missing ones."""
-        self._epoch = meeting.epoch
-        strangers = meeting.leftovers - self._here.keys() - self._kept.keys()
-        for stranger in strangers:
-            self._numbers[stranger.kind] = max(self._numbers.get(stranger.kind, 0), stranger.id)
-        await asyncio.gather(*map(self._unload, strangers))
-        for resource in [*self._here, *(kept for kept in self._kept if kept not in self._here)]:
-            if resource not in meeting.loaded:
-                await self._bring(resource, meeting.epoch)
-            elif resource not in self._here:
-                self._is_here(resource)
+        self._epoch = handshake.epoch
+        unexpected = handshake.loaded_on_any_rank - self._loaded.keys() - self._pinned.keys()
+        for unexpected_resource in unexpected:
+            self._last_ids[unexpected_resource.kind] = max(self._last_ids.get(unexpected_resource.kind, 0),
+                                                           unexpected_resource.id)
+        await asyncio.gather(*map(self._unload, unexpected))
+        for resource in [*self._loaded, *(pinned for pinned in self._pinned if pinned not in self._loaded)]:
+            if resource not in handshake.loaded_on_all_ranks:
+                await self._load_and_report(resource, handshake.epoch)
+            elif resource not in self._loaded:
+                self._mark_loaded(resource)
 
     async def close(self) -> None:
         self._epoch = None
@@ -122,47 +126,47 @@ class Resources:
     # -- internals
 
     async def _load(self, resource: Resource, epoch: int) -> str:
-        began, source = now(), self._sources[resource]
-        reason = await self._shards.load(encode.load_request(resource, source, epoch))
-        self._told.took(resource, now() - began, reason)
+        started_at, source = now(), self._sources[resource]
+        reason = await self._shards.load_resource(encode.make_load_request(resource, source, epoch))
+        self._callbacks.on_load_finished(resource, now() - started_at, reason)
         if not reason and resource.kind == ADAPTER:
-            self._loads[source] = self._loads.pop(source, 0) + 1
-            while len(self._loads) > MOST_COUNTED:
-                self._loads.popitem(last=False)
+            self._load_counts[source] = self._load_counts.pop(source, 0) + 1
+            while len(self._load_counts) > MAX_COUNTED_ADAPTERS:
+                self._load_counts.popitem(last=False)
         return reason
 
-    async def _bring(self, resource: Resource, epoch: int) -> None:
+    async def _load_and_report(self, resource: Resource, epoch: int) -> None:
         try:
             reason = await self._load(resource, epoch)
         except ShardsLost:
-            return  # the engine gets the loss as well, and calls `lost`
+            return  # the engine gets the loss as well, and calls `end_epoch`
         if reason:
             await self._unload(resource)  # from the ranks that have it
         if epoch != self._epoch:
             return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
-            self._here.pop(resource, None)
-            self._told.failed(resource, reason)
+            self._loaded.pop(resource, None)
+            self._callbacks.on_load_failed(resource, reason)
         else:
-            self._is_here(resource)
+            self._mark_loaded(resource)
 
-    async def _remove(self, resource: Resource, epoch: int) -> None:
-        del self._here[resource]
+    async def _unload_and_report(self, resource: Resource, epoch: int) -> None:
+        del self._loaded[resource]
         await self._unload(resource)
         if epoch == self._epoch:
-            self._told.removed(resource)
+            self._callbacks.on_unloaded(resource)
 
     async def _unload(self, resource: Resource) -> None:
         """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
         if self._epoch is not None:
             with suppress(ShardsLost):
-                await self._shards.unload(encode.unload_request(resource, self._epoch))
+                await self._shards.unload_resource(encode.make_unload_request(resource, self._epoch))
 
-    def _is_here(self, resource: Resource) -> None:
-        self._here[resource] = None
-        self._told.here(resource)
+    def _mark_loaded(self, resource: Resource) -> None:
+        self._loaded[resource] = None
+        self._callbacks.on_loaded(resource)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -4,12 +4,12 @@ from typing import Any
 
 from shard.pb import shard_pb2 as pb
 
-ANSWERS: dict[str, Any] = {
+ANSWER_TYPES: dict[str, Any] = {
     "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
     "Decode": pb.StepAnswer, "Filter": pb.Acknowledgement, "Concat": pb.Acknowledgement, "Load": pb.LoadAnswer,
     "Unload": pb.UnloadAnswer, "Embed": pb.EmbedAnswer,
 }
-METHODS = {
+METHOD_BY_REQUEST_TYPE = {
     pb.InfoRequest: "Info", pb.WarmupRequest: "Warmup", pb.ResetRequest: "Reset", pb.PrefillRequest: "Prefill",
     pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
     pb.UnloadRequest: "Unload", pb.EmbedRequest: "Embed",

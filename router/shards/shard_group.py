@@ -12,144 +12,144 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from router.scheduler.fault_isolation import Loss
-from router.shards.failures import ShardsLost, worst
-from router.shards.rpc import ANSWERS, METHODS
-from router.shards.step_stream import Line, Outcome, Trouble
+from router.scheduler.fault_isolation import ShardLossReason
+from router.shards.failures import ShardsLost, most_severe_loss
+from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.step_stream import RpcFailure, RpcOutcome, StepStream
 from shard.pb import shard_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-OPTIONS = [
+CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A restarted shard listens at the same path: reconnect often, it is cheap.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # Every Shards opens its own connections, even to a path that another one of this process has used.
+    # Every ShardGroup opens its own connections, even to a path that another one of this process has used.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-LOAD_TIMEOUT = 60.0  # for one adapter or grammar
-GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-FIRST_WORD = 5.0  # seconds for the first health response of a shard that listens
-MUTE_AFTER = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
-UNIX = "unix:"
-NO_SERVICE = b""  # a serialized HealthCheckRequest without a service name
+LOAD_TIMEOUT_SECONDS = 60.0  # for one adapter or grammar
+DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+FIRST_HEALTH_TIMEOUT = 5.0  # seconds for the first health response of a shard that listens
+HANG_PROBE_TIMEOUT = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
+UNIX_SCHEME = "unix:"
+EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service name
 
-Call = Callable[..., Awaitable[Any]]
+UnaryCall = Callable[..., Awaitable[Any]]
 
 
-class Rank:
+class RankConnection:
     """Connection to one shard process: a channel, its unary calls, and a stream for the verbs of steps."""
 
-    def __init__(self, address: str, on_gone: Callable[[], None], *, stream: bool) -> None:
+    def __init__(self, address: str, on_disconnect: Callable[[], None], *, use_stream: bool) -> None:
         self._address = address
-        self._on_gone = on_gone
-        self._stream = stream
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-        self._calls: dict[str, Call] = {
+        self._on_disconnect = on_disconnect
+        self._use_stream = use_stream
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._unary_calls: dict[str, UnaryCall] = {
             name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
-            for name, answer in ANSWERS.items()
+            for name, answer in ANSWER_TYPES.items()
         }
-        self._watch = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
-        self._watching: asyncio.Task[None] | None = None
-        self._line: Line | None = None
+        self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
+        self._health_task: asyncio.Task[None] | None = None
+        self._step_stream: StepStream | None = None
 
-    def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
+    def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
         """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
-        if self._stream:
+        if self._use_stream:
             # Opened with the first message: a call that is cancelled while it starts leaves tasks in gRPC's server.
-            self._line = self._line or Line(self._channel)
-            return self._line.send(message, timeout)
+            self._step_stream = self._step_stream or StepStream(self._channel)
+            return self._step_stream.send(message, timeout)
         return asyncio.ensure_future(self.call(method, message, timeout))
 
-    async def call(self, method: str, message: bytes, timeout: float) -> Outcome:
+    async def call(self, method: str, message: bytes, timeout: float) -> RpcOutcome:
         try:
-            return await self._calls[method](message, timeout=timeout)
+            return await self._unary_calls[method](message, timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            return Trouble(error.code(), error.details() or "")
+            return RpcFailure(error.code(), error.details() or "")
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until the shard listens, and watch its health from then on.
 
-        Returns after the first health response, or after FIRST_WORD seconds without one.
+        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT seconds without one.
         """
-        await self._connected()
-        watch = self._watch(NO_SERVICE)
-        word = asyncio.ensure_future(watch.read())
-        self._watching = asyncio.create_task(self._watch_over(watch, word))
-        await asyncio.wait([word], timeout=FIRST_WORD)
+        await self._wait_until_connected()
+        health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
+        pending_read = asyncio.ensure_future(health_call.read())
+        self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
+        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT)
 
-    async def _connected(self) -> None:
+    async def _wait_until_connected(self) -> None:
         """Wait for the connection, however long the shard loads its model. Raises ShardsLost if the shard is hung.
 
         A shard counts as hung if it accepts connections and sends nothing.
         """
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
-            while not (await asyncio.wait([ready], timeout=MUTE_AFTER))[0]:
-                if await is_mute(self._address):
-                    raise ShardsLost(Loss.DEATH, "a shard listens and does not speak", broken=True)
+            while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT))[0]:
+                if await is_unresponsive(self._address):
+                    raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
         finally:
             ready.cancel()
 
-    async def _watch_over(self, watch: Any, word: "asyncio.Future[Any]") -> None:
+    async def _monitor_health(self, health_call: Any, pending_read: "asyncio.Future[Any]") -> None:
         """Read health responses until the call ends, then report that the shard has gone.
 
         The open call shows each side that the other is alive. A pending read is never cancelled: that would end the
         call.
         """
         with suppress(grpc.aio.AioRpcError):
-            while await word is not grpc.aio.EOF:
-                word = asyncio.ensure_future(watch.read())
-        self._on_gone()
+            while await pending_read is not grpc.aio.EOF:
+                pending_read = asyncio.ensure_future(health_call.read())
+        self._on_disconnect()
 
-    async def look_away(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+    async def stop_streams(self) -> None:
+        step_stream, self._step_stream = self._step_stream, None
+        if step_stream is not None:
+            await step_stream.close()
+        if self._health_task is not None:
+            self._health_task.cancel()
+            await asyncio.wait([self._health_task])
 
     async def close(self) -> None:
-        await self.look_away()
+        await self.stop_streams()
         await self._channel.close()
 
 
-class Answers:
+class PendingAnswers:
     """Pending outcomes, from all ranks, of messages that were sent together."""
 
-    def __init__(self, messages: list[Any], outcomes: "list[asyncio.Future[Outcome]]", world_size: int) -> None:
+    def __init__(self, messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]", world_size: int) -> None:
         self._messages = messages
         self._outcomes = outcomes
         self._world_size = world_size
         self._num_missing = len(outcomes)
-        self.last: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         for outcome in outcomes:
-            outcome.add_done_callback(self._arrived)
+            outcome.add_done_callback(self._on_outcome)
 
-    def _arrived(self, _: "asyncio.Future[Outcome]") -> None:
+    def _on_outcome(self, _: "asyncio.Future[RpcOutcome]") -> None:
         self._num_missing -= 1
-        if not self._num_missing and not self.last.done():
+        if not self._num_missing and not self.last_answer.done():
             results = [outcome.result() for outcome in self._outcomes]
-            lost = worst(self._messages, results, self._world_size)
-            if lost is None:
-                self.last.set_result(results[len(self._messages) - 1])
+            loss = most_severe_loss(self._messages, results, self._world_size)
+            if loss is None:
+                self.last_answer.set_result(results[len(self._messages) - 1])
             else:
-                self.last.set_exception(lost)
+                self.last_answer.set_exception(loss)
 
 
-class Shards:
+class ShardGroup:
     """Connections to all ranks of one model."""
 
     def __init__(self, addresses: Iterable[str], transport: str = "stream") -> None:
-        self.on_gone: Callable[[], None] = lambda: None  # called when a rank has gone
+        self.on_disconnect: Callable[[], None] = lambda: None  # called when a rank has gone
         self.addresses = tuple(addresses)
-        self._stream = transport == "stream"
-        self.is_gone = False  # whether a rank has gone since the last `connect`
-        self._ranks: list[Rank] = []
-        self._num_connected = 0  # number of calls of `connect`
+        self._use_stream = transport == "stream"
+        self.is_disconnected = False  # whether a rank has gone since the last `connect`
+        self._ranks: list[RankConnection] = []
+        self._num_connects = 0  # number of calls of `connect`
 
     @property
     def world_size(self) -> int:
@@ -158,36 +158,37 @@ class Shards:
     async def connect(self) -> None:
         """Wait until every rank listens, and watch the health of all."""
         if not self._ranks:
-            self._ranks = [Rank(address, self._note_gone, stream=self._stream) for address in self.addresses]
+            self._ranks = [RankConnection(address, self._mark_disconnected, use_stream=self._use_stream)
+                           for address in self.addresses]
         # Restart all watches: an old one may not have noticed yet that its shard has gone.
-        await asyncio.gather(*(rank.look_away() for rank in self._ranks))
-        self.is_gone = False
-        self._num_connected += 1
-        await together([rank.ready() for rank in self._ranks])
+        await asyncio.gather(*(rank.stop_streams() for rank in self._ranks))
+        self.is_disconnected = False
+        self._num_connects += 1
+        await gather_or_cancel([rank.wait_until_ready() for rank in self._ranks])
 
-    def _note_gone(self) -> None:
-        self.is_gone = True
-        self.on_gone()
+    def _mark_disconnected(self) -> None:
+        self.is_disconnected = True
+        self.on_disconnect()
 
     async def close(self) -> None:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.close() for rank in ranks))
 
     async def info(self, timeout: float) -> list[pb.InfoAnswer]:
-        return await self._everywhere(pb.InfoRequest(), timeout)
+        return await self._call_all_or_raise(pb.InfoRequest(), timeout)
 
     async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
-        await self._everywhere(request, timeout)
+        await self._call_all_or_raise(request, timeout)
 
     async def reset(self, epoch: int, timeout: float) -> None:
-        await self._everywhere(pb.ResetRequest(epoch=epoch), timeout)
+        await self._call_all_or_raise(pb.ResetRequest(epoch=epoch), timeout)
 
-    async def load(self, request: pb.LoadRequest) -> str:
+    async def load_resource(self, request: pb.LoadRequest) -> str:
         """Load on all ranks; return why some rank failed, or an empty string. Raises ShardsLost if a rank has gone."""
-        return await self._beside(request)
+        return await self._call_outside_steps(request)
 
-    async def unload(self, request: pb.UnloadRequest) -> str:
-        return await self._beside(request)
+    async def unload_resource(self, request: pb.UnloadRequest) -> str:
+        return await self._call_outside_steps(request)
 
     def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
         """Send all messages to all ranks, without waiting for answers in between.
@@ -196,44 +197,45 @@ class Shards:
         messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
         answer to the last message; after a failure it raises ShardsLost.
         """
-        sealed = [self._seal(message) for message in messages]
-        outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in sealed]
-        return Answers(messages, outcomes, self.world_size).last
+        serialized = [self._serialize(message) for message in messages]
+        outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
+        return PendingAnswers(messages, outcomes, self.world_size).last_answer
 
-    async def _beside(self, request: Message) -> str:
+    async def _call_outside_steps(self, request: Message) -> str:
         """Send a message that is not part of a step; return why some rank failed, or an empty string.
 
         Such an error does not end the epoch. Raises ShardsLost if a rank has gone, which is noted only if the ranks
         were not connected again meanwhile.
         """
-        connected = self._num_connected
-        troubles = [result for result in await self._of_all(request, LOAD_TIMEOUT) if isinstance(result, Trouble)]
-        if any(trouble.code in GONE for trouble in troubles):
-            if connected == self._num_connected:
-                self._note_gone()
-            raise ShardsLost(Loss.DEATH, "a shard went away")
-        return troubles[0].reason or troubles[0].code.name.lower() if troubles else ""
+        num_connects = self._num_connects
+        failures = [result for result in await self._call_all(request, LOAD_TIMEOUT_SECONDS)
+                    if isinstance(result, RpcFailure)]
+        if any(failure.code in DISCONNECTED_STATUSES for failure in failures):
+            if num_connects == self._num_connects:
+                self._mark_disconnected()
+            raise ShardsLost(ShardLossReason.DEATH, "a shard went away")
+        return failures[0].reason or failures[0].code.name.lower() if failures else ""
 
-    def _seal(self, message: Any) -> tuple[str, bytes]:
-        method = METHODS[type(message)]
-        on_wire = pb.StepMessage(**{method.lower(): message}) if self._stream else message
-        return method, on_wire.SerializeToString()
+    def _serialize(self, message: Any) -> tuple[str, bytes]:
+        method = METHOD_BY_REQUEST_TYPE[type(message)]
+        wire_message = pb.StepMessage(**{method.lower(): message}) if self._use_stream else message
+        return method, wire_message.SerializeToString()
 
-    async def _everywhere(self, message: Message, timeout: float) -> list[Any]:
-        results = await self._of_all(message, timeout)
-        lost = worst([message], results, self.world_size)
-        if lost is not None:
-            raise lost
+    async def _call_all_or_raise(self, message: Message, timeout: float) -> list[Any]:
+        results = await self._call_all(message, timeout)
+        loss = most_severe_loss([message], results, self.world_size)
+        if loss is not None:
+            raise loss
         return results
 
-    async def _of_all(self, message: Message, timeout: float) -> list[Outcome]:
-        method, data = METHODS[type(message)], message.SerializeToString()
+    async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
+        method, data = METHOD_BY_REQUEST_TYPE[type(message)], message.SerializeToString()
         return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
 
 
-async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:
+async def gather_or_cancel(coroutines: list[Coroutine[Any, Any, None]]) -> None:
     """Run all coroutines; if one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(one) for one in all_of_them]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -242,16 +244,16 @@ async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait(tasks)
 
 
-async def is_mute(address: str) -> bool:
+async def is_unresponsive(address: str) -> bool:
     """Return whether a process accepts connections at this socket and sends nothing: gRPC's servers send first."""
-    if not address.startswith(UNIX):
+    if not address.startswith(UNIX_SCHEME):
         return False
     try:
-        reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX_SCHEME))
     except OSError:
         return False  # no process listens yet
     try:
-        await asyncio.wait_for(reader.read(1), MUTE_AFTER)
+        await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT)
     except TimeoutError:
         return True
     except OSError:

@@ -1,6 +1,6 @@
 """Long-lived call of `Steps` to one rank: messages are sent, and outcomes returned, in the order of `send`.
 
-When the call breaks, all pending messages and all that are sent later get a Trouble as their outcome.
+When the call breaks, all pending messages and all that are sent later get an RpcFailure as their outcome.
 """
 
 import asyncio
@@ -12,44 +12,45 @@ import grpc
 
 from shard.pb import shard_pb2 as pb
 
-STATUS = {code.value[0]: code for code in grpc.StatusCode}
-OVERDUE = grpc.StatusCode.DEADLINE_EXCEEDED
+STATUS_BY_CODE = {code.value[0]: code for code in grpc.StatusCode}
+TIMEOUT_STATUS = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-class Trouble(NamedTuple):
+class RpcFailure(NamedTuple):
     """Error that came instead of an answer."""
 
     code: grpc.StatusCode
     reason: str
 
 
-GONE = grpc.StatusCode.UNAVAILABLE
-BROKEN = Trouble(GONE, "the shard hung up")
-EMPTY = Trouble(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that says nothing")
-UNASKED = Trouble(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that nobody waits for")
-Outcome = Any  # the verb's answer, or Trouble
+DISCONNECTED_STATUS = grpc.StatusCode.UNAVAILABLE
+STREAM_CLOSED = RpcFailure(DISCONNECTED_STATUS, "the shard hung up")
+EMPTY_OUTCOME = RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that says nothing")
+UNEXPECTED_OUTCOME = RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that nobody waits for")
+RpcOutcome = Any  # the verb's answer, or RpcFailure
 
 
-class Line:
+class StepStream:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()
-        self._leaving: asyncio.Queue[bytes] = asyncio.Queue()
-        self._awaited: deque[asyncio.Future[Outcome]] = deque()
-        self._broken: Trouble | None = None
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._send_queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._pending_outcomes: deque[asyncio.Future[RpcOutcome]] = deque()
+        self._failure: RpcFailure | None = None
+        self._tasks = [asyncio.create_task(self._write_messages()), asyncio.create_task(self._read_outcomes())]
 
-    def send(self, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
-        """Queue a message for writing. The future never raises; its result may be a Trouble."""
+    def send(self, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
+        """Queue a message for writing. The future never raises; its result may be an RpcFailure."""
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Outcome] = loop.create_future()
-        if self._broken is not None:
-            outcome.set_result(self._broken)
+        outcome: asyncio.Future[RpcOutcome] = loop.create_future()
+        if self._failure is not None:
+            outcome.set_result(self._failure)
             return outcome
-        self._awaited.append(outcome)
-        self._leaving.put_nowait(message)
-        overdue = loop.call_later(timeout, settle, outcome, Trouble(OVERDUE, f"no answer within {timeout:.1f} seconds"))
-        outcome.add_done_callback(lambda _: overdue.cancel())
+        self._pending_outcomes.append(outcome)
+        self._send_queue.put_nowait(message)
+        timeout_timer = loop.call_later(timeout, resolve_future, outcome,
+                                        RpcFailure(TIMEOUT_STATUS, f"no answer within {timeout:.1f} seconds"))
+        outcome.add_done_callback(lambda _: timeout_timer.cancel())
         return outcome
 
     async def close(self) -> None:
@@ -57,39 +58,39 @@ class Line:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._call.cancel()
-        self._break(BROKEN)
+        self._fail_pending(STREAM_CLOSED)
 
-    async def _write(self) -> None:
+    async def _write_messages(self) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets the error too
             while True:
-                await self._call.write(await self._leaving.get())
+                await self._call.write(await self._send_queue.get())
 
-    async def _read(self) -> None:
-        why = BROKEN
+    async def _read_outcomes(self) -> None:
+        failure = STREAM_CLOSED
         try:
             while (outcome := await self._call.read()) is not grpc.aio.EOF:
-                if not self._awaited:
-                    why = UNASKED  # outcomes can no longer be matched with messages
+                if not self._pending_outcomes:
+                    failure = UNEXPECTED_OUTCOME  # outcomes can no longer be matched with messages
                     break
-                settle(self._awaited.popleft(), opened(outcome))
+                resolve_future(self._pending_outcomes.popleft(), unpack_outcome(outcome))
         except grpc.aio.AioRpcError as error:
-            # GONE for every status: the error of a single message is sent as its outcome and does not end the call.
-            why = Trouble(GONE, f"{error.code().name.lower()}: {error.details()}")
-        self._break(why)
+            # The same status for all: the error of a single message is sent as its outcome and does not end the call.
+            failure = RpcFailure(DISCONNECTED_STATUS, f"{error.code().name.lower()}: {error.details()}")
+        self._fail_pending(failure)
 
-    def _break(self, why: Trouble) -> None:
-        self._broken = why
-        while self._awaited:
-            settle(self._awaited.popleft(), why)
+    def _fail_pending(self, failure: RpcFailure) -> None:
+        self._failure = failure
+        while self._pending_outcomes:
+            resolve_future(self._pending_outcomes.popleft(), failure)
 
 
-def opened(outcome: pb.StepOutcome) -> Outcome:
+def unpack_outcome(outcome: pb.StepOutcome) -> RpcOutcome:
     kind = outcome.WhichOneof("outcome")
     if kind == "trouble":
-        return Trouble(STATUS.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
-    return EMPTY if kind is None else getattr(outcome, kind)
+        return RpcFailure(STATUS_BY_CODE.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
+    return EMPTY_OUTCOME if kind is None else getattr(outcome, kind)
 
 
-def settle(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
+def resolve_future(future: "asyncio.Future[RpcOutcome]", outcome: RpcOutcome) -> None:
     if not future.done():
         future.set_result(outcome)

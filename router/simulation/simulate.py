@@ -14,74 +14,78 @@ from typing import Any
 
 from router.config import RouterConfig
 from router.recording.file import BadRecording, Recording
-from router.scheduler.plan import ModelFacts
-from router.scheduler.settings import Policy
-from router.simulation.report import Figures, table
+from router.scheduler.plan import ModelInfo
+from router.scheduler.settings import SchedulerSettings
+from router.simulation.report import RunStats, format_table
 from router.simulation.simulation import Simulation
-from router.simulation.timing import Pace
-from router.simulation.trace import Trace, read_trace
+from router.simulation.timing import TimingProfile
+from router.simulation.trace import WorkloadTrace, read_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulationCase:
     """Trace of requests, and the server that is simulated for it."""
 
-    trace: Trace
-    pace: Pace
+    trace: WorkloadTrace
+    timing_profile: TimingProfile
     config: RouterConfig
-    facts: ModelFacts
+    model_info: ModelInfo
     seed: int = 0
 
     @classmethod
-    def read(cls, trace: Path, like: Path | None, seed: int) -> "Case":
-        wanted = read_trace(trace)
-        if like is None and wanted.pace is None:
-            raise BadRecording(f"{trace} does not tell how fast shards are; name a recording that does: --like FILE")
-        model = Recording(like or trace)
-        pace = wanted.pace if like is None else read_trace(like).pace
-        assert pace is not None
-        return cls(wanted, pace, model.config, model.facts, seed)
+    def from_files(cls, trace_path: Path, like_path: Path | None, seed: int) -> "SimulationCase":
+        parsed_trace = read_trace(trace_path)
+        if like_path is None and parsed_trace.timing_profile is None:
+            raise BadRecording(
+                f"{trace_path} does not tell how fast shards are; name a recording that does: --like FILE")
+        model_recording = Recording(like_path or trace_path)
+        timing_profile = parsed_trace.timing_profile if like_path is None else read_trace(like_path).timing_profile
+        assert timing_profile is not None
+        return cls(parsed_trace, timing_profile, model_recording.config, model_recording.model_info, seed)
 
-    def under(self, settings: Mapping[str, Any]) -> Figures:
+    def simulate(self, settings: Mapping[str, Any]) -> RunStats:
         """Simulate the trace with these settings changed. Raises ValueError for invalid settings."""
         config = RouterConfig(**asdict(self.config) | dict(settings))
-        facts = self.facts
+        model_info = self.model_info
         if settings.get("max_batch_total_tokens"):
-            facts = replace(facts, num_blocks=max(1, settings["max_batch_total_tokens"] // facts.block_size))
-        return Simulation(Policy.of(config, facts), facts, self.trace, self.pace, self.seed).run()
+            model_info = replace(model_info,
+                                 num_blocks=max(1, settings["max_batch_total_tokens"] // model_info.block_size))
+        return Simulation(SchedulerSettings.from_config(config, model_info), model_info, self.trace,
+                          self.timing_profile, self.seed).run()
 
 
-def flags(settings: Mapping[str, Any]) -> str:
-    return " ".join(flag(name.replace("_", "-"), value) for name, value in settings.items())
+def format_flags(settings: Mapping[str, Any]) -> str:
+    return " ".join(format_flag(name.replace("_", "-"), value) for name, value in settings.items())
 
 
-def flag(name: str, value: Any) -> str:
+def format_flag(name: str, value: Any) -> str:
     """Return a setting as a flag of the command line."""
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
-def report(case: Case, settings: Mapping[str, Any]) -> str:
+def format_report(case: SimulationCase, settings: Mapping[str, Any]) -> str:
     started = time.monotonic()
-    columns: dict[str, Figures] = {}
-    if case.trace.figures is not None:
-        columns["recorded"] = case.trace.figures
-    columns["simulated"] = case.under({})
+    stats_by_run: dict[str, RunStats] = {}
+    if case.trace.recorded_stats is not None:
+        stats_by_run["recorded"] = case.trace.recorded_stats
+    stats_by_run["simulated"] = case.simulate({})
     if settings:
-        columns[flags(settings)] = case.under(settings)
-    requests = columns["simulated"].num_requests
-    return (f"{requests:,} requests, simulated in {time.monotonic() - started:.1f} s\n"
-            + table(columns))
+        stats_by_run[format_flags(settings)] = case.simulate(settings)
+    num_requests = stats_by_run["simulated"].num_requests
+    return (f"{num_requests:,} requests, simulated in {time.monotonic() - started:.1f} s\n"
+            + format_table(stats_by_run))
 
 
-def case_of(told: Mapping[str, Any]) -> Case:
-    like = told.get("like")
-    return Case.read(Path(told["trace"]), Path(like) if like else None, int(told.get("seed", 0)))
+def case_from_arguments(arguments: Mapping[str, Any]) -> SimulationCase:
+    like = arguments.get("like")
+    return SimulationCase.from_files(Path(arguments["trace"]), Path(like) if like else None,
+                                     int(arguments.get("seed", 0)))
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     try:
-        sys.stdout.write(report(case_of(told), told.get("settings", {})) + "\n")
+        sys.stdout.write(format_report(case_from_arguments(arguments), arguments.get("settings", {})) + "\n")
     except ValueError as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None

@@ -1,8 +1,8 @@
-"""Simulation of a trace: the real scheduler on a virtual clock, with shards that are nothing but a `Pace`.
+"""Simulation of a trace: the real scheduler on a virtual clock, with shards that are nothing but a `TimingProfile`.
 
 Requests arrive as in the trace and generate as many tokens as they did there. Which of them wait and run is decided
-again by the scheduler; how long steps take follows from the pace. A simulation is deterministic: it uses no clock, I/O
-or chance, and the seed chooses where the replay of the recorded noise begins.
+again by the scheduler; how long steps take follows from the profile. A simulation is deterministic: it uses no clock,
+I/O or chance, and the seed chooses where the replay of the recorded noise begins.
 """
 
 import heapq
@@ -11,110 +11,116 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
-from router.recording.replay import UsualRows
+from router.recording.replay import OneTokenRows
 from router.scheduler.cost_model import CostModel
-from router.scheduler.events import Entered, Event, Produced, Refused
-from router.scheduler.plan import Answer, ModelFacts, Plan
+from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensAccepted
+from router.scheduler.plan import ModelInfo, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
-from router.simulation.report import Figures
-from router.simulation.timing import Luck, Pace
-from router.simulation.trace import Arrival, Trace
+from router.scheduler.settings import SchedulerSettings
+from router.simulation.report import RunStats
+from router.simulation.timing import NoiseReplay, TimingProfile
+from router.simulation.trace import RequestArrival, WorkloadTrace
 
-EPOCH = 1
+SIMULATED_EPOCH = 1
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
-    plan: Plan
+class SimulatedStep:
+    plan: StepPlan
     seconds: float
-    answered: float
+    answered_at: float
 
 
 class Simulation:
     """Event loop of one simulated run."""
 
-    def __init__(self, policy: Policy, facts: ModelFacts, trace: Trace, pace: Pace, seed: int = 0) -> None:
-        self.figures = Figures()
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, trace: WorkloadTrace,
+                 timing_profile: TimingProfile, seed: int = 0) -> None:
+        self.stats = RunStats()
         self.now = 0.0
-        self._luck = Luck(pace, seed)
-        # Several tokens per step are not simulated: a `Pace` does not hold their number.
-        facts = replace(facts, tokens_per_step=1)
-        self._core = Scheduler(policy, facts, trace.hasher())
-        self._core.costs = CostModel(pace.coefficients)
-        self._core.shards_ready(facts, EPOCH, self.now)
-        self._wanted: dict[int, int] = {}  # tokens that each sequence has yet to generate
-        self._under_way: deque[UnderWay] = deque()
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._tickets = count()
-        self._busy = 0.0  # until when the router handles requests and asks for no plan
-        for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needs}:
-            self._core.available(resource, self.now)
+        self._noise_replay = NoiseReplay(timing_profile, seed)
+        # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
+        model_info = replace(model_info, tokens_per_step=1)
+        self._scheduler = Scheduler(settings, model_info, trace.make_hasher())
+        self._scheduler.cost_model = CostModel(timing_profile.coefficients)
+        self._scheduler.shards_ready(model_info, SIMULATED_EPOCH, self.now)
+        self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
+        self._steps_in_flight: deque[SimulatedStep] = deque()
+        self._scheduled_actions: list[tuple[float, int, Callable[[], None]]] = []
+        self._tie_breakers = count()
+        self._busy_until = 0.0  # until when the router handles requests and asks for no plan
+        for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
+            self._scheduler.resource_loaded(resource, self.now)
         for arrival in trace.arrivals:
-            self._at(arrival.at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
+            self._schedule(arrival.arrived_at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
 
-    def run(self) -> Figures:
-        while (moment := self._next_moment()) is not None:
-            self.now = max(self.now, moment[0])
-            moment[1]()
-            while self.now >= self._busy and (plan := self._core.plan(self.now)) is not None:
-                self._send(plan)
-        return self.figures
+    def run(self) -> RunStats:
+        while (event := self._next_event()) is not None:
+            self.now = max(self.now, event[0])
+            event[1]()
+            while self.now >= self._busy_until and (plan := self._scheduler.plan(self.now)) is not None:
+                self._send_plan(plan)
+        return self.stats
 
-    def _at(self, time: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time, next(self._tickets), action))
+    def _schedule(self, at: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._scheduled_actions, (at, next(self._tie_breakers), action))
 
-    def _next_moment(self) -> tuple[float, Callable[[], None]] | None:
+    def _next_event(self) -> tuple[float, Callable[[], None]] | None:
         """Return the next event: a request arrives or is cancelled, a step is answered, or `expire` is due."""
-        moments: list[tuple[float, Callable[[], None]]] = []
-        if self._agenda:
-            moments.append((self._agenda[0][0], self._act))
-        if self._under_way:
-            moments.append((self._under_way[0].answered, self._complete))
-        if self._core.wake_at is not None:
-            moments.append((self._core.wake_at, self._expire))
-        return min(moments, key=lambda moment: moment[0], default=None)
+        candidates: list[tuple[float, Callable[[], None]]] = []
+        if self._scheduled_actions:
+            candidates.append((self._scheduled_actions[0][0], self._run_scheduled_action))
+        if self._steps_in_flight:
+            candidates.append((self._steps_in_flight[0].answered_at, self._complete_step))
+        if self._scheduler.wake_at is not None:
+            candidates.append((self._scheduler.wake_at, self._expire))
+        return min(candidates, key=lambda moment: moment[0], default=None)
 
-    def _act(self) -> None:
-        heapq.heappop(self._agenda)[2]()
+    def _run_scheduled_action(self) -> None:
+        heapq.heappop(self._scheduled_actions)[2]()
 
-    def _submit(self, arrival: Arrival) -> None:
-        self._busy = max(self._busy, self.now + arrival.noticed_after)
-        self._at(self._busy, lambda: None)
-        events = self._core.submit(arrival.request, self.now)
-        number = self.figures.submitted(events, self.now, is_known=arrival.is_known)
-        if number is not None:
-            self._wanted[number] = arrival.output_tokens
-            self._forget(events)
-            if arrival.leaves_after is not None:
-                self._at(arrival.at + arrival.leaves_after, lambda: self._leave(number))
+    def _submit(self, arrival: RequestArrival) -> None:
+        self._busy_until = max(self._busy_until, self.now + arrival.plan_delay_seconds)
+        self._schedule(self._busy_until, lambda: None)
+        events = self._scheduler.submit(arrival.request, self.now)
+        sequence_number = self.stats.record_submission(events, self.now, is_arrival_known=arrival.is_arrival_known)
+        if sequence_number is not None:
+            self._num_tokens_left[sequence_number] = arrival.num_output_tokens
+            self._drop_ended(events)
+            if arrival.cancelled_after_seconds is not None:
+                self._schedule(arrival.arrived_at + arrival.cancelled_after_seconds,
+                               lambda: self._cancel(sequence_number))
 
-    def _leave(self, number: int) -> None:
-        if self._wanted.pop(number, None) is not None:
-            self._core.cancel(number, self.now)
+    def _cancel(self, sequence_number: int) -> None:
+        if self._num_tokens_left.pop(sequence_number, None) is not None:
+            self._scheduler.cancel(sequence_number, self.now)
 
     def _expire(self) -> None:
-        self._forget(self._core.expire(self.now))
+        self._drop_ended(self._scheduler.expire(self.now))
 
-    def _send(self, plan: Plan) -> None:
-        self.figures.planned(plan, self.now)
-        seconds = self._luck.seconds(self._core.last_load) if plan.members else 0.0
-        before = self._under_way[-1].answered if self._under_way else None
-        self._under_way.append(UnderWay(plan, seconds, self._luck.answered(self.now, before, seconds)))
+    def _send_plan(self, plan: StepPlan) -> None:
+        self.stats.record_plan(plan, self.now)
+        seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.members else 0.0
+        previous_answered_at = self._steps_in_flight[-1].answered_at if self._steps_in_flight else None
+        self._steps_in_flight.append(
+            SimulatedStep(plan, seconds, self._noise_replay.answer_time(self.now, previous_answered_at, seconds)))
 
-    def _complete(self) -> None:
-        done = self._under_way.popleft()
-        stopped = {number: 1 for number in done.plan.expects if self._wanted.get(number) == 1}
-        events = self._core.complete(done.plan.order, Answer(EPOCH, done.seconds, UsualRows(), {}), stopped, self.now)
-        self.figures.heard(events, self.now)
+    def _complete_step(self) -> None:
+        step = self._steps_in_flight.popleft()
+        stop_token_counts = {sequence_number: 1 for sequence_number in step.plan.members_with_output
+                             if self._num_tokens_left.get(sequence_number) == 1}
+        events = self._scheduler.complete(step.plan.last_message_number,
+                                          StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
+                                          stop_token_counts, self.now)
+        self.stats.record_events(events, self.now)
         for event in events:
-            if isinstance(event, Produced):
-                for number in event.counts:
-                    self._wanted[number] -= 1
-        self._forget(events)
+            if isinstance(event, TokensAccepted):
+                for number in event.token_counts:
+                    self._num_tokens_left[number] -= 1
+        self._drop_ended(events)
 
-    def _forget(self, events: list[Event]) -> None:
+    def _drop_ended(self, events: list[SchedulerEvent]) -> None:
         """Drop the sequences that got a terminal event."""
         for event in events:
-            if not isinstance(event, Entered | Refused | Produced):
-                self._wanted.pop(event.sequence, None)
+            if not isinstance(event, RequestAccepted | RequestRejected | TokensAccepted):
+                self._num_tokens_left.pop(event.sequence_id, None)

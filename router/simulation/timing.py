@@ -1,6 +1,6 @@
 """Speed of the shards and the router in a recording, to be used in simulations: step costs, noise, time between steps.
 
-Noise (`luck`), the actual over the predicted seconds of a step, is replayed in its recorded order: a machine that is
+Noise, the actual over the predicted seconds of a step, is replayed in its recorded order: a machine that is
 slow for a while is slow in a simulation for as long. A step gets the noise of similar steps, since a delay that doubles
 a short step is negligible for a long one.
 """
@@ -12,106 +12,114 @@ from dataclasses import dataclass, field
 from math import log2
 from statistics import median
 
-from router.scheduler.cost_model import CostModel, Load, Terms
+from router.scheduler.cost_model import CostModel, CostTerms, StepLoad
 
-ENOUGH = 16  # recorded steps that a kind needs; steps of a rarer kind get the luck of the most similar such kind
+# recorded steps that a kind needs; steps of a rarer kind get the noise of the most similar such kind
+MIN_STEPS_PER_KIND = 16
 
-Kind = tuple[bool, int]  # whether a step computes prompt tokens, and the rounded log2 of its predicted seconds
+StepKind = tuple[bool, int]  # whether a step computes prompt tokens, and the rounded log2 of its predicted seconds
 
 
 @dataclass(slots=True)
-class Pace:
-    coefficients: Terms
-    luck: dict[Kind, list[float]] = field(default_factory=dict)
+class TimingProfile:
+    coefficients: CostTerms
+    noise: dict[StepKind, list[float]] = field(default_factory=dict)
     # Seconds beyond those of the step: from plan to answer with no other step in flight, and from answer to answer of
     # steps that were sent ahead.
-    alone: list[float] = field(default_factory=list)
-    between: list[float] = field(default_factory=list)
+    idle_overheads: list[float] = field(default_factory=list)
+    pipelined_overheads: list[float] = field(default_factory=list)
 
 
-def kind_of(load: Load, predicted: float) -> Kind:
-    return load.chunk_tokens > 0, round(log2(max(predicted, 1e-9)))
+def step_kind(load: StepLoad, predicted_seconds: float) -> StepKind:
+    return load.chunk_tokens > 0, round(log2(max(predicted_seconds, 1e-9)))
 
 
-class Luck:
-    """Replay of a pace: all values come in their recorded order, from an index that the seed chooses."""
+class NoiseReplay:
+    """Replay of a profile: all values come in their recorded order, from an index that the seed chooses."""
 
-    def __init__(self, pace: Pace, seed: int) -> None:
-        self._costs = CostModel(pace.coefficients)
-        part = random.Random(seed).random()  # noqa: S311 - must be reproducible, not secret
-        self._luck = {kind: played(figures, part) for kind, figures in pace.luck.items()}
-        self._common = [kind for kind, figures in pace.luck.items() if len(figures) >= ENOUGH] or list(pace.luck)
-        self._like: dict[Kind, Kind] = {}
-        self._alone = played(pace.alone or [0.0], part)
-        self._between = played(pace.between or [0.0], part)
+    def __init__(self, timing_profile: TimingProfile, seed: int) -> None:
+        self._costs = CostModel(timing_profile.coefficients)
+        start_fraction = random.Random(seed).random()  # noqa: S311 - must be reproducible, not secret
+        self._noise = {kind: cycle_from(figures, start_fraction) for kind, figures in timing_profile.noise.items()}
+        self._common_kinds = ([kind for kind, figures in timing_profile.noise.items()
+                               if len(figures) >= MIN_STEPS_PER_KIND] or list(timing_profile.noise))
+        self._most_similar_kinds: dict[StepKind, StepKind] = {}
+        self._idle_overheads = cycle_from(timing_profile.idle_overheads or [0.0], start_fraction)
+        self._pipelined_overheads = cycle_from(timing_profile.pipelined_overheads or [0.0], start_fraction)
 
-    def seconds(self, load: Load) -> float:
+    def step_seconds(self, load: StepLoad) -> float:
         predicted = self._costs.predict(load)
-        return predicted * self._of(kind_of(load, predicted))
+        return predicted * self._next_noise(step_kind(load, predicted))
 
-    def _of(self, kind: Kind) -> float:
-        if not self._luck:
+    def _next_noise(self, kind: StepKind) -> float:
+        if not self._noise:
             return 1.0
-        like = self._like.get(kind)
-        if like is None:
-            like = self._like[kind] = min(self._common, key=lambda one: (abs(one[1] - kind[1]), one[0] != kind[0]))
-        return next(self._luck[like])
+        similar = self._most_similar_kinds.get(kind)
+        if similar is None:
+            similar = self._most_similar_kinds[kind] = min(self._common_kinds,
+                                                           key=lambda one: (abs(one[1] - kind[1]), one[0] != kind[0]))
+        return next(self._noise[similar])
 
-    def answered(self, planned: float, before: float | None, seconds: float) -> float:
-        """Return when a step planned at `planned` is answered; `before` is the answer time of the step before it."""
-        alone = planned + next(self._alone) + seconds
-        return alone if before is None else max(alone, before + next(self._between) + seconds)
+    def answer_time(self, planned_at: float, previous_answered_at: float | None, seconds: float) -> float:
+        """Return when a step planned at `planned_at` is answered; `previous_answered_at` is the answer time of the step
+        before it."""
+        idle_answer_time = planned_at + next(self._idle_overheads) + seconds
+        return (idle_answer_time if previous_answered_at is None
+                else max(idle_answer_time, previous_answered_at + next(self._pipelined_overheads) + seconds))
 
 
-def played(figures: list[float], part: float) -> Iterator[float]:
-    """Yield the values in a cycle without end; `part` is the fraction of the list at which to begin."""
-    place = int(part * len(figures))
+def cycle_from(values: list[float], start_fraction: float) -> Iterator[float]:
+    """Yield the values in a cycle without end; `start_fraction` is the fraction of the list at which to begin."""
+    index = int(start_fraction * len(values))
     while True:
-        yield figures[place]
-        place = (place + 1) % len(figures)
+        yield values[index]
+        index = (index + 1) % len(values)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    at: float
-    load: Load
-    is_alone: bool
+class PlannedStep:
+    planned_at: float
+    load: StepLoad
+    is_only_step: bool
 
 
-class Timing:
-    """Collector of the times of plans and answers, from which a `Pace` is made."""
+class TimingCollector:
+    """Collector of the times of plans and answers, from which a `TimingProfile` is made."""
 
     def __init__(self) -> None:
-        self._under_way: deque[Sent] = deque()
-        self._steps: list[tuple[Load, float]] = []
-        self._alone: list[float] = []
-        self._behind: list[tuple[float, float, float, float]] = []  # planned, answered before, answered, seconds
-        self._last = 0.0
+        self._steps_in_flight: deque[PlannedStep] = deque()
+        self._measured_steps: list[tuple[StepLoad, float]] = []
+        self._idle_overheads: list[float] = []
+        # planned, answered before, answered, seconds
+        self._pipelined_steps: list[tuple[float, float, float, float]] = []
+        self._last_answered_at = 0.0
 
-    def planned(self, load: Load, now: float) -> None:
-        self._under_way.append(Sent(now, load, not self._under_way))
+    def record_plan(self, load: StepLoad, now: float) -> None:
+        self._steps_in_flight.append(PlannedStep(now, load, not self._steps_in_flight))
 
-    def answered(self, seconds: float, now: float) -> None:
-        if not self._under_way:
+    def record_answer(self, seconds: float, now: float) -> None:
+        if not self._steps_in_flight:
             return  # the step was sent before the recording began
-        sent = self._under_way.popleft()
+        step = self._steps_in_flight.popleft()
         if seconds > 0.0:
-            self._steps.append((sent.load, seconds))
-            if sent.is_alone:
-                self._alone.append(now - sent.at - seconds)
+            self._measured_steps.append((step.load, seconds))
+            if step.is_only_step:
+                self._idle_overheads.append(now - step.planned_at - seconds)
             else:
-                self._behind.append((sent.at, self._last, now, seconds))
-        self._last = now
+                self._pipelined_steps.append((step.planned_at, self._last_answered_at, now, seconds))
+        self._last_answered_at = now
 
-    def lost(self) -> None:
-        self._under_way.clear()
+    def clear_steps_in_flight(self) -> None:
+        self._steps_in_flight.clear()
 
-    def pace(self, costs: CostModel) -> Pace:
-        """Return the pace, with the luck of all steps relative to these costs, as learned by the end of the run."""
-        luck: dict[Kind, list[float]] = {}
-        for load, seconds in self._steps:
-            predicted = costs.predict(load)
-            luck.setdefault(kind_of(load, predicted), []).append(seconds / predicted)
-        usual = median(self._alone) if self._alone else 0.0
-        between = [now - before - seconds for at, before, now, seconds in self._behind if at + usual <= before]
-        return Pace(costs.coefficients, luck, self._alone or between, between)
+    def make_profile(self, cost_model: CostModel) -> TimingProfile:
+        """Return the profile, with the noise of all steps relative to these costs, as learned by the end of the run."""
+        noise: dict[StepKind, list[float]] = {}
+        for load, seconds in self._measured_steps:
+            predicted = cost_model.predict(load)
+            noise.setdefault(step_kind(load, predicted), []).append(seconds / predicted)
+        median_idle_overhead = median(self._idle_overheads) if self._idle_overheads else 0.0
+        pipelined_overheads = [now - before - seconds for at, before, now, seconds in self._pipelined_steps
+                               if at + median_idle_overhead <= before]
+        return TimingProfile(cost_model.coefficients, noise, self._idle_overheads or pipelined_overheads,
+                             pipelined_overheads)

@@ -15,70 +15,70 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from router.block_hash import block_hashes
-from router.recording.file import BadRecording, Call, Recording
-from router.recording.redact import ENDS, NOTHING, heard
-from router.recording.replay import Audience, Replay, Result
+from router.block_hash import hash_blocks
+from router.recording.file import BadRecording, RecordedCall, Recording
+from router.recording.redact import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
+from router.recording.replay import CallResult, Replay, ReplayObserver
 from router.request import Request, Tenant
-from router.scheduler.events import Event, Failed, Finished
-from router.scheduler.plan import Plan
+from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
+from router.scheduler.plan import StepPlan
 from router.scheduler.scheduler import Scheduler
-from router.simulation.report import Figures
-from router.simulation.timing import Pace, Timing
+from router.simulation.report import RunStats
+from router.simulation.timing import TimingCollector, TimingProfile
 
 
 @dataclass(slots=True)
-class Arrival:
-    at: float  # seconds since the beginning
+class RequestArrival:
+    arrived_at: float  # seconds since the beginning
     request: Request
-    output_tokens: int
-    leaves_after: float | None = None  # seconds
-    is_known: bool = True  # False if the request was in the scheduler before the recording began
-    noticed_after: float = 0.0  # seconds to the next `plan`; until then the router handled other requests or text
+    num_output_tokens: int
+    cancelled_after_seconds: float | None = None  # seconds
+    is_arrival_known: bool = True  # False if the request was in the scheduler before the recording began
+    plan_delay_seconds: float = 0.0  # seconds to the next `plan`; until then the router handled other requests or text
 
 
 @dataclass(slots=True)
-class Trace:
-    arrivals: list[Arrival]
-    figures: Figures | None = None  # as recorded
-    pace: Pace | None = None
-    following: dict[bytes, list[bytes]] = field(default_factory=dict)  # by block hash: the hashes that followed it
+class WorkloadTrace:
+    arrivals: list[RequestArrival]
+    recorded_stats: RunStats | None = None  # as recorded
+    timing_profile: TimingProfile | None = None
+    next_hashes: dict[bytes, list[bytes]] = field(default_factory=dict)  # by block hash: the hashes that followed it
 
-    def hasher(self) -> Callable[[bytes, Rows[int], int], Rows[bytes]]:
+    def make_hasher(self) -> Callable[[bytes, Rows[int], int], Rows[bytes]]:
         """Return a hasher that repeats the recorded hashes of blocks; a block without one gets a unique hash."""
-        left = {before: deque(names) for before, names in self.following.items()}
-        number = 0
+        remaining = {before: deque(names) for before, names in self.next_hashes.items()}
+        num_unique = 0
 
-        def name(before: bytes) -> bytes:
-            nonlocal number
-            if names := left.get(before):
-                return names.popleft()
-            number += 1
-            return block_hashes(before, [number], 1)[0]
+        def next_hash(parent_hash: bytes) -> bytes:
+            nonlocal num_unique
+            if hashes := remaining.get(parent_hash):
+                return hashes.popleft()
+            num_unique += 1
+            return hash_blocks(parent_hash, [num_unique], 1)[0]
 
-        def chain(before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
+        def replay_hashes(parent_hash: bytes, tokens: Rows[int], block_size: int) -> list[bytes]:
             """Return hashes for the blocks that the tokens fill; only the number of tokens counts, all are zeros."""
-            names = [before]
-            for _ in range(len(tokens) // size):
-                names.append(name(names[-1]))
-            return names[1:]
+            hashes = [parent_hash]
+            for _ in range(len(tokens) // block_size):
+                hashes.append(next_hash(hashes[-1]))
+            return hashes[1:]
 
-        return chain
+        return replay_hashes
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> WorkloadTrace:
     try:
-        return Listener(Recording(path)).trace()
+        return TraceBuilder(Recording(path)).build_trace()
     except BadRecording:
-        if not is_plain(path):
+        if not is_plain_trace(path):
             raise
-        return plain_trace(path)
+        return read_plain_trace(path)
 
 
 # -- plain lists
 
 
-def is_plain(path: Path) -> bool:
+def is_plain_trace(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8") as lines:
             first = json.loads(lines.readline())
@@ -87,133 +87,141 @@ def is_plain(path: Path) -> bool:
     return isinstance(first, dict) and "prompt_tokens" in first
 
 
-def plain_trace(path: Path) -> Trace:
+def read_plain_trace(path: Path) -> WorkloadTrace:
     arrivals = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for line_number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            arrivals.append(plain_arrival(number, json.loads(line)))
+            arrivals.append(parse_plain_arrival(line_number, json.loads(line)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BadRecording(f"{path}: line {number} is no request of a trace ({error!r})") from None
-    return Trace(sorted(arrivals, key=lambda arrival: arrival.at))
+            raise BadRecording(f"{path}: line {line_number} is no request of a trace ({error!r})") from None
+    return WorkloadTrace(sorted(arrivals, key=lambda arrival: arrival.arrived_at))
 
 
-def plain_arrival(number: int, line: dict[str, Any]) -> Arrival:
-    length, output = int(line["prompt_tokens"]), int(line["output_tokens"])
-    if length < 1 or output < 1:
+def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArrival:
+    num_prompt_tokens, num_output_tokens = int(fields["prompt_tokens"]), int(fields["output_tokens"])
+    if num_prompt_tokens < 1 or num_output_tokens < 1:
         raise ValueError("prompt_tokens and output_tokens must be at least 1")
-    prefix = str(line.get("prefix", ""))
-    names = tuple(prefix_names(prefix, int(line.get("prefix_tokens", 0)), length)) if prefix else ()
-    request = Request(
-        f"{number}", (NOTHING,) * length, max(output, int(line.get("max_new_tokens", output))), end_tokens=ENDS,
-        priority=int(line.get("priority", 0)), tenant=Tenant(str(line.get("tenant", ""))), timeout=line.get("timeout"),
-        namespace=prefix.encode(), block_hashes=names)
-    return Arrival(float(line["at"]), request, output, line.get("leaves_after"))
+    prefix = str(fields.get("prefix", ""))
+    prefix_hashes = (tuple(prefix_block_hashes(prefix, int(fields.get("prefix_tokens", 0)), num_prompt_tokens))
+                     if prefix else ())
+    request = Request(f"{line_number}", (PLACEHOLDER_TOKEN,) * num_prompt_tokens,
+                      max(num_output_tokens, int(fields.get("max_new_tokens", num_output_tokens))),
+                      end_tokens=PLACEHOLDER_END_TOKENS, priority=int(fields.get("priority", 0)),
+                      tenant=Tenant(str(fields.get("tenant", ""))), timeout=fields.get("timeout"),
+                      cache_namespace=prefix.encode(), block_hashes=prefix_hashes)
+    return RequestArrival(float(fields["at"]), request, num_output_tokens, fields.get("leaves_after"))
 
 
-def prefix_names(prefix: str, shared: int, length: int, size: int = 16) -> Iterator[bytes]:
-    """Yield the hashes of the blocks that the prefix fills; `size` is the usual block size."""
-    name = prefix.encode()
-    for place in range(min(shared, length) // size):
-        [name] = block_hashes(name, [place], 1)
-        yield name
+def prefix_block_hashes(prefix: str, num_prefix_tokens: int, num_prompt_tokens: int,
+                        block_size: int = 16) -> Iterator[bytes]:
+    """Yield the hashes of the blocks that the prefix fills; by default blocks have the usual size."""
+    block_hash = prefix.encode()
+    for index in range(min(num_prefix_tokens, num_prompt_tokens) // block_size):
+        [block_hash] = hash_blocks(block_hash, [index], 1)
+        yield block_hash
 
 
 # -- recordings
 
 
-class Listener(Audience):
+class TraceBuilder(ReplayObserver):
     """Observer of a replay that builds a trace."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._figures = Figures()
-        self._timing = Timing()
-        self._arrivals: dict[int, Arrival] = {}
-        self._refused: list[Arrival] = []
-        self._ended: set[int] = set()
-        self._unnoticed: list[Arrival] = []
-        self._following: dict[bytes, list[bytes]] = {}
+        self._stats = RunStats()
+        self._timing_collector = TimingCollector()
+        self._arrivals: dict[int, RequestArrival] = {}
+        self._rejected: list[RequestArrival] = []
+        self._ended_sequences: set[int] = set()
+        self._awaiting_plan: list[RequestArrival] = []
+        self._next_hashes: dict[bytes, list[bytes]] = {}
 
-    def trace(self) -> Trace:
-        outcome = Replay(self._recording, self).run()
-        if outcome.difference is not None:
-            raise BadRecording(f"the recording does not replay, so nothing is learned from it: {outcome.difference}")
-        self._figures.ended = outcome.ended
-        self._guess_what_is_left()
-        arrivals = sorted([*self._arrivals.values(), *self._refused], key=lambda arrival: arrival.at)
-        return Trace(arrivals, self._figures, self._timing.pace(self._core.costs), self._following)
+    def build_trace(self) -> WorkloadTrace:
+        result = Replay(self._recording, self).run()
+        if result.difference is not None:
+            raise BadRecording(f"the recording does not replay, so nothing is learned from it: {result.difference}")
+        self._stats.ended_at = result.ended_at
+        self._estimate_output_tokens()
+        arrivals = sorted([*self._arrivals.values(), *self._rejected], key=lambda arrival: arrival.arrived_at)
+        return WorkloadTrace(arrivals, self._stats, self._timing_collector.make_profile(self._scheduler.cost_model),
+                             self._next_hashes)
 
     # -- called during the replay
 
-    def begins(self, core: Scheduler, now: float) -> None:
-        self._figures.began, self._core = now, core
-        for sequence in core.sequences:
-            request, done = sequence.request, len(sequence.generated)
-            least = min(1, request.max_new_tokens)
-            left = replace(request, prompt=(NOTHING,) * sequence.length, timeout=None,
-                           max_new_tokens=max(least, request.max_new_tokens - done))
-            self._arrivals[sequence.number] = Arrival(0.0, left, 0, is_known=False)
-            self._figures.is_there(sequence.number)
+    def on_start(self, scheduler: Scheduler, now: float) -> None:
+        self._stats.started_at, self._scheduler = now, scheduler
+        for sequence in scheduler.sequences:
+            request, num_generated = sequence.request, len(sequence.generated)
+            min_new_tokens = min(1, request.max_new_tokens)
+            remaining_request = replace(request, prompt=(PLACEHOLDER_TOKEN,) * sequence.length, timeout=None,
+                                        max_new_tokens=max(min_new_tokens, request.max_new_tokens - num_generated))
+            self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
+            self._stats.add_unfinished(sequence.id)
 
-    def names(self, before: bytes, names: Rows[bytes]) -> None:
-        for one, following in pairwise([before, *names]):
-            self._following.setdefault(one, []).append(following)
+    def on_block_hashes(self, parent_hash: bytes, hashes: Rows[bytes]) -> None:
+        for block_hash, next_hash in pairwise([parent_hash, *hashes]):
+            self._next_hashes.setdefault(block_hash, []).append(next_hash)
 
-    def hears(self, call: Call, result: Result, core: Scheduler) -> None:
-        if call.name == "plan":
-            self._notice(call.at - self._figures.began)
-        if isinstance(result, Plan):
-            self._figures.planned(result, call.at)
-            self._timing.planned(core.last_load, call.at)
+    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
+        if call.method == "plan":
+            self._set_plan_delays(call.recorded_at - self._stats.started_at)
+        if isinstance(result, StepPlan):
+            self._stats.record_plan(result, call.recorded_at)
+            self._timing_collector.record_plan(scheduler.last_step_load, call.recorded_at)
         elif isinstance(result, list):
-            self._hear_events(call, result)
+            self._record_events(call, result)
 
-    def _notice(self, now: float) -> None:
-        for arrival in self._unnoticed:
-            arrival.noticed_after = now - arrival.at
-        self._unnoticed.clear()
+    def _set_plan_delays(self, now: float) -> None:
+        for arrival in self._awaiting_plan:
+            arrival.plan_delay_seconds = now - arrival.arrived_at
+        self._awaiting_plan.clear()
 
-    def _hear_events(self, call: Call, events: list[Event]) -> None:
-        match call.name:
+    def _record_events(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
+        match call.method:
             case "submit":
-                self._submitted(call, events)
+                self._record_submission(call, events)
             case "complete":
-                self._timing.answered(call.given[2], call.at)
-                self._figures.heard(events, call.at)
+                self._timing_collector.record_answer(call.arguments[2], call.recorded_at)
+                self._stats.record_events(events, call.recorded_at)
             case "shards_lost":
-                self._timing.lost()
-                self._figures.shards_lost()
+                self._timing_collector.clear_steps_in_flight()
+                self._stats.record_shards_lost()
             case "cancel":
-                self._left(call.given[0], call.at)
-        self._ended.update(event.sequence for event in events if isinstance(event, Finished | Failed))
+                self._record_cancellation(call.arguments[0], call.recorded_at)
+        self._ended_sequences.update(event.sequence_id for event in events
+                                     if isinstance(event, SequenceFinished | SequenceFailed))
 
-    def _submitted(self, call: Call, events: list[Event]) -> None:
-        number = self._figures.submitted(events, call.at)
-        arrival = Arrival(call.at - self._figures.began, heard(call.given[0]), 0)
-        if number is None:
-            self._refused.append(arrival)
+    def _record_submission(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
+        sequence_number = self._stats.record_submission(events, call.recorded_at)
+        arrival = RequestArrival(call.recorded_at - self._stats.started_at, request_from_json(call.arguments[0]), 0)
+        if sequence_number is None:
+            self._rejected.append(arrival)
         else:
-            self._arrivals[number] = arrival
-            self._unnoticed.append(arrival)
+            self._arrivals[sequence_number] = arrival
+            self._awaiting_plan.append(arrival)
 
-    def _left(self, number: int, now: float) -> None:
+    def _record_cancellation(self, sequence_number: int, now: float) -> None:
         """Record a cancellation.
 
         A request that had tokens is assumed to want no more than those; one that had none is assumed to be cancelled
         after the same time in every simulation.
         """
-        if number in self._arrivals and number not in self._ended and not self._figures.tokens_of(number):
-            self._arrivals[number].leaves_after = now - self._figures.began - self._arrivals[number].at
-        self._ended.add(number)
+        if (sequence_number in self._arrivals and sequence_number not in self._ended_sequences
+            and not self._stats.num_tokens_of(sequence_number)):
+            self._arrivals[sequence_number].cancelled_after_seconds = (
+                now - self._stats.started_at - self._arrivals[sequence_number].arrived_at)
+        self._ended_sequences.add(sequence_number)
 
-    def _guess_what_is_left(self) -> None:
-        """Set `output_tokens`: the number recorded, or the median of the requests with tokens if none was recorded.
+    def _estimate_output_tokens(self) -> None:
+        """Set `num_output_tokens`: the number recorded, or the median of the requests with tokens if none was recorded.
 
         The median is limited by `max_new_tokens`. A request unfinished at the end keeps the number recorded until then.
         """
-        tokens = {number: self._figures.tokens_of(number) for number in self._arrivals}
-        usual = median_low([count for count in tokens.values() if count] or [1])
-        for number, arrival in self._arrivals.items():
-            arrival.output_tokens = tokens[number] or min(usual, arrival.request.max_new_tokens)
-        for arrival in self._refused:
-            arrival.output_tokens = min(usual, arrival.request.max_new_tokens)
+        num_tokens = {number: self._stats.num_tokens_of(number) for number in self._arrivals}
+        median_tokens = median_low([count for count in num_tokens.values() if count] or [1])
+        for sequence_number, arrival in self._arrivals.items():
+            arrival.num_output_tokens = (num_tokens[sequence_number]
+                                         or min(median_tokens, arrival.request.max_new_tokens))
+        for arrival in self._rejected:
+            arrival.num_output_tokens = min(median_tokens, arrival.request.max_new_tokens)

@@ -2,7 +2,7 @@
 
 `python -P -m router.simulation.tune JSON`, an object as `simulate.py` takes it, with a `goal` such as
 `ttft=500ms,itl=50ms`: 99th percentiles, unless another is given (`ttft.p50=...`). Settings are varied one after the
-other, as long as that improves the result, in at most `ROUNDS` rounds.
+other, as long as that improves the result, in at most `MAX_ROUNDS` rounds.
 """
 
 import json
@@ -13,112 +13,114 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.recording.file import BadRecording
-from router.simulation.report import KINDS, Figures, aligned, milliseconds
-from router.simulation.simulate import Case, case_of, flags
+from router.simulation.report import LATENCY_KINDS, RunStats, align_columns, format_milliseconds
+from router.simulation.simulate import SimulationCase, case_from_arguments, format_flags
 
-UNITS = {"ms": 0.001, "s": 1.0}
-GOAL = re.compile(r"(\w+)(?:\.p(\d+(?:\.\d+)?))?=(\d+(?:\.\d+)?)(ms|s)")
-CHOICES: Mapping[str, tuple[Any, ...]] = {
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0}
+GOAL_PATTERN = re.compile(r"(\w+)(?:\.p(\d+(?:\.\d+)?))?=(\d+(?:\.\d+)?)(ms|s)")
+CANDIDATE_VALUES: Mapping[str, tuple[Any, ...]] = {
     "max_batch_size": (8, 16, 32, 64, 128, 256),
     "max_batch_prefill_tokens": (512, 1024, 2048, 4096, 8192),
     "max_decode_stall_ms": (10.0, 25.0, 50.0, 100.0, 200.0),
     "prefill_policy": ("mixed", "pause"),
 }
-ROUNDS, SHOWN = 2, 5
-WORSE = 10.0  # added to the score of settings under which more requests are rejected than under the unchanged ones
+MAX_ROUNDS, NUM_SHOWN_ATTEMPTS = 2, 5
+# added to the score of settings under which more requests are rejected than under the unchanged ones
+REJECTION_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    kind: str
-    share: float
-    seconds: float
+class LatencyGoal:
+    latency_kind: str
+    percent: float
+    max_seconds: float
 
     @property
     def name(self) -> str:
-        return f"{self.kind}.p{self.share:g}"
+        return f"{self.latency_kind}.p{self.percent:g}"
 
     @classmethod
-    def all_of(cls, text: str) -> list["Goal"]:
-        return [cls._of(part.strip()) for part in text.split(",")]
+    def parse_all(cls, text: str) -> list["LatencyGoal"]:
+        return [cls._parse(part.strip()) for part in text.split(",")]
 
     @classmethod
-    def _of(cls, text: str) -> "Goal":
-        match = GOAL.fullmatch(text)
-        if match is None or match[1] not in KINDS:
-            raise ValueError(f"--goal {text}: wanted is one of {', '.join(KINDS)}, as in ttft=500ms or itl.p50=20ms")
-        return cls(match[1], float(match[2] or 99), float(match[3]) * UNITS[match[4]])
+    def _parse(cls, text: str) -> "LatencyGoal":
+        match = GOAL_PATTERN.fullmatch(text)
+        if match is None or match[1] not in LATENCY_KINDS:
+            raise ValueError(
+                f"--goal {text}: wanted is one of {', '.join(LATENCY_KINDS)}, as in ttft=500ms or itl.p50=20ms")
+        return cls(match[1], float(match[2] or 99), float(match[3]) * SECONDS_PER_UNIT[match[4]])
 
-    def reached(self, figures: Figures) -> float:
+    def ratio_to_goal(self, stats: RunStats) -> float:
         """Return the simulated value over the goal; above 1 the goal is missed."""
-        return figures.percentile(self.kind, self.share) / self.seconds
+        return stats.percentile(self.latency_kind, self.percent) / self.max_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TuningAttempt:
     settings: Mapping[str, Any]
-    figures: Figures
+    stats: RunStats
     score: float  # value over goal, for the goal that is missed most: lower is better, at most 1 reaches all goals
 
 
-class Tuning:
-    def __init__(self, case: Case, goals: list[Goal]) -> None:
+class SettingsSearch:
+    def __init__(self, case: SimulationCase, goals: list[LatencyGoal]) -> None:
         self._case = case
         self._goals = goals
-        self._attempts: dict[str, Attempt] = {}
-        self.first = self._try({})
+        self._attempts: dict[str, TuningAttempt] = {}
+        self.baseline = self._simulate_settings({})
 
-    def run(self) -> list[Attempt]:
+    def run(self) -> list[TuningAttempt]:
         """Return all attempts, the best first."""
-        best = self.first
-        for _ in range(ROUNDS):
-            before = best
-            for name, values in CHOICES.items():
-                best = min([best, *self._turned(best, name, values)], key=lambda attempt: attempt.score)
-            if best is before:
+        best = self.baseline
+        for _ in range(MAX_ROUNDS):
+            previous_best = best
+            for name, values in CANDIDATE_VALUES.items():
+                best = min([best, *self._vary_setting(best, name, values)], key=lambda attempt: attempt.score)
+            if best is previous_best:
                 break
         return sorted(self._attempts.values(), key=lambda attempt: (attempt.score, len(attempt.settings)))
 
-    def _turned(self, best: Attempt, name: str, values: tuple[Any, ...]) -> Iterator[Attempt]:
+    def _vary_setting(self, best: TuningAttempt, name: str, values: tuple[Any, ...]) -> Iterator[TuningAttempt]:
         for value in values:
             if value != getattr(self._case.config, name):
-                yield self._try({**best.settings, name: value})
+                yield self._simulate_settings({**best.settings, name: value})
 
-    def _try(self, settings: Mapping[str, Any]) -> Attempt:
-        key = flags(dict(sorted(settings.items())))
+    def _simulate_settings(self, settings: Mapping[str, Any]) -> TuningAttempt:
+        key = format_flags(dict(sorted(settings.items())))
         if key not in self._attempts:
-            figures = self._case.under(settings)
-            self._attempts[key] = Attempt(settings, figures, self._score(figures))
+            stats = self._case.simulate(settings)
+            self._attempts[key] = TuningAttempt(settings, stats, self._score(stats))
         return self._attempts[key]
 
-    def _score(self, figures: Figures) -> float:
-        refused = figures.num_refused > (self.first.figures.num_refused if self._attempts else figures.num_refused)
-        return max(goal.reached(figures) for goal in self._goals) + WORSE * refused
+    def _score(self, stats: RunStats) -> float:
+        rejects_more = stats.num_rejected > (self.baseline.stats.num_rejected if self._attempts else stats.num_rejected)
+        return max(goal.ratio_to_goal(stats) for goal in self._goals) + REJECTION_PENALTY * rejects_more
 
 
-def report(goals: list[Goal], attempts: list[Attempt]) -> str:
+def format_report(goals: list[LatencyGoal], attempts: list[TuningAttempt]) -> str:
     rows = [["", *(f"{goal.name}, ms" for goal in goals), "refused", "tokens per second"]]
-    for attempt in attempts[:SHOWN]:
-        figures = attempt.figures
-        times = [milliseconds(figures.percentile(goal.kind, goal.share)) for goal in goals]
-        rows.append([flags(attempt.settings) or "as it is", *times, f"{figures.num_refused}",
-                     f"{figures.tokens_per_second:.1f}"])
+    for attempt in attempts[:NUM_SHOWN_ATTEMPTS]:
+        stats = attempt.stats
+        times = [format_milliseconds(stats.percentile(goal.latency_kind, goal.percent)) for goal in goals]
+        rows.append([format_flags(attempt.settings) or "as it is", *times, f"{stats.num_rejected}",
+                     f"{stats.tokens_per_second:.1f}"])
     best = attempts[0]
-    use = flags(best.settings)
+    best_flags = format_flags(best.settings)
     if best.score > 1.0:
-        last = "no setting that was tried reaches the goal; the nearest: " + (use or "what there is")
+        recommendation = "no setting that was tried reaches the goal; the nearest: " + (best_flags or "what there is")
     else:
-        last = f"use: {use}" if use else "the goal is reached as it is"
-    return f"{len(attempts)} settings tried, the best:\n{aligned(rows)}\n{last}"
+        recommendation = f"use: {best_flags}" if best_flags else "the goal is reached as it is"
+    return f"{len(attempts)} settings tried, the best:\n{align_columns(rows)}\n{recommendation}"
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     try:
-        goals, case = Goal.all_of(told["goal"]), case_of(told)
+        goals, case = LatencyGoal.parse_all(arguments["goal"]), case_from_arguments(arguments)
         if not case.trace.arrivals:
             raise BadRecording("the trace has no requests")
-        sys.stdout.write(report(goals, Tuning(case, goals).run()) + "\n")
+        sys.stdout.write(format_report(goals, SettingsSearch(case, goals).run()) + "\n")
     except ValueError as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None

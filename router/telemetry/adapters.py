@@ -4,67 +4,69 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from router.config import SOURCES
-from router.telemetry.instruments import OTHER, Meters
+from router.config import ADAPTER_SOURCES
+from router.telemetry.instruments import OTHER_LABEL, MetricRegistry
 
 now = time.monotonic
 
 
-class AdapterTally:
-    def __init__(self, meters: Meters) -> None:
-        self._meters = meters
-        self.unloads = meters.counter("weft_adapter_unloads")
-        self._loads = meters.counters("weft_adapter_loads")
-        self._load_seconds = meters.histogram("weft_adapter_load_seconds")
-        self._fetch_seconds = meters.histogram("weft_adapter_fetch_seconds")
+class AdapterMetrics:
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._registry = registry
+        self.num_unloads = registry.counter("weft_adapter_unloads")
+        self._num_loads = registry.counters_by_label("weft_adapter_loads")
+        self._load_seconds = registry.histogram("weft_adapter_load_seconds")
+        self._fetch_seconds = registry.histogram("weft_adapter_fetch_seconds")
 
-    def loaded(self, seconds: float, reason: str) -> None:
-        """Count a load. A non-empty `reason` means that the load failed."""
-        self._loads["failed" if reason else "ok"].add()
-        if not reason:
+    def observe_load(self, seconds: float, failure_reason: str) -> None:
+        """Count a load. A non-empty `failure_reason` means that the load failed."""
+        self._num_loads["failed" if failure_reason else "ok"].add()
+        if not failure_reason:
             self._load_seconds.observe(seconds)
 
-    def fetched(self, source: str, outcome: str, seconds: float) -> None:
-        self._meters.counter("weft_adapter_fetches", source if source in SOURCES else OTHER, outcome).add()
+    def observe_fetch(self, source: str, outcome: str, seconds: float) -> None:
+        self._registry.counter("weft_adapter_fetches", source if source in ADAPTER_SOURCES else OTHER_LABEL,
+                               outcome).add()
         if outcome == "ok":
             self._fetch_seconds.observe(seconds)
 
-    def entered(self, name: str) -> None:
-        """Count an accepted request. The name of a private adapter is empty and counted as OTHER."""
-        self._meters.counter_for("weft_adapter_requests", name or OTHER).add()
+    def count_request(self, adapter_name: str) -> None:
+        """Count an accepted request. The name of a private adapter is empty and counted as OTHER_LABEL."""
+        self._registry.counter_for_open_label("weft_adapter_requests", adapter_name or OTHER_LABEL).add()
 
-    def generated(self, name: str, num_tokens: int) -> None:
-        self._meters.counter_for("weft_adapter_generated_tokens", name or OTHER).add(num_tokens)
+    def count_generated_tokens(self, adapter_name: str, num_tokens: int) -> None:
+        self._registry.counter_for_open_label("weft_adapter_generated_tokens",
+                                              adapter_name or OTHER_LABEL).add(num_tokens)
 
 
-class Store(Protocol):
-    async def ask(self, **question: Any) -> Mapping[str, Any]: ...
+class AdapterStoreInterface(Protocol):
+    async def send_request(self, **request: Any) -> Mapping[str, Any]: ...
 
     async def close(self) -> None: ...
 
 
-class CountedStore:
+class InstrumentedAdapterStore:
     """Store whose fetches are counted and timed."""
 
-    def __init__(self, store: Store, tally: AdapterTally) -> None:
+    def __init__(self, store: AdapterStoreInterface, metrics: AdapterMetrics) -> None:
         self._store = store
-        self._tally = tally
+        self._metrics = metrics
 
-    async def ask(self, **question: Any) -> Mapping[str, Any]:
-        began, outcome = now(), "failed"
+    async def send_request(self, **request: Any) -> Mapping[str, Any]:
+        started_at, outcome = now(), "failed"
         try:
-            answer = await self._store.ask(**question)
-            outcome = outcome_of(answer)
+            answer = await self._store.send_request(**request)
+            outcome = fetch_outcome(answer)
         finally:
-            if question["op"] == "fetch":
-                self._tally.fetched(question["source"], outcome, now() - began)
+            if request["op"] == "fetch":
+                self._metrics.observe_fetch(request["source"], outcome, now() - started_at)
         return answer
 
     async def close(self) -> None:
         await self._store.close()
 
 
-def outcome_of(answer: Mapping[str, Any]) -> str:
+def fetch_outcome(answer: Mapping[str, Any]) -> str:
     if "error" not in answer:
         return "ok"
     return "missing" if answer.get("kind") in {"missing", "forbidden"} else "failed"

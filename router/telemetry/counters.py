@@ -9,208 +9,214 @@ from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from math import fsum
 
 from router.request import Request
-from router.scheduler.cost_model import Load
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, Concat, Decode, Embed, Filter, Newcomer, Plan, Prefill
-from router.scheduler.prefill_budget import load_of_chunk
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, StepPlan, StepResult
+from router.scheduler.prefill_budget import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.timeline import RUNNING, Cause
+from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
 from router.telemetry import gauges
-from router.telemetry.adapters import AdapterTally
-from router.telemetry.families import LORAX, families
-from router.telemetry.instruments import Histogram, Meters
-from router.telemetry.inter_token import Gaps
-from router.telemetry.request_log import Account
-from router.text.prompts import Limits
+from router.telemetry.adapters import AdapterMetrics
+from router.telemetry.families import LORAX_METRIC_NAMES, all_families
+from router.telemetry.instruments import Histogram, MetricRegistry
+from router.telemetry.inter_token import InterTokenLatency
+from router.telemetry.request_log import RequestRecord
+from router.text.prompts import TokenLimits
 
-TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
+STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
-class Tally:
+class ServerMetrics:
     """All metrics of a router, and their page."""
 
-    def __init__(self, core: Scheduler, limits: Limits, tokens_per_step: int, *,
-                 adapters: bool = False, lorax: bool = False) -> None:
-        """`limits` and `tokens_per_step` determine buckets. `adapters`: whether adapters are served.
+    def __init__(self, scheduler: Scheduler, limits: TokenLimits, tokens_per_step: int, *,
+                 with_adapters: bool = False, with_lorax_names: bool = False) -> None:
+        """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served.
 
-        `lorax`: whether the page repeats metrics under LoRAX's names.
+        `with_lorax_names`: whether the page repeats metrics under LoRAX's names.
         """
-        self._core = core
-        self._meters = Meters(families(limits, tokens_per_step, adapters=adapters))
-        self._twins = LORAX if lorax else {}
-        self._since = time.time()
-        self.adapters = AdapterTally(self._meters) if adapters else None
-        self.requests = RequestTally(self._meters, self.adapters)
-        self.steps = StepTally(self._meters, core, one_token=tokens_per_step == 1)
+        self._scheduler = scheduler
+        self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
+        self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
+        self._started_at = time.time()
+        self.adapters = AdapterMetrics(self._registry) if with_adapters else None
+        self.requests = RequestMetrics(self._registry, self.adapters)
+        self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
 
-    def page(self, *, is_ready: bool, has_shards: bool) -> str:
-        of_adapters = (gauges.of_adapters(self._since) if self.adapters is None
-                       else gauges.of_residents(self._core, time.time()))
-        told = gauges.of_core(self._core) | of_adapters | gauges.of_health(is_ready=is_ready, has_shards=has_shards)
-        return self._meters.page(told, self._twins)
+    def render(self, *, is_ready: bool, has_shards: bool) -> str:
+        adapter_gauges = (gauges.no_adapter_gauges(self._started_at) if self.adapters is None
+                          else gauges.adapter_gauges(self._scheduler, time.time()))
+        gauge_values = (gauges.scheduler_gauges(self._scheduler) | adapter_gauges
+                        | gauges.health_gauges(is_ready=is_ready, has_shards=has_shards))
+        return self._registry.render(gauge_values, self._aliases)
 
 
-class RequestTally:
-    def __init__(self, meters: Meters, adapters: AdapterTally | None = None) -> None:
+class RequestMetrics:
+    def __init__(self, registry: MetricRegistry, adapters: AdapterMetrics | None = None) -> None:
         self._adapters = adapters
-        histogram, counter = meters.histogram, meters.counter
+        histogram, counter = registry.histogram, registry.counter
         # Updated by the HTTP layer.
-        self.came, self.succeeded = counter("tgi_request_count"), counter("tgi_request_success")
-        self.failed = meters.counters("tgi_request_failure")
+        self.num_received, self.num_succeeded = counter("tgi_request_count"), counter("tgi_request_success")
+        self.num_failed = registry.counters_by_label("tgi_request_failure")
         self._prompt_length = histogram("tgi_request_input_length")
-        self._most_tokens = histogram("tgi_request_max_new_tokens")
-        self._num_tokens = histogram("tgi_request_generated_tokens")
-        self._seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
+        self._max_new_tokens = histogram("tgi_request_max_new_tokens")
+        self._generated_tokens = histogram("tgi_request_generated_tokens")
+        self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
             "validation", "queue", "inference", "mean_time_per_token", "time_to_first_token")}
-        self._total = histogram("tgi_request_duration")
-        self._gaps = Gaps(histogram("tgi_request_inter_token_duration"))
-        self._yields = counter("tgi_request_yields")
-        self._asked, self._found = counter("tgi_prefix_query_tokens"), counter("tgi_prefix_hit_tokens")
+        self._total_seconds = histogram("tgi_request_duration")
+        self._inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
+        self._num_preemptions = counter("tgi_request_yields")
+        self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
+                                                              counter("tgi_prefix_hit_tokens"))
 
-    def entered(self, request: Request) -> None:
+    def count_accepted(self, request: Request) -> None:
         """Count an accepted request."""
         self._prompt_length.observe(len(request.prompt))
-        self._most_tokens.observe(request.max_new_tokens)
+        self._max_new_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
-            self._adapters.entered(request.adapter_name)
+            self._adapters.count_request(request.adapter_name)
 
-    def delivered(self, numbers: KeysView[int], known: Container[int], now: float) -> Sequence[int]:
+    def observe_token_delivery(self, sequence_numbers: KeysView[int], unfinished_numbers: Container[int],
+                               now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        return self._gaps.delivered(numbers, known, now)
+        return self._inter_token_latency.observe_token_delivery(sequence_numbers, unfinished_numbers, now)
 
-    def began(self, account: Account, now: float) -> None:
+    def observe_first_token(self, record: RequestRecord, now: float) -> None:
         """Observe the time to the first token."""
-        self._seconds["time_to_first_token"].observe(now - account.came)
+        self._phase_seconds["time_to_first_token"].observe(now - record.arrived_at)
 
-    def finished(self, account: Account) -> None:
+    def observe_finished(self, record: RequestRecord) -> None:
         """Observe a closed request that was answered to its end."""
-        story = account.story
-        assert story.ended is not None, "it goes on"
-        spent = story.seconds(story.ended)
-        inference = spent.get(Cause.PREFILL, 0.0) + spent.get(Cause.DECODE, 0.0)
-        self._total.observe(story.ended - account.came)
-        self._seconds["validation"].observe(story.began - account.came)
-        self._seconds["queue"].observe(fsum(seconds for cause, seconds in spent.items() if cause not in RUNNING))
-        self._seconds["inference"].observe(inference)
-        self._seconds["mean_time_per_token"].observe(inference / max(account.num_generated, 1))
-        self._num_tokens.observe(account.num_generated)
+        timeline = record.timeline
+        assert timeline.ended_at is not None, "it goes on"
+        phase_seconds = timeline.seconds_by_phase(timeline.ended_at)
+        inference_seconds = phase_seconds.get(RequestPhase.PREFILL, 0.0) + phase_seconds.get(RequestPhase.DECODE, 0.0)
+        self._total_seconds.observe(timeline.ended_at - record.arrived_at)
+        self._phase_seconds["validation"].observe(timeline.arrived_at - record.arrived_at)
+        self._phase_seconds["queue"].observe(
+            fsum(seconds for cause, seconds in phase_seconds.items() if cause not in RUNNING_PHASES))
+        self._phase_seconds["inference"].observe(inference_seconds)
+        self._phase_seconds["mean_time_per_token"].observe(inference_seconds / max(record.num_generated, 1))
+        self._generated_tokens.observe(record.num_generated)
 
-    def closed(self, number: int, account: Account) -> None:
+    def count_closed(self, sequence_number: int, record: RequestRecord) -> None:
         """Count a request that ended, for whatever reason."""
-        self._gaps.forget(number)
-        self._yields.add(account.story.num_yields)
-        if self._adapters is not None and account.adapter is not None:
-            self._adapters.generated(account.adapter, account.num_generated)
-        if account.story.has_started:
-            self._asked.add(account.num_prompt_tokens)
-            self._found.add(account.story.cached_tokens)
+        self._inter_token_latency.remove_sequence(sequence_number)
+        self._num_preemptions.add(record.timeline.num_preemptions)
+        if self._adapters is not None and record.adapter_name is not None:
+            self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
+        if record.timeline.has_started:
+            self._prefix_query_tokens.add(record.num_prompt_tokens)
+            self._prefix_hit_tokens.add(record.timeline.num_cached_tokens)
 
 
-class MethodTally:
+class StepMethodMetrics:
     """Metrics of one kind of step: prefill, decode, or embed."""
 
-    def __init__(self, meters: Meters, method: str) -> None:
-        self.sent = meters.counter("tgi_batch_inference_count", method)
-        self.answered = meters.counter("tgi_batch_inference_success", method)
-        self.lost = meters.counter("tgi_batch_inference_failure", method)
-        self.duration = meters.histogram("tgi_batch_inference_duration", method)
-        self.forward = meters.histogram("tgi_batch_forward_duration", method)
-        self.reading = meters.histogram("tgi_batch_decode_duration", method)
+    def __init__(self, registry: MetricRegistry, method: str) -> None:
+        self.num_sent = registry.counter("tgi_batch_inference_count", method)
+        self.num_answered = registry.counter("tgi_batch_inference_success", method)
+        self.num_lost = registry.counter("tgi_batch_inference_failure", method)
+        self.duration_seconds = registry.histogram("tgi_batch_inference_duration", method)
+        self.forward_seconds = registry.histogram("tgi_batch_forward_duration", method)
+        self.detokenize_seconds = registry.histogram("tgi_batch_decode_duration", method)
 
 
-class StepTally:
+class StepMetrics:
     """Metrics of steps."""
 
-    def __init__(self, meters: Meters, core: Scheduler, *, one_token: bool) -> None:
-        self._core = core
-        self._one_token = one_token  # a step generates at most one token per sequence
-        self._methods: dict[type, MethodTally] = {
-            Prefill: MethodTally(meters, "prefill"), Decode: MethodTally(meters, "decode"),
-            Embed: MethodTally(meters, "embed")}
-        self._alone: dict[type, Histogram] = {
-            Filter: meters.histogram("tgi_batch_filter_duration", "decode"),
-            Concat: meters.histogram("tgi_batch_concat_duration", "decode")}
-        self._newcomers, self._joined = meters.histogram("tgi_batch_next_size"), meters.counters("tgi_batch_concat")
-        self._stall = meters.histogram("tgi_batch_stall_duration")
-        self._exceeded = meters.counter("tgi_batch_stall_exceeded")
-        self._skipped = meters.histogram("tgi_request_skipped_tokens")
-        self._prompt_tokens = meters.counter("tgi_batch_prompt_tokens")
-        self._generated_tokens = meters.counter("tgi_batch_generated_tokens")
-        self._losses = meters.counters("tgi_shard_lost")
-        self._num_decodes = 0  # decode steps since sequences last started
+    def __init__(self, registry: MetricRegistry, scheduler: Scheduler, *, single_token_steps: bool) -> None:
+        self._scheduler = scheduler
+        self._single_token_steps = single_token_steps  # a step generates at most one token per sequence
+        self._methods_by_step_type: dict[type, StepMethodMetrics] = {
+            Prefill: StepMethodMetrics(registry, "prefill"), Decode: StepMethodMetrics(registry, "decode"),
+            PoolingStep: StepMethodMetrics(registry, "embed")}
+        self._standalone_durations: dict[type, Histogram] = {
+            Filter: registry.histogram("tgi_batch_filter_duration", "decode"),
+            Concat: registry.histogram("tgi_batch_concat_duration", "decode")}
+        self._num_newcomers, self._join_reasons = (registry.histogram("tgi_batch_next_size"),
+                                                   registry.counters_by_label("tgi_batch_concat"))
+        self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
+        self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
+        self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
+        self._prompt_tokens = registry.counter("tgi_batch_prompt_tokens")
+        self._generated_tokens = registry.counter("tgi_batch_generated_tokens")
+        self._shard_losses = registry.counters_by_label("tgi_shard_lost")
+        self._num_decodes_since_prefill = 0  # decode steps since sequences last started
 
-    def sent(self, plan: Plan) -> None:
+    def count_sent(self, plan: StepPlan) -> None:
         step = plan.messages[-1]
-        if (method := self._methods.get(type(step))) is not None:
-            method.sent.add()
+        if (method := self._methods_by_step_type.get(type(step))) is not None:
+            method.num_sent.add()
         if isinstance(step, Prefill):
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
-            if step.newcomers:
-                self._entered(step.newcomers)
-        elif isinstance(step, Embed):
-            self._prompt_tokens.add(sum(len(newcomer.request.prompt) for newcomer in step.newcomers))
+            if step.new_sequences:
+                self._count_newcomers(step.new_sequences)
+        elif isinstance(step, PoolingStep):
+            self._prompt_tokens.add(sum(len(newcomer.request.prompt) for newcomer in step.new_sequences))
         elif isinstance(step, Decode):
-            self._num_decodes += 1
+            self._num_decodes_since_prefill += 1
 
-    def _entered(self, newcomers: Sequence[Newcomer]) -> None:
-        self._newcomers.observe(len(newcomers))
-        if len(self._core.running) > len(newcomers):
-            self._joined[self._why_now()].add()
-        self._num_decodes = 0
+    def _count_newcomers(self, newcomers: Sequence[NewSequence]) -> None:
+        self._num_newcomers.observe(len(newcomers))
+        if len(self._scheduler.running) > len(newcomers):
+            self._join_reasons[self._join_reason()].add()
+        self._num_decodes_since_prefill = 0
 
-    def _why_now(self) -> str:
-        policy = self._core.policy
-        if policy.mixed:
+    def _join_reason(self) -> str:
+        settings = self._scheduler.settings
+        if settings.mixed:
             return "chunking"
-        return "wait_exceeded" if self._num_decodes >= policy.max_waiting_tokens else "backpressure"
+        return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
-    def answered(self, plan: Plan, answer: Answer, took: float, reading: float) -> None:
-        """Count an answered plan: `took` is the seconds of its round trip, `reading` those of detokenising."""
+    def observe_result(self, plan: StepPlan, result: StepResult, round_trip_seconds: float,
+                       detokenize_seconds: float) -> None:
+        """Count an answered plan: the seconds of its round trip, and those of detokenising its answer."""
         step = plan.messages[-1]
-        if (alone := self._alone.get(type(step))) is not None:
-            alone.observe(took)
+        if (standalone_duration := self._standalone_durations.get(type(step))) is not None:
+            standalone_duration.observe(round_trip_seconds)
             return
-        method = self._methods[type(step)]
-        method.answered.add()
-        method.duration.observe(took + reading)
-        method.forward.observe(answer.seconds)
-        method.reading.observe(reading)
-        self._count_skipped(answer)
+        method = self._methods_by_step_type[type(step)]
+        method.num_answered.add()
+        method.duration_seconds.observe(round_trip_seconds + detokenize_seconds)
+        method.forward_seconds.observe(result.seconds)
+        method.detokenize_seconds.observe(detokenize_seconds)
+        self._observe_skipped_tokens(result)
         if isinstance(step, Prefill):
-            self._observe_stall(plan, step, answer.seconds)
+            self._observe_stall(plan, step, result.seconds)
 
-    def delivered(self, counts: Mapping[int, int]) -> None:
+    def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
         """Count delivered tokens, given by sequence."""
-        self._generated_tokens.add(len(counts) if self._one_token else sum(counts.values()))
+        self._generated_tokens.add(len(token_counts) if self._single_token_steps else sum(token_counts.values()))
 
-    def lost(self, loss: Loss, plans: Iterable[Plan]) -> None:
+    def count_loss(self, loss: ShardLossReason, plans: Iterable[StepPlan]) -> None:
         """Count a loss of the shards, and the steps that were in flight."""
-        self._losses[loss.name.lower()].add()
+        self._shard_losses[loss.name.lower()].add()
         for plan in plans:
-            if (method := self._methods.get(type(plan.messages[-1]))) is not None:
-                method.lost.add()
+            if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
+                method.num_lost.add()
 
-    def _count_skipped(self, answer: Answer) -> None:
-        if self._one_token:
-            self._skipped.observe(0.0, len(answer.rows))
+    def _observe_skipped_tokens(self, result: StepResult) -> None:
+        if self._single_token_steps:
+            self._skipped_tokens.observe(0.0, len(result.rows))
             return
-        for count, times in Counter(len(row.tokens) for row in answer.rows.values()).items():
-            self._skipped.observe(count - 1, times)
+        for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
+            self._skipped_tokens.observe(count - 1, times)
 
-    def _observe_stall(self, plan: Plan, step: Prefill, seconds: float) -> None:
+    def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:
         """Observe by how much prompts delayed the sequences that decode.
 
         In a mixed step that is its duration beyond the prediction for the decodes alone; if decodes pause, it is the
         whole step.
         """
-        if step.alongside:
-            costs, empty = self._core.costs, Load()
-            added = fsum(costs.predict(load_of_chunk(chunk.start, chunk.length)) - costs.predict(empty)
-                         for chunk in step.chunks)
-            stall = seconds - (plan.seconds - added)
-            self._stall.observe(max(0.0, stall))
-            # Allowed is the configured stall, or what was planned if that is more: see PromptShare.
-            if stall > TOLERANCE * max(self._core.policy.stall_seconds, added):
-                self._exceeded.add()
-        elif not self._core.policy.mixed and len(self._core.running) > len(plan.members):
-            self._stall.observe(seconds)
+        if step.includes_decodes:
+            costs, empty = self._scheduler.cost_model, StepLoad()
+            prompt_seconds = fsum(costs.predict(compute_chunk_load(chunk.start, chunk.length)) - costs.predict(empty)
+                                  for chunk in step.chunks)
+            stall_seconds = seconds - (plan.predicted_seconds - prompt_seconds)
+            self._stall_seconds.observe(max(0.0, stall_seconds))
+            # Allowed is the configured stall, or what was planned if that is more: see PromptTimeAllowance.
+            if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
+                self._num_stalls_exceeded.add()
+        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.members):
+            self._stall_seconds.observe(seconds)

@@ -2,57 +2,60 @@
 
 from collections import Counter
 
-from router.scheduler.resource_cache import ABSENT
+from router.scheduler.resource_cache import ABSENT_STATUS
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.timeline import RUNNING
-from router.telemetry.families import ADAPTER_STATES, CAUSES
-from router.telemetry.instruments import Reading
+from router.scheduler.timeline import RUNNING_PHASES
+from router.telemetry.families import ADAPTER_STATES, PHASE_NAMES
+from router.telemetry.instruments import GaugeValues
 
 
-def of_core(core: Scheduler) -> dict[str, Reading]:
-    blocks, waiting = core.running.blocks, core.num_waiting()
-    held = blocks.count - blocks.num_free
-    causes = Counter(str(sequence.story.cause) for sequence in core.sequences)
-    usage = held / blocks.count
+def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
+    blocks, num_waiting = scheduler.running.block_pool, scheduler.num_waiting()
+    num_held = blocks.num_blocks - blocks.num_free
+    phase_counts = Counter(str(sequence.timeline.phase) for sequence in scheduler.sequences)
+    usage = num_held / blocks.num_blocks
     return {
-        "tgi_request_current": {(cause,): causes[cause] for cause in CAUSES},
-        "tgi_batch_max_stall_duration": plain(core.policy.stall_seconds),
-        "tgi_batch_current_size": plain(len(core.running)),
-        "tgi_batch_current_max_tokens": plain(held * blocks.size),
-        "tgi_batch_max_total_tokens": plain(blocks.count * blocks.size),
-        "tgi_queue_size": plain(waiting),
-        "tgi_cache_blocks": {("held",): held, ("kept",): blocks.num_kept, ("free",): blocks.num_free - blocks.num_kept},
-        "vllm:num_requests_waiting": plain(waiting),
-        "vllm:num_requests_running": plain(core.num_unfinished - waiting),
-        "vllm:kv_cache_usage_perc": plain(usage),
-        "vllm:gpu_cache_usage_perc": plain(usage),
-        "vllm:cache_config_info": {(str(blocks.size), str(blocks.count)): 1},
+        "tgi_request_current": {(cause,): phase_counts[cause] for cause in PHASE_NAMES},
+        "tgi_batch_max_stall_duration": unlabeled_gauge(scheduler.settings.max_stall_seconds),
+        "tgi_batch_current_size": unlabeled_gauge(len(scheduler.running)),
+        "tgi_batch_current_max_tokens": unlabeled_gauge(num_held * blocks.block_size),
+        "tgi_batch_max_total_tokens": unlabeled_gauge(blocks.num_blocks * blocks.block_size),
+        "tgi_queue_size": unlabeled_gauge(num_waiting),
+        "tgi_cache_blocks": {("held",): num_held, ("kept",): blocks.num_evictable,
+                             ("free",): blocks.num_free - blocks.num_evictable},
+        "vllm:num_requests_waiting": unlabeled_gauge(num_waiting),
+        "vllm:num_requests_running": unlabeled_gauge(scheduler.num_unfinished - num_waiting),
+        "vllm:kv_cache_usage_perc": unlabeled_gauge(usage),
+        "vllm:gpu_cache_usage_perc": unlabeled_gauge(usage),
+        "vllm:cache_config_info": {(str(blocks.block_size), str(blocks.num_blocks)): 1},
     }
 
 
-def of_health(*, is_ready: bool, has_shards: bool) -> dict[str, Reading]:
-    return {"tgi_ready": plain(is_ready), "tgi_shard_ready": plain(has_shards)}
+def health_gauges(*, is_ready: bool, has_shards: bool) -> dict[str, GaugeValues]:
+    return {"tgi_ready": unlabeled_gauge(is_ready), "tgi_shard_ready": unlabeled_gauge(has_shards)}
 
 
-def of_adapters(since: float) -> dict[str, Reading]:
-    """Return the gauges of a server without adapters; `since` is the Unix time of its start."""
-    return {"vllm:lora_requests_info": {("0", "", ""): since}}
+def no_adapter_gauges(started_at: float) -> dict[str, GaugeValues]:
+    """Return the gauges of a server without adapters; `started_at` is the Unix time of its start."""
+    return {"vllm:lora_requests_info": {("0", "", ""): started_at}}
 
 
-def of_residents(core: Scheduler, now: float) -> dict[str, Reading]:
+def adapter_gauges(scheduler: Scheduler, now: float) -> dict[str, GaugeValues]:
     """Return the gauges of a server with adapters. `now` is Unix time."""
-    here = {resource: standing.state for resource, standing in core.adapters.items() if standing.state != ABSENT}
-    states = Counter(here.values())
-    named = [(sequence.request.adapter_name, sequence.story.cause in RUNNING) for sequence in core.sequences]
-    running, waiting = (",".join(sorted({name for name, runs in named if name and runs is wanted}))
+    state_by_adapter = {resource: standing.state for resource, standing in scheduler.adapter_statuses.items()
+                        if standing.state != ABSENT_STATUS}
+    state_counts = Counter(state_by_adapter.values())
+    names_and_running = [(sequence.request.adapter_name, sequence.timeline.phase in RUNNING_PHASES)
+                         for sequence in scheduler.sequences]
+    running, waiting = (",".join(sorted({name for name, runs in names_and_running if name and runs is wanted}))
                         for wanted in (True, False))
     return {
-        "weft_adapters": {(state,): states[state] for state in ADAPTER_STATES},
-        "weft_adapter_bytes": plain(sum(resource.takes for resource in here)),
-        "vllm:lora_requests_info": {(str(core.policy.max_active_adapters), running, waiting): now},
+        "weft_adapters": {(state,): state_counts[state] for state in ADAPTER_STATES},
+        "weft_adapter_bytes": unlabeled_gauge(sum(resource.max_bytes for resource in state_by_adapter)),
+        "vllm:lora_requests_info": {(str(scheduler.settings.max_active_adapters), running, waiting): now},
     }
 
 
-def plain(value: float) -> Reading:
+def unlabeled_gauge(value: float) -> GaugeValues:
     """Return the reading of a gauge without labels."""
     return {(): value}

@@ -13,159 +13,165 @@ from itertools import accumulate, product
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Values = tuple[str, ...]  # of labels
-OTHER = "other"
-ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+LabelValues = tuple[str, ...]  # of labels
+OTHER_LABEL = "other"
+LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """Definition of the metrics of one name.
 
-    The label values of a counter or histogram are fixed: `values`, and `second` for a second label. Or its only label
-    is open: the first `most` values get a counter each, and all later ones count as OTHER.
+    The label values of a counter or histogram are fixed: `label_values`, and `second_label_values` for a second label.
+    Or its only label is open: the first `max_label_values` values get a counter each, all later ones are counted under
+    OTHER_LABEL.
     """
 
     name: str
-    kind: Kind
+    metric_type: MetricType
     help: str
-    labels: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, ascending; one more bucket has no bound
-    second: tuple[str, ...] = ()  # values of the second label
-    most: int = 0  # maximum number of values of an open label; 0: the values are fixed
+    label_names: tuple[str, ...] = ()
+    label_values: tuple[str, ...] = ()
+    # upper bounds of a histogram's buckets, ascending; one more bucket has no bound
+    bucket_bounds: tuple[float, ...] = ()
+    second_label_values: tuple[str, ...] = ()  # values of the second label
+    max_label_values: int = 0  # maximum number of values of an open label; 0: the values are fixed
 
     @property
-    def head(self) -> str:
-        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+    def help_header(self) -> str:
+        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.metric_type}\n"
 
     @property
-    def combinations(self) -> list[Values]:
-        """Label values of the meters that exist from the beginning."""
-        return [(OTHER,)] if self.most else [*product(*filter(None, (self.values, self.second)))]
+    def initial_label_values(self) -> list[LabelValues]:
+        """Label values of the metrics that exist from the beginning."""
+        return ([(OTHER_LABEL,)] if self.max_label_values
+                else [*product(*filter(None, (self.label_values, self.second_label_values)))])
 
-    def sample(self, values: Values, suffix: str = "", bound: str = "") -> str:
+    def sample_prefix(self, label_values: LabelValues, suffix: str = "", bucket_bound: str = "") -> str:
         """Return a sample's line up to its value."""
-        pairs = [*zip(self.labels, values, strict=True), *([("le", bound)] if bound else [])]
-        labels = ",".join(f'{label}="{value.translate(ESCAPES)}"' for label, value in pairs)
+        pairs = [*zip(self.label_names, label_values, strict=True), *([("le", bucket_bound)] if bucket_bound else [])]
+        labels = ",".join(f'{label}="{value.translate(LABEL_ESCAPES)}"' for label, value in pairs)
         return f"{self.name}{suffix}{{{labels}}} " if labels else f"{self.name}{suffix} "
 
 
 class Counter:
-    __slots__ = ("_before", "value")
+    __slots__ = ("_sample_prefix", "value")
 
-    def __init__(self, family: Family, values: Values) -> None:
+    def __init__(self, family: MetricFamily, label_values: LabelValues) -> None:
         self.value = 0
-        self._before = family.sample(values)
+        self._sample_prefix = family.sample_prefix(label_values)
 
     def add(self, count: int = 1) -> None:
         self.value += count
 
-    def lines(self) -> Iterator[str]:
-        yield f"{self._before}{self.value}\n"
+    def render_lines(self) -> Iterator[str]:
+        yield f"{self._sample_prefix}{self.value}\n"
 
 
 class Histogram:
-    __slots__ = ("_before", "_bounds", "_counts", "sum")
+    __slots__ = ("_bucket_bounds", "_bucket_counts", "_sample_prefixes", "sum")
 
-    def __init__(self, family: Family, values: Values) -> None:
+    def __init__(self, family: MetricFamily, label_values: LabelValues) -> None:
         self.sum = 0.0
-        self._bounds = family.bounds
-        self._counts = [0] * (len(family.bounds) + 1)
-        self._before = samples(family, values)
+        self._bucket_bounds = family.bucket_bounds
+        self._bucket_counts = [0] * (len(family.bucket_bounds) + 1)
+        self._sample_prefixes = histogram_sample_prefixes(family, label_values)
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
+        self._bucket_counts[bisect_left(self._bucket_bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        return sum(self._counts)
+        return sum(self._bucket_counts)
 
-    def lines(self) -> Iterator[str]:
-        *buckets, total, count = self._before
-        for before, below in zip(buckets, accumulate(self._counts), strict=True):
-            yield f"{before}{below}\n"
-        yield f"{total}{number(self.sum)}\n"
+    def render_lines(self) -> Iterator[str]:
+        *buckets, total, count = self._sample_prefixes
+        for prefix, cumulative_count in zip(buckets, accumulate(self._bucket_counts), strict=True):
+            yield f"{prefix}{cumulative_count}\n"
+        yield f"{total}{format_number(self.sum)}\n"
         yield f"{count}{self.count}\n"
 
 
 @cache
-def samples(family: Family, values: Values) -> list[str]:
+def histogram_sample_prefixes(family: MetricFamily, label_values: LabelValues) -> list[str]:
     """Return all lines of a histogram up to their values."""
-    bounds = [*map(number, family.bounds), "+Inf"]
-    return [*(family.sample(values, "_bucket", bound) for bound in bounds),
-            family.sample(values, "_sum"), family.sample(values, "_count")]
+    bounds = [*map(format_number, family.bucket_bounds), "+Inf"]
+    return [*(family.sample_prefix(label_values, "_bucket", bound) for bound in bounds),
+            family.sample_prefix(label_values, "_sum"), family.sample_prefix(label_values, "_count")]
 
 
 M = TypeVar("M", Counter, Histogram)
-Reading = Mapping[Values, float]  # values of a gauge, by the values of its labels
-NO_TWINS: Mapping[str, str] = {}
+GaugeValues = Mapping[LabelValues, float]  # values of a gauge, by the values of its labels
+NO_ALIASES: Mapping[str, str] = {}
 
 
-class Meters:
+class MetricRegistry:
     """All counters and histograms: one for each family and combination of its label values.
 
     Those with fixed label values exist, with 0, from the beginning.
     """
 
-    def __init__(self, families: Iterable[Family]) -> None:
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
         self.families = {family.name: family for family in families}
-        self._counters = self._made(Counter, Kind.COUNTER)
-        self._histograms = self._made(Histogram, Kind.HISTOGRAM)
+        self._counters = self._create_metrics(Counter, MetricType.COUNTER)
+        self._histograms = self._create_metrics(Histogram, MetricType.HISTOGRAM)
 
-    def _made(self, make: Callable[[Family, Values], M], kind: Kind) -> dict[str, dict[Values, M]]:
-        """Create the meters of one kind, by the name of the family and the values of its labels."""
-        return {name: {values: make(family, values) for values in family.combinations}
-                for name, family in self.families.items() if family.kind is kind}
+    def _create_metrics(self, metric_class: Callable[[MetricFamily, LabelValues], M],
+                        metric_type: MetricType) -> dict[str, dict[LabelValues, M]]:
+        """Create the metrics of one kind, by the name of the family and the values of its labels."""
+        return {name: {values: metric_class(family, values) for values in family.initial_label_values}
+                for name, family in self.families.items() if family.metric_type is metric_type}
 
-    def counter(self, name: str, *values: str) -> Counter:
-        return self._counters[name][values]
+    def counter(self, family_name: str, *label_values: str) -> Counter:
+        return self._counters[family_name][label_values]
 
-    def counters(self, name: str) -> Mapping[str, Counter]:
+    def counters_by_label(self, family_name: str) -> Mapping[str, Counter]:
         """Return the counters of a family by the value of its only label."""
-        return {value: counter for (value,), counter in self._counters[name].items()}
+        return {value: counter for (value,), counter in self._counters[family_name].items()}
 
-    def counter_for(self, name: str, value: str) -> Counter:
-        """Return the counter of a value of an open label; OTHER's if the family already has `most` values."""
-        counters, family = self._counters[name], self.families[name]
-        if (value,) not in counters:
-            value = value if len(counters.keys() - {(OTHER,)}) < family.most else OTHER
-            counters.setdefault((value,), Counter(family, (value,)))
-        return counters[value,]
+    def counter_for_open_label(self, family_name: str, label_value: str) -> Counter:
+        """Return the counter of a value of an open label, or OTHER_LABEL's if the family is full."""
+        counters, family = self._counters[family_name], self.families[family_name]
+        if (label_value,) not in counters:
+            label_value = (label_value if len(counters.keys() - {(OTHER_LABEL,)}) < family.max_label_values
+                           else OTHER_LABEL)
+            counters.setdefault((label_value,), Counter(family, (label_value,)))
+        return counters[label_value,]
 
-    def histogram(self, name: str, *values: str) -> Histogram:
-        return self._histograms[name][values]
+    def histogram(self, family_name: str, *label_values: str) -> Histogram:
+        return self._histograms[family_name][label_values]
 
-    def page(self, gauges: Mapping[str, Reading], twins: Mapping[str, str] = NO_TWINS) -> str:
-        """Return the page of all families, in order. A family with a twin is repeated under the twin's name."""
-        return "".join(self._text(family, gauges, twins.get(family.name)) for family in self.families.values())
+    def render(self, gauges: Mapping[str, GaugeValues], aliases: Mapping[str, str] = NO_ALIASES) -> str:
+        """Return the page of all families, in order. A family with an alias is repeated under the alias."""
+        return "".join(self._render_family(family, gauges, aliases.get(family.name))
+                       for family in self.families.values())
 
-    def _text(self, family: Family, gauges: Mapping[str, Reading], twin: str | None) -> str:
-        text = "".join(self._lines(family, gauges))
-        if twin is None:
+    def _render_family(self, family: MetricFamily, gauges: Mapping[str, GaugeValues], alias: str | None) -> str:
+        text = "".join(self._render_lines(family, gauges))
+        if alias is None:
             return text
-        again = (line.replace(family.name, twin, 1) for line in text.splitlines(keepends=True))
-        return text + "".join(again)
+        alias_lines = (line.replace(family.name, alias, 1) for line in text.splitlines(keepends=True))
+        return text + "".join(alias_lines)
 
-    def _lines(self, family: Family, gauges: Mapping[str, Reading]) -> Iterator[str]:
-        yield family.head
-        if family.kind is Kind.GAUGE:
+    def _render_lines(self, family: MetricFamily, gauges: Mapping[str, GaugeValues]) -> Iterator[str]:
+        yield family.help_header
+        if family.metric_type is MetricType.GAUGE:
             for values, value in gauges[family.name].items():
-                yield f"{family.sample(values)}{number(value)}\n"
+                yield f"{family.sample_prefix(values)}{format_number(value)}\n"
             return
-        meters: Iterable[Counter | Histogram] = (
-            self._counters[family.name].values() if family.kind is Kind.COUNTER
+        metrics: Iterable[Counter | Histogram] = (
+            self._counters[family.name].values() if family.metric_type is MetricType.COUNTER
             else self._histograms[family.name].values())
-        for meter in meters:
-            yield from meter.lines()
+        for metric in metrics:
+            yield from metric.render_lines()
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)

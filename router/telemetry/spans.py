@@ -9,164 +9,172 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from math import fsum
 
-from router.request import FinishReason, Wish
-from router.scheduler.timeline import RUNNING, Cause
-from router.telemetry.request_log import Account
-from router.validation.validator import Choice
-from shard.telemetry.traces import Attributes, Sender, Span
+from router.request import FinishReason, RequestKind
+from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
+from router.telemetry.request_log import RequestRecord
+from router.validation.validator import ValidatedRequest
+from shard.telemetry.traces import SpanAttributes, SpanSender, TraceSpan
 
-TEXT, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"  # OpenTelemetry's names of operations
-LABELS = "token_classification"  # OpenTelemetry has no name for this operation
-QUEUE = "queue"  # every kind of waiting
-MOST_TEXTS = 32  # sequences of one request that get child spans; a request may have thousands
-MOST_PARTS = 100  # child spans of one sequence; a slow reader may cause any number of pauses
-MOST_INTEGER = 2**63 - 1  # limit of OTLP
-REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop"}
+# OpenTelemetry's names of operations
+TEXT_COMPLETION_OPERATION, CHAT_OPERATION, EMBEDDINGS_OPERATION = "text_completion", "chat", "embeddings"
+CLASSIFICATION_OPERATION = "token_classification"  # OpenTelemetry has no name for this operation
+QUEUE_SPAN = "queue"  # every kind of waiting
+MAX_TRACED_SEQUENCES = 32  # sequences of one request that get child spans; a request may have thousands
+MAX_SPANS_PER_SEQUENCE = 100  # child spans of one sequence; a slow reader may cause any number of pauses
+MAX_OTLP_INTEGER = 2**63 - 1  # limit of OTLP
+FINISH_REASON_NAMES = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop"}
 now = time.monotonic
 
-Value = str | bool | int | float | Sequence[str]
-Interval = tuple[Cause, float, float]
+AttributeValue = str | bool | int | float | Sequence[str]
+PhaseInterval = tuple[RequestPhase, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PhaseSpan:
     """Phase of a request, for a child span."""
 
     name: str
-    began: float
-    ended: float
-    attributes: Attributes
+    started_at: float
+    ended_at: float
+    attributes: SpanAttributes
 
 
-class Spans:
+class RequestSpanFactory:
     """Factory of the spans of requests."""
 
-    def __init__(self, sender: Sender, model: str) -> None:
-        self._sender = sender
-        self._model = model
+    def __init__(self, span_sender: SpanSender, model_name: str) -> None:
+        self._span_sender = span_sender
+        self._model_name = model_name
 
-    def begin(self, operation: str, request_id: str, headers: Mapping[str, str], came: float) -> "Traced":
+    def start_request_span(self, operation: str, request_id: str, headers: Mapping[str, str],
+                           arrived_at: float) -> "RequestTrace":
         # The system's clock may be adjusted, so a request reads it once and then uses the monotonic clock.
-        epoch = time.time_ns() - nanoseconds(now())
-        about = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "weft",
-                 "gen_ai.request.model": self._model, "gen_ai.response.model": self._model,
-                 "gen_ai.response.id": request_id}
-        span = self._sender.serve(f"{operation} {self._model}", headers, epoch + nanoseconds(came))
-        return Traced(span, epoch, came, about)
+        clock_offset_ns = time.time_ns() - to_nanoseconds(now())
+        attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "weft",
+                      "gen_ai.request.model": self._model_name, "gen_ai.response.model": self._model_name,
+                      "gen_ai.response.id": request_id}
+        span = self._span_sender.start_server_span(f"{operation} {self._model_name}", headers,
+                                                   clock_offset_ns + to_nanoseconds(arrived_at))
+        return RequestTrace(span, clock_offset_ns, arrived_at, attributes)
 
 
-class Traced:
+class RequestTrace:
     """Request whose spans are sent at its end."""
 
-    def __init__(self, span: Span, epoch: int, came: float, about: Attributes) -> None:
-        """`epoch` is the Unix time, in nanoseconds, at which the monotonic clock was 0."""
+    def __init__(self, span: TraceSpan, clock_offset_ns: int, arrived_at: float, attributes: SpanAttributes) -> None:
+        """`clock_offset_ns` is the Unix time, in nanoseconds, at which the monotonic clock was 0."""
         self.traceparent = span.traceparent
         self._span = span
-        self._epoch = epoch
-        self._came = came
-        self._about = about
-        self._texts: list[tuple[Choice, Account]] = []
+        self._clock_offset_ns = clock_offset_ns
+        self._arrived_at = arrived_at
+        self._attributes = attributes
+        self._sequences: list[tuple[ValidatedRequest, RequestRecord]] = []
 
-    def follow(self, choice: Choice, account: Account) -> None:
+    def add_sequence(self, validated: ValidatedRequest, record: RequestRecord) -> None:
         """Add one of the request's sequences."""
-        self._texts.append((choice, account))
+        self._sequences.append((validated, record))
 
-    def end(self, outcome: Attributes, *, failed: bool) -> None:
-        """Send the spans. `failed`: the server is at fault, not the client."""
-        ended = now()
-        accounts = [account for _, account in self._texts]
-        for part in parts(self._came, accounts, ended):
-            self._span.child(part.name, self._at(part.began), self._at(part.ended), part.attributes)
-        about = {**self._about, **outcome, **asked([choice for choice, _ in self._texts]),
-                 **answered(self._came, accounts, ended)}
-        self._span.end(self._at(ended), about, failed=failed)
+    def end_request(self, outcome_attributes: SpanAttributes, *, is_server_error: bool) -> None:
+        """Send the spans. `is_server_error`: the server is at fault, not the client."""
+        ended_at = now()
+        records = [account for _, account in self._sequences]
+        for phase in request_phase_spans(self._arrived_at, records, ended_at):
+            self._span.add_child(phase.name, self._to_unix_nanoseconds(phase.started_at),
+                                 self._to_unix_nanoseconds(phase.ended_at), phase.attributes)
+        attributes = {**self._attributes, **outcome_attributes,
+                      **request_attributes([choice for choice, _ in self._sequences]),
+                      **response_attributes(self._arrived_at, records, ended_at)}
+        self._span.end(self._to_unix_nanoseconds(ended_at), attributes, failed=is_server_error)
 
-    def _at(self, moment: float) -> int:
-        return self._epoch + nanoseconds(moment)
+    def _to_unix_nanoseconds(self, monotonic_time: float) -> int:
+        return self._clock_offset_ns + to_nanoseconds(monotonic_time)
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
 # -- phases
 
 
-def parts(came: float, accounts: Sequence[Account], now: float) -> Iterator[Part]:
-    if accounts:
-        yield Part("validation", came, min(account.story.began for account in accounts), {})
-    for account in accounts[:MOST_TEXTS]:
-        yield from islice(turns(account, now), MOST_PARTS)
+def request_phase_spans(arrived_at: float, records: Sequence[RequestRecord], now: float) -> Iterator[PhaseSpan]:
+    if records:
+        yield PhaseSpan("validation", arrived_at, min(account.timeline.arrived_at for account in records), {})
+    for record in records[:MAX_TRACED_SEQUENCES]:
+        yield from islice(sequence_phase_spans(record, now), MAX_SPANS_PER_SEQUENCE)
 
 
-def turns(account: Account, now: float) -> Iterator[Part]:
+def sequence_phase_spans(record: RequestRecord, now: float) -> Iterator[PhaseSpan]:
     """Yield the phases of one sequence. Consecutive intervals of waiting are one phase."""
-    for name, group in groupby(account.story.intervals(now), key=part_name):
+    for name, group in groupby(record.timeline.intervals(now), key=phase_span_name):
         intervals = list(group)
-        about = {"weft.request_id": account.id}
-        if name == QUEUE:
-            about["weft.wait_reason"] = str(max(intervals, key=lambda interval: interval[2] - interval[1])[0])
-        yield Part(name, intervals[0][1], intervals[-1][2], about)
+        attributes = {"weft.request_id": record.id}
+        if name == QUEUE_SPAN:
+            attributes["weft.wait_reason"] = str(max(intervals, key=lambda interval: interval[2] - interval[1])[0])
+        yield PhaseSpan(name, intervals[0][1], intervals[-1][2], attributes)
 
 
-def part_name(interval: Interval) -> str:
+def phase_span_name(interval: PhaseInterval) -> str:
     cause = interval[0]
-    return str(cause) if cause in RUNNING else QUEUE
+    return str(cause) if cause in RUNNING_PHASES else QUEUE_SPAN
 
 
 # -- attributes
 
 
-def asked(choices: Sequence[Choice]) -> dict[str, Value]:
+def request_attributes(validated_requests: Sequence[ValidatedRequest]) -> dict[str, AttributeValue]:
     """Return the attributes of the request's parameters, which are the same for all of its sequences."""
-    if not choices:
+    if not validated_requests:
         return {}
-    request, seed = choices[0].request, choices[0].seed
-    if request.wish is not Wish.TEXT:
+    request, seed = validated_requests[0].request, validated_requests[0].seed
+    if request.kind is not RequestKind.GENERATE:
         return {}
-    about: dict[str, Value] = {"max_tokens": request.max_new_tokens, "temperature": request.sampling.temperature}
+    parameters: dict[str, AttributeValue] = {"max_tokens": request.max_new_tokens,
+                                             "temperature": request.sampling.temperature}
     for name in ("top_p", "top_k", "frequency_penalty", "presence_penalty"):
         if value := getattr(request.sampling, name):
-            about[name] = value
-    if seed is not None and seed <= MOST_INTEGER:
-        about["seed"] = seed
+            parameters[name] = value
+    if seed is not None and seed <= MAX_OTLP_INTEGER:
+        parameters["seed"] = seed
     if request.stop_strings:
-        about["stop_sequences"] = request.stop_strings
-    if len(choices) > 1:
-        about["choice.count"] = len(choices)
-    return {f"gen_ai.request.{name}": value for name, value in about.items()}
+        parameters["stop_sequences"] = request.stop_strings
+    if len(validated_requests) > 1:
+        parameters["choice.count"] = len(validated_requests)
+    return {f"gen_ai.request.{name}": value for name, value in parameters.items()}
 
 
-def answered(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
+def response_attributes(arrived_at: float, records: Sequence[RequestRecord], now: float) -> dict[str, AttributeValue]:
     """Return the attributes of the result; tokens and times of phases are summed over the request's sequences."""
-    if not accounts:
+    if not records:
         return {}
-    about: dict[str, Value] = {
-        "gen_ai.usage.input_tokens": sum(account.num_prompt_tokens for account in accounts),
-        "gen_ai.usage.output_tokens": sum(account.num_generated for account in accounts),
-        "gen_ai.usage.cache_read.input_tokens": sum(account.story.cached_tokens for account in accounts)}
-    reasons = [account.finish_reason for account in accounts if account.finish_reason is not None]
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.usage.input_tokens": sum(account.num_prompt_tokens for account in records),
+        "gen_ai.usage.output_tokens": sum(account.num_generated for account in records),
+        "gen_ai.usage.cache_read.input_tokens": sum(account.timeline.num_cached_tokens for account in records)}
+    reasons = [account.finish_reason for account in records if account.finish_reason is not None]
     if reasons:
-        about["gen_ai.response.finish_reasons"] = [REASONS.get(reason, str(reason)) for reason in reasons]
-    firsts = [first_token(account, now) for account in accounts if account.num_generated]
-    if firsts:
-        about["gen_ai.response.time_to_first_chunk"] = min(firsts) - came
-        about["gen_ai.latency.time_to_first_token"] = min(firsts) - came
-    return about | latencies(came, accounts, now)
+        attributes["gen_ai.response.finish_reasons"] = [FINISH_REASON_NAMES.get(reason, str(reason))
+                                                        for reason in reasons]
+    first_token_times = [first_token_at(account, now) for account in records if account.num_generated]
+    if first_token_times:
+        attributes["gen_ai.response.time_to_first_chunk"] = min(first_token_times) - arrived_at
+        attributes["gen_ai.latency.time_to_first_token"] = min(first_token_times) - arrived_at
+    return attributes | latency_attributes(arrived_at, records, now)
 
 
-def first_token(account: Account, now: float) -> float:
+def first_token_at(record: RequestRecord, now: float) -> float:
     """Return the time of the first token: the first decode's start, or the end of a text with only one token."""
-    intervals = account.story.intervals(now)
-    return next((start for cause, start, _ in intervals if cause is Cause.DECODE), intervals[-1][2])
+    intervals = record.timeline.intervals(now)
+    return next((start for cause, start, _ in intervals if cause is RequestPhase.DECODE), intervals[-1][2])
 
 
-def latencies(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
+def latency_attributes(arrived_at: float, records: Sequence[RequestRecord], now: float) -> dict[str, AttributeValue]:
     """Return durations in seconds, under vLLM's names."""
-    names = {QUEUE: "time_in_queue", Cause.PREFILL: "time_in_model_prefill", Cause.DECODE: "time_in_model_decode"}
-    intervals = [interval for account in accounts for interval in account.story.intervals(now)]
-    about: dict[str, Value] = {"gen_ai.latency.e2e": now - came}
-    for name, told in names.items():
-        spent = [interval[2] - interval[1] for interval in intervals if part_name(interval) == name]
-        about[f"gen_ai.latency.{told}"] = fsum(spent)
-    return about
+    names = {QUEUE_SPAN: "time_in_queue", RequestPhase.PREFILL: "time_in_model_prefill",
+             RequestPhase.DECODE: "time_in_model_decode"}
+    intervals = [interval for account in records for interval in account.timeline.intervals(now)]
+    attributes: dict[str, AttributeValue] = {"gen_ai.latency.e2e": now - arrived_at}
+    for name, latency_name in names.items():
+        durations = [interval[2] - interval[1] for interval in intervals if phase_span_name(interval) == name]
+        attributes[f"gen_ai.latency.{latency_name}"] = fsum(durations)
+    return attributes

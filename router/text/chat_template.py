@@ -7,19 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from router.text.jinja_sandbox import Program, end_of_time, tojson
-from router.text.response_parser import Shape, opening, shape_of
+from router.text.jinja_sandbox import SandboxedTemplate, new_deadline, tojson
+from router.text.response_parser import OutputFormat, detect_output_format, find_call_opening
 
-GOES_ON = "77007700770077007700"  # marks the end of a partial answer while rendering; no template changes digits
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of the reasoning in templates, as in transformers
+# marks the end of a partial answer while rendering; no template changes digits
+CONTINUATION_MARKER = "77007700770077007700"
+# keys of the reasoning in templates, as in transformers
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Template of the simulated model.
-PLAIN = ("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-         "{% if add_generation_prompt %}assistant: {% endif %}")
+SIMULATED_MODEL_TEMPLATE = ("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+                            "{% if add_generation_prompt %}assistant: {% endif %}")
 # Instruction for models whose template does not render tools.
-HOW_TO_CALL = ("If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
-               "`arguments`. Otherwise answer as usual.")
+DEFAULT_TOOL_PROMPT = (
+    "If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
+    "`arguments`. Otherwise answer as usual.")
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,87 +30,92 @@ class Conversation:
     """Messages of a chat, in order, and the tools that the model may call.
 
     A message has `role`, `content` and further keys that templates may use. `tool_prompt` is the instruction that
-    explains the tools to the model; empty for the template's own, or HOW_TO_CALL.
+    explains the tools to the model; empty for the template's own, or DEFAULT_TOOL_PROMPT.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_prompt: str = ""
-    must_call: bool = False  # the answer is the JSON of a call; the text that precedes it is part of the prompt
+    must_call_tool: bool = False  # the answer is the JSON of a call; the text that precedes it is part of the prompt
 
 
 class ChatTemplate:
     """Chat template; thread-safe.
 
-    `special_tokens` are the texts of the tokens that templates use by name, such as `bos_token`. `shape` is the format
-    of the model's answers, by default derived from the template.
+    `special_tokens` are the texts of the tokens that templates use by name, such as `bos_token`. `output_format` is the
+    format of the model's answers, by default derived from the template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], shape: Shape | None = None) -> None:
-        self._program = Program(source)
+    def __init__(self, source: str, special_tokens: Mapping[str, str],
+                 output_format: OutputFormat | None = None) -> None:
+        self._template = SandboxedTemplate(source)
         self._special_tokens = special_tokens
-        self.shape = shape or shape_of(source)
-        self._opening = opening(self.shape, source)
+        self.output_format = output_format or detect_output_format(source)
+        self._tool_call_opening = find_call_opening(self.output_format, source)
 
     def render(self, conversation: Conversation) -> str:
-        """Return the prompt up to the beginning of the answer. Raises TemplateFailed.
+        """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed.
 
-        If the last message is a partial answer (`is_begun`), the prompt ends with it, and the answer continues it.
+        If the last message is a partial answer (`has_partial_answer`), the prompt ends with it, and the answer
+        continues it.
         """
-        prompt = self._prompt(self._with_tools_in_text(conversation))
-        return prompt + self._opening if conversation.must_call else prompt
+        prompt = self._render_prompt(self._add_tools_as_text(conversation))
+        return prompt + self._tool_call_opening if conversation.must_call_tool else prompt
 
-    def _prompt(self, conversation: Conversation) -> str:
+    def _render_prompt(self, conversation: Conversation) -> str:
         """Render; after a partial answer, cut off what the template appends to it, and trailing whitespace."""
-        end = end_of_time()
-        if is_begun(conversation.messages):
-            *others, last = conversation.messages
-            marked = replace(conversation, messages=(*others, {**last, "content": last["content"] + GOES_ON}))
-            prompt, found, _ = self._text(marked, end, goes_on=True).rpartition(GOES_ON)
-            if found:
-                return prompt.replace(GOES_ON, "").rstrip()  # some templates render a message more than once
-        return self._text(conversation, end)
+        deadline = new_deadline()
+        if has_partial_answer(conversation.messages):
+            *earlier, last = conversation.messages
+            marked = replace(conversation,
+                             messages=(*earlier, {**last, "content": last["content"] + CONTINUATION_MARKER}))
+            prompt, marker, _ = self._run_template(marked, deadline,
+                                                   continues_answer=True).rpartition(CONTINUATION_MARKER)
+            if marker:
+                # some templates render a message more than once
+                return prompt.replace(CONTINUATION_MARKER, "").rstrip()
+        return self._run_template(conversation, deadline)
 
-    def _with_tools_in_text(self, conversation: Conversation) -> Conversation:
+    def _add_tools_as_text(self, conversation: Conversation) -> Conversation:
         """Append to the last message what the template does not render: the tools (if it takes none) and `tool_prompt`.
 
         The format is that of text-generation-inference.
         """
         if not conversation.tools:
             return conversation
-        takes_tools = self._program.names("tools")
+        takes_tools = self._template.uses_variable("tools")
         if takes_tools and not conversation.tool_prompt:
             return conversation
-        listed = "" if takes_tools else tojson([dict(tool) for tool in conversation.tools]) + "\n"
-        *others, last = conversation.messages
-        text = f"{last.get('content') or ''}\n---\n{listed}{conversation.tool_prompt or HOW_TO_CALL}"
-        return replace(conversation, messages=(*others, {**last, "content": text}))
+        tools_json = "" if takes_tools else tojson([dict(tool) for tool in conversation.tools]) + "\n"
+        *earlier, last = conversation.messages
+        text = f"{last.get('content') or ''}\n---\n{tools_json}{conversation.tool_prompt or DEFAULT_TOOL_PROMPT}"
+        return replace(conversation, messages=(*earlier, {**last, "content": text}))
 
-    def _text(self, conversation: Conversation, end: float, *, goes_on: bool = False) -> str:
+    def _run_template(self, conversation: Conversation, deadline: float, *, continues_answer: bool = False) -> str:
         """Run the template with the variables that transformers passes."""
-        return self._program.run({
+        return self._template.render({
             **self._special_tokens,
-            "messages": [as_templates_take(message) for message in conversation.messages],
+            "messages": [to_template_message(message) for message in conversation.messages],
             "tools": [dict(tool) for tool in conversation.tools] or None,
             "documents": None,
-            "add_generation_prompt": not goes_on,
-        }, end)
+            "add_generation_prompt": not continues_answer,
+        }, deadline)
 
 
-def as_templates_take(message: Message) -> dict[str, Any]:
+def to_template_message(message: ChatMessage) -> dict[str, Any]:
     """Return a message without null fields, and with its reasoning under the keys that templates use."""
-    given = {name: value for name, value in message.items() if value is not None}
-    thoughts = next((given[name] for name in THOUGHTS if name in given), None)
-    return given if thoughts is None else {"thinking": thoughts, **given, "reasoning_content": thoughts}
+    fields = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in REASONING_KEYS if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
-def is_begun(messages: Sequence[Message]) -> bool:
+def has_partial_answer(messages: Sequence[ChatMessage]) -> bool:
     """Return whether the last message is a partial answer, which the model continues."""
     last = messages[-1] if messages else {}
     text = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else None
     return isinstance(text, str) and bool(text.strip())
 
 
-def plain_template() -> ChatTemplate:
+def simulated_model_template() -> ChatTemplate:
     """Return the chat template of the simulated model."""
-    return ChatTemplate(PLAIN, {})
+    return ChatTemplate(SIMULATED_MODEL_TEMPLATE, {})

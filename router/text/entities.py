@@ -8,29 +8,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from router.scheduler.plan import Labelling
-from router.text.prompts import Places
+from router.scheduler.plan import TokenLabels
+from router.text.prompts import TokenOffsets
 from router.text.tokenizer import Tokenizer
 
-BEGINNING, INSIDE = "B-", "I-"
-NOTHING = "O"  # label of tokens outside every entity
+BEGIN_PREFIX, INSIDE_PREFIX = "B-", "I-"
+OUTSIDE_LABEL = "O"  # label of tokens outside every entity
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledToken:
     """Token with its character range in the text, its label, and the label's score."""
 
     token: int
-    place: tuple[int, int]
+    char_range: tuple[int, int]
     label: str
     score: float
 
     @property
-    def group(self) -> str:
-        return self.label[2:] if self.label.startswith((BEGINNING, INSIDE)) else self.label
+    def entity_group(self) -> str:
+        return self.label[2:] if self.label.startswith((BEGIN_PREFIX, INSIDE_PREFIX)) else self.label
 
-    def goes_on_from(self, before: "Labelled") -> bool:
-        return self.group == before.group and not self.label.startswith(BEGINNING)
+    def continues_entity(self, previous: "LabelledToken") -> bool:
+        return self.entity_group == previous.entity_group and not self.label.startswith(BEGIN_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +42,34 @@ class Entity:
     end: int
 
 
-class Entities:
-    def __init__(self, names: Sequence[str], tokenizer: Tokenizer) -> None:
-        """`names` are the names of the labels, by their ids."""
-        self._names = names
+class EntityAggregator:
+    def __init__(self, label_names: Sequence[str], tokenizer: Tokenizer) -> None:
+        """`label_names` are the names of the labels, by their ids."""
+        self._label_names = label_names
         self._tokenizer = tokenizer
 
-    def of(self, text: str, tokens: Sequence[int], places: Places, labelling: Labelling) -> list[Entity]:
-        rows = zip(tokens, places, labelling.labels, labelling.scores, strict=True)
-        labelled = [Labelled(token, place, self._names[label], score)
-                    for token, place, label, score in rows if place is not None]
-        found = [self._entity(text, group) for group in groups(labelled)]
-        return [entity for entity in found if entity.group != NOTHING]
+    def find_entities(self, text: str, tokens: Sequence[int], token_offsets: TokenOffsets,
+                      token_labels: TokenLabels) -> list[Entity]:
+        rows = zip(tokens, token_offsets, token_labels.label_ids, token_labels.scores, strict=True)
+        labelled_tokens = [LabelledToken(token, char_range, self._label_names[label], score)
+                           for token, char_range, label, score in rows if char_range is not None]
+        entities = [self._make_entity(text, group) for group in group_tokens(labelled_tokens)]
+        return [entity for entity in entities if entity.group != OUTSIDE_LABEL]
 
-    def _entity(self, text: str, group: Sequence[Labelled]) -> Entity:
-        parts = [text[slice(*each.place)] for each in group]
-        word = self._tokenizer.words([each.token for each in group], parts)
+    def _make_entity(self, text: str, group: Sequence[LabelledToken]) -> Entity:
+        parts = [text[slice(*each.char_range)] for each in group]
+        word = self._tokenizer.join_words([each.token for each in group], parts)
         score = fsum(each.score for each in group) / len(group)
         name = group[0].label.partition("-")[2] or group[0].label  # without the prefix before a dash, whatever it is
-        return Entity(name, score, word, group[0].place[0], group[-1].place[1])
+        return Entity(name, score, word, group[0].char_range[0], group[-1].char_range[1])
 
 
-def groups(labelled: Iterable[Labelled]) -> Iterator[list[Labelled]]:
-    group: list[Labelled] = []
-    for each in labelled:
-        if group and not each.goes_on_from(group[-1]):
+def group_tokens(labelled_tokens: Iterable[LabelledToken]) -> Iterator[list[LabelledToken]]:
+    group: list[LabelledToken] = []
+    for token in labelled_tokens:
+        if group and not token.continues_entity(group[-1]):
             yield group
             group = []
-        group.append(each)
+        group.append(token)
     if group:
         yield group

@@ -1,8 +1,8 @@
 """Sandbox for chat templates: jinja2 programs written by others, run within bounds.
 
 Bounded are the length of the output, and of every intermediate text, list and number that results from an addition,
-concatenation, multiplication or power (MOST_CHARACTERS); the length of a range (100,000, by jinja2's sandbox); and the
-CPU time (MOST_SECONDS), which is checked in every iteration of a loop, at every call, and for every item that `map`,
+concatenation, multiplication or power (MAX_CHARACTERS); the length of a range (100,000, by jinja2's sandbox); and the
+CPU time (MAX_CPU_SECONDS), which is checked in every iteration of a loop, at every call, and for every item that `map`,
 `select` and similar filters process. The work inside a single filter or method is not bounded.
 """
 
@@ -23,50 +23,52 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from router.errors import TemplateFailed
+from router.errors import ChatTemplateFailed
 
-MOST_CHARACTERS = 10_000_000  # more than the longest context of any model
-BIT = 1000  # characters that one bit of an integer counts as, since arithmetic on long integers is slow
-MOST_SECONDS = 0.5  # of CPU time, so that a client gets the error within a second
-END = "the end of its time"  # context variable of the deadline; not an identifier, so no template can use it
+MAX_CHARACTERS = 10_000_000  # more than the longest context of any model
+CHARACTERS_PER_BIT = 1000  # characters that one bit of an integer counts as, since arithmetic on long integers is slow
+MAX_CPU_SECONDS = 0.5  # of CPU time, so that a client gets the error within a second
+# context variable of the deadline; not an identifier, so no template can use it
+DEADLINE_VARIABLE = "the end of its time"
 
 
-class Program:
-    """Template, compiled on first use; thread-safe. All errors, also those of syntax, are raised as TemplateFailed."""
+class SandboxedTemplate:
+    """Template, compiled on first use; thread-safe. All errors, also those of syntax, are raised as
+    ChatTemplateFailed."""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
-    def run(self, given: Mapping[str, Any], end: float) -> str:
-        """Render with the variables `given`; `end` is the deadline, from `end_of_time`."""
+    def render(self, variables: Mapping[str, Any], deadline: float) -> str:
+        """Render with these variables; `deadline` comes from `new_deadline`."""
         try:
-            return "".join(bounded(self._template.generate({**given, END: end})))
-        except TemplateFailed:
+            return "".join(limit_output(self._compiled_template.generate({**variables, DEADLINE_VARIABLE: deadline})))
+        except ChatTemplateFailed:
             raise
         except Exception as error:  # a template written by others may raise anything
-            raise failed(error) from None
+            raise to_template_error(error) from None
 
-    def names(self, variable: str) -> bool:
-        return variable in self._names
+    def uses_variable(self, variable: str) -> bool:
+        return variable in self._variable_names
 
     @cached_property
-    def _names(self) -> frozenset[str]:
+    def _variable_names(self) -> frozenset[str]:
         try:
-            return frozenset(name.name for name in Sandbox().parse(self._source).find_all(nodes.Name))
+            return frozenset(name.name for name in TemplateSandbox().parse(self._source).find_all(nodes.Name))
         except Exception as error:
-            raise failed(error) from None
+            raise to_template_error(error) from None
 
     @cached_property
-    def _template(self) -> Template:
-        return Sandbox().program(self._source)
+    def _compiled_template(self) -> Template:
+        return TemplateSandbox().compile_template(self._source)
 
 
-def end_of_time() -> float:
+def new_deadline() -> float:
     """Return the deadline of a run that begins now, in CPU time of this thread."""
-    return thread_time() + MOST_SECONDS
+    return thread_time() + MAX_CPU_SECONDS
 
 
-def bounded(pieces: Iterable[str]) -> Iterator[str]:
+def limit_output(pieces: Iterable[str]) -> Iterator[str]:
     length = 0
     for piece in pieces:
         length += len(piece)
@@ -74,7 +76,7 @@ def bounded(pieces: Iterable[str]) -> Iterator[str]:
         yield piece
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """Extension for `{% generation %}`, which marks a model's answers for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
@@ -84,58 +86,58 @@ class Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def next_pass() -> None:
-    """Do nothing. Templates call this in every iteration of a loop, so that `Sandbox.call` checks the time."""
+def loop_checkpoint() -> None:
+    """Do nothing. Templates call this in every iteration of a loop, so that `TemplateSandbox.call` checks the time."""
 
 
-def joined(*parts: Any) -> str:
+def concat_strings(*parts: Any) -> str:
     texts = list(map(str, parts))
     check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
-class Named(Namespace):
+class SafeNamespace(Namespace):
     """Jinja2's `namespace` without attributes that are special in Python: it could pass for another type."""
 
-    def __init__(self, /, *args: Any, **given: Any) -> None:
-        named = dict(*args, **given)
-        for name in named:
-            check_name(name)
-        super().__init__(named)
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            check_attribute_name(name)
+        super().__init__(attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        check_name(name)
+        check_attribute_name(name)
         super().__setitem__(name, value)
 
 
-class Dictionary:
+class DictFactory:
     """Replacement of `dict` in templates: through the type itself, templates could modify their arguments."""
 
     fromkeys = staticmethod(dict.fromkeys)
 
-    def __call__(self, /, *args: Any, **given: Any) -> dict[Any, Any]:
-        return dict(*args, **given)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Environment with the functions that transformers provides to templates, and with bounds."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
-    next_pass, joined = staticmethod(next_pass), staticmethod(joined)
+    loop_checkpoint, concat_strings = staticmethod(loop_checkpoint), staticmethod(concat_strings)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
         self.filters["tojson"] = tojson
-        self.globals.update(raise_exception=raise_exception, strftime_now=strftime_now, dict=Dictionary(),
-                            namespace=Named)
+        self.globals.update(raise_exception=raise_exception, strftime_now=strftime_now, dict=DictFactory(),
+                            namespace=SafeNamespace)
         del self.globals["lipsum"]  # makes texts of any length in one call
 
-    def program(self, source: str) -> Template:
-        return self.from_string(Watched().visit(self.parse(source)))
+    def compile_template(self, source: str) -> Template:
+        return self.from_string(CheckInserter().visit(self.parse(source)))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         check_time(context)
-        return function is next_pass or super().call(context, function, *args, **kwargs)
+        return function is loop_checkpoint or super().call(context, function, *args, **kwargs)
 
     def call_filter(self, name: str, value: Any, args: Sequence[Any] | None = None,  # noqa: PLR0917 - jinja2's
                     kwargs: Mapping[str, Any] | None = None, context: Context | None = None,
@@ -151,68 +153,68 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_test(name, value, args, kwargs, context, eval_ctx)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        check_size(size_of_result(operator, left, right))
+        check_size(estimate_result_size(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
 
-class Watched(NodeTransformer):
+class CheckInserter(NodeTransformer):
     """Transformer of a parsed template that makes loops and concatenations call the sandbox."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2's names
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(called(node, "next_pass"), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(make_call_node(node, "loop_checkpoint"), lineno=node.lineno))
         if node.test is not None:
-            node.test = nodes.And(called(node, "next_pass"), node.test, lineno=node.lineno)
+            node.test = nodes.And(make_call_node(node, "loop_checkpoint"), node.test, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
         self.generic_visit(node)
-        return called(node, "joined", node.nodes)
+        return make_call_node(node, "concat_strings", node.nodes)
 
 
-def called(place: nodes.Node, name: str, args: list[nodes.Expr] | None = None) -> nodes.Call:
+def make_call_node(node: nodes.Node, function_name: str, args: list[nodes.Expr] | None = None) -> nodes.Call:
     """Return the node of a call of one of the sandbox's own functions."""
-    function = nodes.EnvironmentAttribute(name, lineno=place.lineno)
-    return nodes.Call(function, args or [], [], None, None, lineno=place.lineno)
+    function = nodes.EnvironmentAttribute(function_name, lineno=node.lineno)
+    return nodes.Call(function, args or [], [], None, None, lineno=node.lineno)
 
 
-def size_of_result(operator: str, left: Any, right: Any) -> int:
+def estimate_result_size(operator: str, left: Any, right: Any) -> int:
     """Return the size of an operation's result in characters or entries; 0 if it cannot grow."""
     match operator, left, right:
         case "**", int(), int():
-            return left.bit_length() * right * BIT
+            return left.bit_length() * right * CHARACTERS_PER_BIT
         case "*", int(), int():
-            return (left.bit_length() + right.bit_length()) * BIT
+            return (left.bit_length() + right.bit_length()) * CHARACTERS_PER_BIT
         case "*", int(), _:
-            return left * length(right)
+            return left * value_length(right)
         case "*", _, int():
-            return length(left) * right
-    return length(left) + length(right)
+            return value_length(left) * right
+    return value_length(left) + value_length(right)
 
 
-def length(value: Any) -> int:
+def value_length(value: Any) -> int:
     return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def check_size(size: int) -> None:
-    if size > MOST_CHARACTERS:
-        raise TemplateFailed(f"it would make more than {MOST_CHARACTERS} characters of these messages; send less")
+    if size > MAX_CHARACTERS:
+        raise ChatTemplateFailed(f"it would make more than {MAX_CHARACTERS} characters of these messages; send less")
 
 
 def check_time(context: Context | None) -> None:
     assert context is not None
-    if thread_time() > context.parent[END]:
-        raise TemplateFailed(f"it took more than {MOST_SECONDS:g} s of the processor; send fewer messages")
+    if thread_time() > context.parent[DEADLINE_VARIABLE]:
+        raise ChatTemplateFailed(f"it took more than {MAX_CPU_SECONDS:g} s of the processor; send fewer messages")
 
 
-def check_name(name: object) -> None:
+def check_attribute_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace has no attribute that begins with an underscore, such as {name!r}")
 
 
 def raise_exception(message: object) -> None:
-    """Raise TemplateFailed. Templates call this to reject messages."""
-    raise TemplateFailed(told(str(message)))
+    """Raise ChatTemplateFailed. Templates call this to reject messages."""
+    raise ChatTemplateFailed(collapse_whitespace(str(message)))
 
 
 def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -221,13 +223,13 @@ def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - the server's local time
+def strftime_now(date_format: str) -> str:
+    return datetime.now().strftime(date_format)  # noqa: DTZ005 - the server's local time
 
 
-def failed(error: Exception) -> TemplateFailed:
-    return TemplateFailed(told(f"{type(error).__name__}: {error}"))
+def to_template_error(error: Exception) -> ChatTemplateFailed:
+    return ChatTemplateFailed(collapse_whitespace(f"{type(error).__name__}: {error}"))
 
 
-def told(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     return " ".join(text.split())

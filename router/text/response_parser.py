@@ -1,7 +1,7 @@
 """Parser of a model's output into content, reasoning and tool calls.
 
-The format of the output (`Shape`) is data: the `response_template` of tokenizer_config.json, as in transformers, or one
-of those below, chosen by strings in the chat template. Output that does not fit its format is content.
+The format of the output (`OutputFormat`) is data: the `response_template` of tokenizer_config.json, as in transformers,
+or one of those below, chosen by strings in the chat template. Output that does not fit its format is content.
 """
 
 import json
@@ -12,258 +12,262 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-Shape = Mapping[str, Any]
-ANSWERS = {"role": "assistant"}
-CALLS, THOUGHTS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
-# Invalid calls are rejected one by one, by `call_of`: the parser would also drop the valid calls of the same piece.
-LENIENT = {"allow_non_json": True}
-HERMES: Shape = {
-    "defaults": ANSWERS,
+OutputFormat = Mapping[str, Any]
+ASSISTANT_DEFAULTS = {"role": "assistant"}
+TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
+# Invalid calls are rejected one by one, by `parse_tool_call`: the parser would also drop valid ones of the same piece.
+LENIENT_JSON_ARGS = {"allow_non_json": True}
+HERMES_FORMAT: OutputFormat = {
+    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
         "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
         "tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
-                       "content_args": LENIENT, "transform": {"function": "{content}"}},
+                       "content_args": LENIENT_JSON_ARGS, "transform": {"function": "{content}"}},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False},
                     "close_pattern": r"\s*<\|im_end\|>"},
     },
 }
-LLAMA: Shape = {
-    "defaults": ANSWERS,
+LLAMA_FORMAT: OutputFormat = {
+    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "fields": {
         "tool_calls": {"open_pattern": r"\s*<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")", "content": "json",
                        "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>", "repeats": True,
-                       "content_args": LENIENT, "transform": {"function": "{content}"}},
+                       "content_args": LENIENT_JSON_ARGS, "transform": {"function": "{content}"}},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False},
                     "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)"},
     },
 }
-MISTRAL: Shape = {
-    "defaults": ANSWERS,
+MISTRAL_FORMAT: OutputFormat = {
+    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "[/INST]",
     "fields": {
         "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\]\s*", "close": "</s>", "content": "json",
-                       "content_args": LENIENT},
+                       "content_args": LENIENT_JSON_ARGS},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False}, "close": "</s>"},
     },
 }
-MISTRAL_NAMED: Shape = {
-    "defaults": ANSWERS,
+MISTRAL_NAMED_FORMAT: OutputFormat = {
+    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "[/INST]",
     "fields": {
         "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\s]+)\s*(?:\[ARGS\])\s*", "repeats": True,
                        "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "content": "json",
-                       "content_args": LENIENT,
+                       "content_args": LENIENT_JSON_ARGS,
                        "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False}, "close": "</s>"},
     },
 }
 # For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
-BARE: Shape = {
-    "defaults": ANSWERS,
+BARE_JSON_FORMAT: OutputFormat = {
+    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "\0",  # occurs in no prompt
     "fields": {
         "tool_calls": {"open_pattern": r"\A\s*(?:```(?:json)?\s*)?(?=\{\s*\"name\")", "close_pattern": r"\s*```|\Z",
-                       "repeats": True, "content": "json", "content_args": LENIENT},
+                       "repeats": True, "content": "json", "content_args": LENIENT_JSON_ARGS},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False}},
     },
 }
 # The first of these strings that a chat template contains determines the format of its model's output.
-WORDS: Mapping[str, Shape | None] = {
+FORMAT_BY_TEMPLATE_MARKER: Mapping[str, OutputFormat | None] = {
     "<function=": None,  # calls whose arguments are not JSON
-    "<tool_call>": HERMES, "[ARGS]": MISTRAL_NAMED, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA,
-    "<|start_header_id|>": LLAMA,
+    "<tool_call>": HERMES_FORMAT, "[ARGS]": MISTRAL_NAMED_FORMAT, "[TOOL_CALLS]": MISTRAL_FORMAT,
+    "<|python_tag|>": LLAMA_FORMAT, "<|start_header_id|>": LLAMA_FORMAT,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ContentPiece:
     """Piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningPiece:
     """Piece of the reasoning that precedes the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedToolCall:
     name: str
     arguments: str  # JSON
 
 
-Part = Said | Thought | Call
-Told = dict[type[Said] | type[Thought], int]
+ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall
+CharacterCounts = dict[type[ContentPiece] | type[ReasoningPiece], int]
 
 
-def shape_of(template: str) -> Shape | None:
-    return next((shape for word, shape in WORDS.items() if word in template), None)
+def detect_output_format(template: str) -> OutputFormat | None:
+    return next((output_format for marker, output_format in FORMAT_BY_TEMPLATE_MARKER.items() if marker in template),
+                None)
 
 
 @cache
-def parsing() -> Any:
+def import_chat_parsing() -> Any:
     """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
     return import_module("transformers.utils.chat_parsing")
 
 
-class Reader:
+class StreamingResponseParser:
     """Streaming parser of one answer.
 
     `prompt` is the prompt or its end: a template may have begun the answer there. From the first invalid call on, calls
     are no longer parsed but returned as text.
     """
 
-    def __init__(self, shape: Shape, prompt: str) -> None:
-        self._shape = shape
-        self._begun = begun(prompt, shape["start_anchor"])
-        self._parser = parser(shape, self._begun)
-        self._has_calls = True
-        self._since = ""  # text since the last valid call
-        self._told: Told = {Said: 0, Thought: 0}  # characters of it that were returned
-        self._body = ""  # body of the call that is being read
+    def __init__(self, output_format: OutputFormat, prompt: str) -> None:
+        self._output_format = output_format
+        self._response_prefix = extract_response_prefix(prompt, output_format["start_anchor"])
+        self._parser = create_parser(output_format, self._response_prefix)
+        self._parses_calls = True
+        self._text_since_call = ""  # text since the last valid call
+        # characters of it that were returned
+        self._num_returned: CharacterCounts = {ContentPiece: 0, ReasoningPiece: 0}
+        self._call_body = ""  # body of the call that is being read
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[ResponsePart]:
         """Add text, including that of special tokens; return the parts that are certain by now."""
-        self._since += text
-        return self._read(lambda: self._parser.feed(text), over=False)
+        self._text_since_call += text
+        return self._collect_parts(lambda: self._parser.feed(text), is_finished=False)
 
-    def closes(self, token: str) -> bool:
+    def closes_field(self, token: str) -> bool:
         """Return whether this token closes a field."""
-        return any(closes(field, token) for field in self._shape["fields"].values())
+        return any(token_closes_field(field, token) for field in self._output_format["fields"].values())
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ResponsePart]:
         """Return the remaining parts, at the end of the answer."""
-        return self._read(lambda: self._parser.finalize()[1], over=True)
+        return self._collect_parts(lambda: self._parser.finalize()[1], is_finished=True)
 
-    def _read(self, events: Callable[[], Iterable[Mapping[str, Any]]], *, over: bool) -> list[Part]:
-        parts: list[Part] = []
+    def _collect_parts(self, read_events: Callable[[], Iterable[Mapping[str, Any]]], *,
+                       is_finished: bool) -> list[ResponsePart]:
+        parts: list[ResponsePart] = []
         try:
-            for event in events():
-                parts += self._parts(event)
+            for event in read_events():
+                parts += self._parse_event(event)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            if not self._has_calls:
+            if not self._parses_calls:
                 raise
-            parts += self._as_text(over=over)
+            parts += self._reparse_as_text(is_finished=is_finished)
         return parts
 
-    def _as_text(self, *, over: bool) -> list[Part]:
+    def _reparse_as_text(self, *, is_finished: bool) -> list[ResponsePart]:
         """Parse the text since the last valid call again, without calls; leave out what was returned before."""
-        said, told = self._since, self._told
-        fields = {name: field for name, field in self._shape["fields"].items() if name != CALLS}
-        self._parser = parser({**self._shape, "fields": fields}, self._begun)
-        self._has_calls, self._since, self._told = False, "", {Said: 0, Thought: 0}
-        return untold(self.feed(said) + (self.finish() if over else []), told)
+        text, num_returned = self._text_since_call, self._num_returned
+        fields = {name: field for name, field in self._output_format["fields"].items() if name != TOOL_CALLS_FIELD}
+        self._parser = create_parser({**self._output_format, "fields": fields}, self._response_prefix)
+        self._parses_calls, self._text_since_call, self._num_returned = False, "", {ContentPiece: 0, ReasoningPiece: 0}
+        return drop_returned_text(self.feed(text) + (self.finish() if is_finished else []), num_returned)
 
-    def _parts(self, event: Mapping[str, Any]) -> Iterator[Part]:
+    def _parse_event(self, event: Mapping[str, Any]) -> Iterator[ResponsePart]:
         field, is_text = event["field"], event["type"] == "region_chunk"
-        if field == CALLS and is_text:
-            self._body += event["text"]
-        elif field == CALLS and event["type"] == "region_close":
-            yield from self._calls(event["value"])
+        if field == TOOL_CALLS_FIELD and is_text:
+            self._call_body += event["text"]
+        elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
+            yield from self._parse_calls(event["value"])
         elif is_text and event["text"]:
-            kind = Thought if field in THOUGHTS else Said
-            self._told[kind] += len(event["text"])
+            kind = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
+            self._num_returned[kind] += len(event["text"])
             yield kind(event["text"])
 
-    def _calls(self, value: Any) -> list[Call]:
-        calls = [call_of(item.get("function", item)) for item in (value if isinstance(value, list) else [value])]
-        self._since = self._since.partition(self._body)[2]
-        self._body, self._begun, self._told = "", "", {Said: 0, Thought: 0}
+    def _parse_calls(self, value: Any) -> list[ParsedToolCall]:
+        calls = [parse_tool_call(item.get("function", item))
+                 for item in (value if isinstance(value, list) else [value])]
+        self._text_since_call = self._text_since_call.partition(self._call_body)[2]
+        self._call_body, self._response_prefix, self._num_returned = "", "", {ContentPiece: 0, ReasoningPiece: 0}
         return calls
 
 
-def closes(field: Mapping[str, Any], token: str) -> bool:
+def token_closes_field(field: Mapping[str, Any], token: str) -> bool:
     """Return whether `token` closes the field. An empty match of the field's pattern does not count."""
-    found = re.search(field.get("close_pattern", r"\Z"), token)
-    return bool(field.get("close") == token or (found and found[0]))
+    match = re.search(field.get("close_pattern", r"\Z"), token)
+    return bool(field.get("close") == token or (match and match[0]))
 
 
-class CallReader:
+class RequiredCallParser:
     """Parser of an answer that must be the JSON of one call. A truncated call is returned as content."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[ResponsePart]:
         self._text += text
         return []
 
-    def closes(self, _token: str) -> bool:
+    def closes_field(self, _token: str) -> bool:
         """Return False: no token closes the JSON, which is parsed by `finish`."""
         return False
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ResponsePart]:
         try:
-            return [call_of(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
+            return [parse_tool_call(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
         except (ValueError, RecursionError):
-            return [Said(self._text)]
+            return [ContentPiece(self._text)]
 
 
-AnyReader = Reader | CallReader
+AnyResponseParser = StreamingResponseParser | RequiredCallParser
 
 
-def opening(shape: Shape | None, template: str) -> str:
+def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
     """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
-    field = (shape or {}).get("fields", {}).get(CALLS, {})
-    text = literal(field) if field.get("content") == "json" and field.get("repeats") else ""
+    field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
+    text = find_fixed_opening(field) if field.get("content") == "json" and field.get("repeats") else ""
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 
-def literal(field: Mapping[str, Any]) -> str:
+def find_fixed_opening(field: Mapping[str, Any]) -> str:
     """Return the fixed text that opens a field, or an empty string if it is not fixed."""
     pattern = field.get("open_pattern", "").removeprefix(r"\s*").removesuffix(r"\s*")
     text = re.sub(r"\\(\W)", r"\1", pattern)
     return str(field.get("open") or (text if re.escape(text) == pattern else ""))
 
 
-def parser(shape: Shape, prefix: str) -> Any:
-    return parsing().ResponseParser(dict(shape), prefix=prefix)
+def create_parser(output_format: OutputFormat, prefix: str) -> Any:
+    return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix)
 
 
-def begun(prompt: str, anchor: str) -> str:
+def extract_response_prefix(prompt: str, anchor: str) -> str:
     """Return the prompt from the last anchor on, where the answer begins; empty without an anchor."""
-    _, found, rest = prompt.rpartition(anchor)
-    return found + rest if found else ""
+    _, last_anchor, rest = prompt.rpartition(anchor)
+    return last_anchor + rest if last_anchor else ""
 
 
-def untold(parts: Iterable[Part], told: Told) -> list[Part]:
-    left, rest = dict(told), list[Part]()
+def drop_returned_text(parts: Iterable[ResponsePart], num_returned: CharacterCounts) -> list[ResponsePart]:
+    num_to_skip, new_parts = dict(num_returned), list[ResponsePart]()
     for part in parts:
-        assert not isinstance(part, Call)
-        skipped = min(left[type(part)], len(part.text))
-        left[type(part)] -= skipped
+        assert not isinstance(part, ParsedToolCall)
+        skipped = min(num_to_skip[type(part)], len(part.text))
+        num_to_skip[type(part)] -= skipped
         if text := part.text[skipped:]:
-            rest.append(type(part)(text))
-    return rest
+            new_parts.append(type(part)(text))
+    return new_parts
 
 
-def call_of(function: Any) -> Call:
+def parse_tool_call(function: Any) -> ParsedToolCall:
     """Return the call that a JSON value describes. Raises ValueError if it is not a call."""
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", function.get("parameters", {})) if name else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("a call has a name and an object of arguments")
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+    return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def read_whole(reader: AnyReader, pieces: Iterable[str]) -> list[Part]:
+def parse_complete_response(parser: AnyResponseParser, pieces: Iterable[str]) -> list[ResponsePart]:
     """Parse a complete answer; adjacent parts of the same kind are joined."""
-    return joined([*(part for piece in pieces for part in reader.feed(piece)), *reader.finish()])
+    return join_adjacent_parts([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
 
 
-def joined(parts: Sequence[Part]) -> list[Part]:
-    together: list[Part] = []
+def join_adjacent_parts(parts: Sequence[ResponsePart]) -> list[ResponsePart]:
+    result: list[ResponsePart] = []
     for part in parts:
-        last = together[-1] if together else None
-        if isinstance(part, Said) and isinstance(last, Said):
-            together[-1] = Said(last.text + part.text)
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            together[-1] = Thought(last.text + part.text)
+        last = result[-1] if result else None
+        if isinstance(part, ContentPiece) and isinstance(last, ContentPiece):
+            result[-1] = ContentPiece(last.text + part.text)
+        elif isinstance(part, ReasoningPiece) and isinstance(last, ReasoningPiece):
+            result[-1] = ReasoningPiece(last.text + part.text)
         else:
-            together.append(part)
-    return together
+            result.append(part)
+    return result

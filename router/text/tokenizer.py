@@ -6,12 +6,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 # Output of decoders for bytes that are not, or not yet, a character.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, so at most four tokens. More tokens that decode to no text will not become a
 # character.
-MAX_TOKENS_OF_A_CHARACTER = 4
+MAX_TOKENS_PER_CHARACTER = 4
 # Maximum number of cached pairs of adjacent tokens: decoding costs ten times as much as a lookup.
-MAX_PAIRS = 100_000
+MAX_CACHED_PAIRS = 100_000
 
 
 class Tokenizer:
@@ -21,71 +21,74 @@ class Tokenizer:
         """`path` is the path of the tokenizer's file, if it has one."""
         self._tokenizer = tokenizer
         self._path = path
-        self._texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
-        self._widths: dict[int, int] = {}  # characters of a token by itself, likewise
-        self._pairs: dict[tuple[int, int], str] = {}  # text that a token adds after another, at most MAX_PAIRS
-        self.special = frozenset(
+        self._token_texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
+        self._token_widths: dict[int, int] = {}  # characters of a token by itself, likewise
+        # text that a token adds after another, at most MAX_CACHED_PAIRS
+        self._pair_texts: dict[tuple[int, int], str] = {}
+        self.special_tokens = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
-        self._bytes = high_bytes(tokenizer)
-        self._newline = tokenizer.token_to_id("<0x0A>")
-        self._unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "<unk>")
+        self._byte_by_token = find_non_ascii_byte_tokens(tokenizer)
+        self._newline_token = tokenizer.token_to_id("<0x0A>")
+        self._unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "<unk>")
 
     @property
-    def origin(self) -> str:
+    def path_or_content(self) -> str:
         """Path of the tokenizer's file, or the content of one if it has none."""
         return self._path or self._tokenizer.to_str()
 
-    def encoding(self, text: str, *, add_special_tokens: bool = True, last: int | None = None) -> tokenizers.Encoding:
-        """Tokenise a text; with `last`, keep only that many tokens at its end.
+    def tokenize(self, text: str, *, add_special_tokens: bool = True,
+                 keep_last: int | None = None) -> tokenizers.Encoding:
+        """Tokenise a text; with `keep_last`, keep only that many tokens at its end.
 
         Encodes a batch of one, since only methods for batches release the GIL.
         """
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        if last is not None:
-            encoding.truncate(last, direction="left")
+        if keep_last is not None:
+            encoding.truncate(keep_last, direction="left")
         return encoding
 
-    def located(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+    def tokenize_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
         """Tokenise a text with the character offsets of its tokens, which takes longer."""
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.encoding(text, add_special_tokens=add_special_tokens).ids
+        return self.tokenize(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
-    def words(self, ids: Sequence[int], texts: Sequence[str]) -> str:
+    def join_words(self, ids: Sequence[int], texts: Sequence[str]) -> str:
         """Return tokens joined to words. `texts` are the tokens' texts in the input, used for unknown tokens."""
-        pieces = [text if token == self._unknown else self._tokenizer.id_to_token(token) or text
+        pieces = [text if token == self._unknown_token else self._tokenizer.id_to_token(token) or text
                   for token, text in zip(ids, texts, strict=True)]
         decoder = self._tokenizer.decoder
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
-    def is_special(self, token: int) -> bool:
-        return token in self.special
+    def is_special_token(self, token: int) -> bool:
+        return token in self.special_tokens
 
-    def piece(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         """Return the vocabulary's entry for a token."""
         return self._tokenizer.id_to_token(token) or ""
 
-    def token_text(self, token: int) -> str:
+    def decode_token(self, token: int) -> str:
         """Return the text of a token by itself, special or not."""
-        text = self._texts.get(token)
+        text = self._token_texts.get(token)
         if text is None:
-            text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+            text = self._token_texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
+    def create_detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
         """Return a detokenizer of the tokens that follow a prompt."""
-        decode, name = self._tokenizer.decode, self._tokenizer.id_to_token
-        made = Detokenizer(decode, name, self.special, self._widths, self._pairs)
-        if self._bytes and self._newline is not None:
-            made = ByteReader(decode, name, self.special, self._widths, self._pairs,
-                              high=self._bytes, newline=self._newline)
-        made.begin(prompt)
-        return made
+        decode, id_to_token = self._tokenizer.decode, self._tokenizer.id_to_token
+        detokenizer = Detokenizer(decode, id_to_token, self.special_tokens, self._token_widths, self._pair_texts)
+        if self._byte_by_token and self._newline_token is not None:
+            detokenizer = ByteFallbackDetokenizer(decode, id_to_token, self.special_tokens, self._token_widths,
+                                                  self._pair_texts, byte_by_token=self._byte_by_token,
+                                                  newline_token=self._newline_token)
+        detokenizer.start_after_prompt(prompt)
+        return detokenizer
 
 
 class Detokenizer:
@@ -97,105 +100,107 @@ class Detokenizer:
     differently after others (a space before a word, bytes that form a character), so a window of tokens is decoded:
 
         window:   [ tokens of the last piece | tokens held back ]
-                    0            known          len(window)
-        decoded:  [ seen                     | the next piece   ]
+                    0         read_offset       len(window)
+        decoded:  [ seen characters          | the next piece   ]
     """
 
-    __slots__ = ("_decode", "_known", "_name", "_pairs", "_seen", "_special", "_widths", "_window")
+    __slots__ = ("_decode", "_id_to_token", "_num_seen_characters", "_pair_texts", "_read_offset", "_special_tokens",
+                 "_token_widths", "_window")
 
-    def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
-                 widths: dict[int, int], pairs: dict[tuple[int, int], str]) -> None:
-        """`name` returns the vocabulary's entry for a token, or None.
+    def __init__(self, decode: Callable[[list[int]], str], id_to_token: Callable[[int], str | None],
+                 special_tokens: frozenset[int], token_widths: dict[int, int],
+                 pair_texts: dict[tuple[int, int], str]) -> None:
+        """`id_to_token` returns the vocabulary's entry for a token, or None.
 
-        `widths` and `pairs` are caches that all sequences of a tokenizer share.
+        `token_widths` and `pair_texts` are caches that all sequences of a tokenizer share.
         """
         self._decode = decode
-        self._name = name
-        self._special = special
-        self._widths = widths
-        self._pairs = pairs
+        self._id_to_token = id_to_token
+        self._special_tokens = special_tokens
+        self._token_widths = token_widths
+        self._pair_texts = pair_texts
         self._window: list[int] = []
-        self._known = 0
-        self._seen = 0  # characters
+        self._read_offset = 0
+        self._num_seen_characters = 0
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def start_after_prompt(self, prompt: Sequence[int]) -> None:
         """Start after a prompt: without tokens before it, the first word would lose its leading space.
 
         An incomplete character at the end of the prompt is dropped, since the prompt's text can no longer be completed.
         """
-        for token in prompt[-MAX_TOKENS_OF_A_CHARACTER:]:
+        for token in prompt[-MAX_TOKENS_PER_CHARACTER:]:
             self.step(token)
-        del self._window[self._known:]
+        del self._window[self._read_offset:]
 
     def step(self, token: int) -> str:
         """Return the text that this token completes; "" while a character is incomplete."""
-        if token in self._special:
+        if token in self._special_tokens:
             return ""
         window = self._window
-        if self._known == len(window) == 1:
-            return self._second(window[0], token)
-        return self._append(token)
+        if self._read_offset == len(window) == 1:
+            return self._step_cached_pair(window[0], token)
+        return self._append_token(token)
 
-    def _second(self, first: int, token: int) -> str:
+    def _step_cached_pair(self, first: int, token: int) -> str:
         """Decode the usual case, a token after a single complete one, from the cache of pairs if possible."""
-        piece = self._pairs.get((first, token))
+        piece = self._pair_texts.get((first, token))
         if piece is None:
-            piece = self._append(token)
-            if piece and self._window == [token] and len(self._pairs) < MAX_PAIRS:
-                self._pairs[first, token] = piece
+            piece = self._append_token(token)
+            if piece and self._window == [token] and len(self._pair_texts) < MAX_CACHED_PAIRS:
+                self._pair_texts[first, token] = piece
         else:
             self._window[0] = token
-            self._seen = self._width(token)
+            self._num_seen_characters = self._token_width(token)
         return piece
 
-    def _append(self, token: int) -> str:
+    def _append_token(self, token: int) -> str:
         """Add a token to the window, unless it is unknown: after unknown tokens alone a word would lose its space."""
-        if self._name(token) is None:
+        if self._id_to_token(token) is None:
             return ""
         self._window.append(token)
-        return self._complete(token)
+        return self._decode_window(token)
 
-    def _complete(self, token: int) -> str:
+    def _decode_window(self, token: int) -> str:
         window = self._window
         text = self._decode(window)
-        if text.endswith(REPLACEMENT):
-            return self._undecided(text)
-        piece = text[self._seen:]
-        del window[:self._known]
-        self._known = len(window)
-        self._seen = self._width(token) if self._known == 1 else len(self._decode(window))
+        if text.endswith(REPLACEMENT_CHARACTER):
+            return self._hold_back_incomplete(text)
+        piece = text[self._num_seen_characters:]
+        del window[:self._read_offset]
+        self._read_offset = len(window)
+        self._num_seen_characters = self._token_width(token) if self._read_offset == 1 else len(self._decode(window))
         return piece
 
-    def _width(self, token: int) -> int:
+    def _token_width(self, token: int) -> int:
         """Return the number of characters of a token by itself. Cached, since nearly every step needs it."""
-        width = self._widths.get(token)
+        width = self._token_widths.get(token)
         if width is None:
-            width = self._widths[token] = len(self._decode([token]))
+            width = self._token_widths[token] = len(self._decode([token]))
         return width
 
     def finish(self) -> str:
         """Return the text of the tokens that were held back, at the end of the sequence."""
-        piece = self._decode(self._window)[self._seen:]
+        piece = self._decode(self._window)[self._num_seen_characters:]
         self._window.clear()
-        self._known = self._seen = 0
+        self._read_offset = self._num_seen_characters = 0
         return piece
 
-    def _undecided(self, text: str) -> str:
+    def _hold_back_incomplete(self, text: str) -> str:
         """Hold back an incomplete character; of a long run of invalid bytes, hold back only the last.
 
         Only the last bytes can still become a character.
         """
         window = self._window
-        if len(window) - self._known <= 2 * MAX_TOKENS_OF_A_CHARACTER:
+        if len(window) - self._read_offset <= 2 * MAX_TOKENS_PER_CHARACTER:
             return ""
-        piece = text[self._seen:-1]
-        del window[:-MAX_TOKENS_OF_A_CHARACTER]
-        self._known = 0
-        self._seen = max(len(self._decode(window)) - 1, 0)
+        piece = text[self._num_seen_characters:-1]
+        del window[:-MAX_TOKENS_PER_CHARACTER]
+        self._read_offset = 0
+        self._num_seen_characters = max(len(self._decode(window)) - 1, 0)
         return piece
 
 
-class ByteReader(Detokenizer):
+class ByteFallbackDetokenizer(Detokenizer):
     """Detokenizer for vocabularies with byte fallback: unknown characters are written as one token per byte (`<0xE7>`).
 
     The library's decoder replaces a whole run of bytes if one of them is invalid, including characters that were
@@ -206,90 +211,90 @@ class ByteReader(Detokenizer):
     space of the next word is kept.
     """
 
-    __slots__ = ("_bytes", "_held", "_newline")
+    __slots__ = ("_byte_by_token", "_held_bytes", "_newline_token")
 
-    def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
-                 widths: dict[int, int], pairs: dict[tuple[int, int], str], *, high: Mapping[int, int],
-                 newline: int) -> None:
-        super().__init__(decode, name, special, widths, pairs)
-        self._bytes = high
-        self._held = bytearray()
-        self._newline = newline
+    def __init__(self, decode: Callable[[list[int]], str], id_to_token: Callable[[int], str | None],
+                 special_tokens: frozenset[int], token_widths: dict[int, int], pair_texts: dict[tuple[int, int], str],
+                 *, byte_by_token: Mapping[int, int], newline_token: int) -> None:
+        super().__init__(decode, id_to_token, special_tokens, token_widths, pair_texts)
+        self._byte_by_token = byte_by_token
+        self._held_bytes = bytearray()
+        self._newline_token = newline_token
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
-        self._end_bytes()
+    def start_after_prompt(self, prompt: Sequence[int]) -> None:
+        super().start_after_prompt(prompt)
+        self._flush_bytes()
 
     def finish(self) -> str:
-        return super().finish() + self._end_bytes()
+        return super().finish() + self._flush_bytes()
 
-    def _append(self, token: int) -> str:
-        byte = self._bytes.get(token)
+    def _append_token(self, token: int) -> str:
+        byte = self._byte_by_token.get(token)
         if byte is not None:
-            return self._read(byte)
-        if self._held and self._name(token) is not None:
-            return self._end_bytes() + super()._append(token)
-        return super()._append(token)
+            return self._add_byte(byte)
+        if self._held_bytes and self._id_to_token(token) is not None:
+            return self._flush_bytes() + super()._append_token(token)
+        return super()._append_token(token)
 
-    def _read(self, byte: int) -> str:
+    def _add_byte(self, byte: int) -> str:
         piece = super().finish()
-        self._held.append(byte)
-        piece += characters(self._held)
-        if not self._held:
-            self._stand_behind_text()
+        self._held_bytes.append(byte)
+        piece += pop_characters(self._held_bytes)
+        if not self._held_bytes:
+            self._restart_window()
         return piece
 
-    def _end_bytes(self) -> str:
+    def _flush_bytes(self) -> str:
         """Return a replacement for each held byte: no more bytes of their character follow."""
-        piece = REPLACEMENT * len(self._held)
-        if self._held:
-            self._held.clear()
-            self._stand_behind_text()
+        piece = REPLACEMENT_CHARACTER * len(self._held_bytes)
+        if self._held_bytes:
+            self._held_bytes.clear()
+            self._restart_window()
         return piece
 
-    def _stand_behind_text(self) -> None:
-        self._window[:] = [self._newline]
-        self._known = self._seen = 1
+    def _restart_window(self) -> None:
+        self._window[:] = [self._newline_token]
+        self._read_offset = self._num_seen_characters = 1
 
 
-def high_bytes(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+def find_non_ascii_byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
     """Return the non-ASCII byte of each token that is decoded as one; empty for most vocabularies."""
-    named = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
-    return {token: byte for token, byte in named.items()
-            if token is not None and tokenizer.decode([token]) == REPLACEMENT}
+    byte_by_token = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
+    return {token: byte for token, byte in byte_by_token.items()
+            if token is not None and tokenizer.decode([token]) == REPLACEMENT_CHARACTER}
 
 
-def characters(held: bytearray) -> str:
+def pop_characters(held_bytes: bytearray) -> str:
     """Remove the bytes whose text is certain and return it: a character, or a replacement for each invalid byte.
 
     All bytes but the last are the beginning of a character.
     """
     text = ""
-    while held:
+    while held_bytes:
         try:
-            text += held.decode()
-            held.clear()
+            text += held_bytes.decode()
+            held_bytes.clear()
         except UnicodeDecodeError as error:
             if error.reason == "unexpected end of data":
                 break
-            text += REPLACEMENT
-            del held[0]
+            text += REPLACEMENT_CHARACTER
+            del held_bytes[0]
     return text
 
 
-def byte_tokenizer() -> Tokenizer:
+def create_byte_tokenizer() -> Tokenizer:
     """One token per byte under the byte's own number, and `<|end|>` as 256: the tokenizer of the simulated model."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_letters(), merges=[]))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_level_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
     return Tokenizer(tokenizer, end_tokens=[256])
 
 
-def byte_letters() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """Return the byte of each printable letter of byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
+    unprintable = sorted(set(range(256)) - set(printable))
     letters = {chr(byte): byte for byte in printable}
-    letters.update((chr(256 + index), byte) for index, byte in enumerate(others))
+    letters.update((chr(256 + index), byte) for index, byte in enumerate(unprintable))
     return letters

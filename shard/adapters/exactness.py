@@ -8,53 +8,55 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_linear import Site
-from shard.adapters.routing import Bearers, Run
-from shard.adapters.slots import Racks
-from shard.adapters.weight_slices import Portion
+from shard.adapters.lora_linear import LoraTarget
+from shard.adapters.routing import AdapterRouting, AdapterRun
+from shard.adapters.slots import AdapterSlots
+from shard.adapters.weight_slices import WeightSlice
 
-RANKS = (4, 16, 64)
-NUM_ADAPTERS = 3
-COMPANIES = (  # batches whose first row, which has adapter 1, is compared
-    [Run(1, 2)], [Run(1, 17)], [Run(1, 300)], [Run(1, 1), Run(2, 1), Run(3, 1)], [Run(1, 3), Run(0, 5), Run(3, 9)],
-)
+TESTED_RANKS = (4, 16, 64)
+NUM_TESTED_ADAPTERS = 3
+TESTED_BATCHES = (  # batches whose first row, which has adapter 1, is compared
+    [AdapterRun(1, 2)], [AdapterRun(1, 17)], [AdapterRun(1, 300)],
+    [AdapterRun(1, 1), AdapterRun(2, 1), AdapterRun(3, 1)], [AdapterRun(1, 3), AdapterRun(0, 5), AdapterRun(3, 9)],)
 
 
 @torch.inference_mode()
-def verdict(sites: Iterable[Site], dtype: torch.dtype, device: torch.device) -> str:
+def find_batch_dependence(lora_targets: Iterable[LoraTarget], dtype: torch.dtype, device: torch.device) -> str:
     """Return a description of the first difference, or an empty string. `dtype` is the sites' compute dtype."""
-    for num_inputs, num_outputs in sorted({shape for site in sites for shape in shapes(site)}):
-        for rank in RANKS:
-            if differs(rank, num_inputs, num_outputs, dtype, device):
+    for num_inputs, num_outputs in sorted({shape for site in lora_targets for shape in iter_part_shapes(site)}):
+        for rank in TESTED_RANKS:
+            if depends_on_batch(rank, num_inputs, num_outputs, dtype, device):
                 return (f"what an adapter of rank {rank} adds to a product of {num_inputs} inputs and {num_outputs} "
                         f"outputs has other bits in company than alone")
     return ""
 
 
-def shapes(site: Site) -> Iterator[tuple[int, int]]:
+def iter_part_shapes(lora_target: LoraTarget) -> Iterator[tuple[int, int]]:
     """Yield (inputs, outputs) of each part of the linear on this rank."""
-    for part in site.parts:
-        yield len(part.portions[0].inputs), len(part.columns)
+    for part in lora_target.parts:
+        yield len(part.weight_slices[0].inputs), len(part.output_columns)
 
 
-def differs(rank: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> bool:
+def depends_on_batch(rank: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(rank)
 
-    def drawn(*shape: int) -> Tensor:
+    def random_tensor(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    racks = Racks()
-    bearers = Bearers(device, racks)
-    portion = Portion("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
-    site = Site(bearers, [portion], dtype, device)
-    for number in range(1, NUM_ADAPTERS + 1):
-        site.added.put(racks.take(number, rank), 0, drawn(rank, num_inputs), drawn(num_outputs, rank))
-    x = drawn(max(sum(run.length for run in runs) for runs in COMPANIES), num_inputs)
+    adapter_slots = AdapterSlots()
+    adapter_routing = AdapterRouting(device, adapter_slots)
+    weight_slice = WeightSlice("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
+    lora_target = LoraTarget(adapter_routing, [weight_slice], dtype, device)
+    for number in range(1, NUM_TESTED_ADAPTERS + 1):
+        lora_target.lora_weights.store_adapter(adapter_slots.assign(number, rank), 0, random_tensor(rank, num_inputs),
+                                               random_tensor(num_outputs, rank))
+    x = random_tensor(max(sum(run.length for run in runs) for runs in TESTED_BATCHES), num_inputs)
 
-    def first_row(runs: list[Run]) -> Tensor:
+    def compute_first_row(runs: list[AdapterRun]) -> Tensor:
         num_rows = sum(run.length for run in runs)
-        with bearers.rows(runs):
-            return site.changed(x[:num_rows], torch.zeros(num_rows, num_outputs, dtype=dtype, device=device))[0]
+        with adapter_routing.route_rows(runs):
+            return lora_target.apply_adapters(x[:num_rows],
+                                              torch.zeros(num_rows, num_outputs, dtype=dtype, device=device))[0]
 
-    alone = first_row([Run(1, 1)])
-    return not all(torch.equal(first_row(runs), alone) for runs in COMPANIES)
+    alone = compute_first_row([AdapterRun(1, 1)])
+    return not all(torch.equal(compute_first_row(runs), alone) for runs in TESTED_BATCHES)

@@ -6,7 +6,7 @@
     base_model.model.<module>.lora_embedding_B         [width, rank]
     base_model.model.<module>.weight                   shape of the base's weight
 
-The caller must read every tensor: `check_claimed` rejects an adapter with unread ones. Matrices are not split by shard
+The caller must read every tensor: `check_all_read` rejects an adapter with unread ones. Matrices are not split by shard
 here.
 """
 
@@ -20,132 +20,138 @@ import torch
 from torch import Tensor
 
 from shard.adapters.config import AdapterConfig, read_adapter_config
-from shard.checkpoint.reader import COMPUTED
-from shard.checkpoint.safetensors_file import TensorFile, opened
-from shard.checkpoint.safetensors_header import Entry, Shape
+from shard.checkpoint.reader import COMPUTE_DTYPES
+from shard.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from shard.checkpoint.safetensors_header import Shape, TensorEntry
 
-FILE = "adapter_model.safetensors"
-PICKLED = "adapter_model.bin"
-PREFIX = "base_model.model."
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+PEFT_PREFIX = "base_model.model."
 # Prefixes of wrapper modules, which differ between the model that was trained and the one that was saved.
-WRAPPINGS = re.compile(r"^(?:(?:model|language_model|transformer|gpt_neox)\.)+")
-DOWN, UP = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
-BESIDE = ".base_layer.weight"  # copy of the base's weight, which peft saves with an embedding's adapter; not used
-WHOLE = ".weight"
+WRAPPER_PREFIXES = re.compile(r"^(?:(?:model|language_model|transformer|gpt_neox)\.)+")
+LORA_A_SUFFIXES, LORA_B_SUFFIXES = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
+# copy of the base's weight, which peft saves with an embedding's adapter; not used
+BASE_LAYER_SUFFIX = ".base_layer.weight"
+FULL_WEIGHT_SUFFIX = ".weight"
 
 
-def plain(module: str) -> str:
+def strip_wrapper_prefixes(module: str) -> str:
     """Return the module's name without the prefixes of wrapper modules."""
-    return WRAPPINGS.sub("", module)
+    return WRAPPER_PREFIXES.sub("", module)
 
 
-class Matrices(NamedTuple):
-    down: Tensor  # [rank, in]
-    up: Tensor  # [out, rank], scaled
+class LoraMatrices(NamedTuple):
+    lora_a: Tensor  # [rank, in]
+    lora_b: Tensor  # [out, rank], scaled
 
 
-class Parts(NamedTuple):
+class ModuleTensorNames(NamedTuple):
     """Names of a module's tensors in the file; empty where there is none."""
 
-    down: str = ""
-    up: str = ""
-    whole: str = ""
+    lora_a: str = ""
+    lora_b: str = ""
+    full_weight: str = ""
 
 
 class AdapterTensors:
     """Tensors of an open adapter file by module, each checked when it is read."""
 
-    def __init__(self, config: AdapterConfig, file: TensorFile) -> None:
+    def __init__(self, config: AdapterConfig, file: SafetensorsFile) -> None:
         self.config = config
         self._file = file
-        self._unclaimed = set(file.entries)
-        self._modules: dict[str, Parts] = {}
+        self._unread_names = set(file.entries)
+        self._names_by_module: dict[str, ModuleTensorNames] = {}
         for name in file.entries:
-            self._note(name)
+            self._classify_name(name)
 
     @property
-    def modules(self) -> Mapping[str, Parts]:
+    def names_by_module(self) -> Mapping[str, ModuleTensorNames]:
         """Tensor names by module, without wrapper prefixes."""
-        return self._modules
+        return self._names_by_module
 
     @property
-    def strangers(self) -> list[str]:
+    def unrecognized_names(self) -> list[str]:
         """Names of tensors that do not have the form of a module's tensor."""
-        return sorted(self._unclaimed.difference(*self._modules.values()))
+        return sorted(self._unread_names.difference(*self._names_by_module.values()))
 
-    def entry(self, name: str) -> Entry:
+    def header_entry(self, name: str) -> TensorEntry:
         return self._file.entries[name]
 
-    def read(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """Read the tensor in its stored shape, as float32."""
-        return self._read(name, self.entry(name).shape)
+        return self._read_as_float32(name, self.header_entry(name).shape)
 
-    def matrices(self, module: str, shape: tuple[int, int]) -> Matrices | None:
+    def read_lora_matrices(self, module: str, shape: tuple[int, int]) -> LoraMatrices | None:
         """Return the float32 matrices for a weight of `shape`, [out, in]; None if the adapter does not change it."""
-        parts = self._modules.get(plain(module), Parts())
-        if not (parts.down or parts.up):
+        names = self._names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames())
+        if not (names.lora_a or names.lora_b):
             return None
-        if not (parts.down and parts.up):
-            raise ValueError(f"{self._file.path} has {parts.down or parts.up} without the other matrix of {module}")
-        rank = self.config.rank_of(module)
-        down, up = self._read(parts.down, (rank, shape[1])), self._read(parts.up, (shape[0], rank))
-        return Matrices(down, up.mul_(self.config.scale_of(module)))
+        if not (names.lora_a and names.lora_b):
+            raise ValueError(
+                f"{self._file.path} has {names.lora_a or names.lora_b} without the other matrix of {module}")
+        rank = self.config.rank_for_module(module)
+        down, up = self._read_as_float32(names.lora_a,
+                                         (rank, shape[1])), self._read_as_float32(names.lora_b, (shape[0], rank))
+        return LoraMatrices(down, up.mul_(self.config.scale_for_module(module)))
 
-    def whole(self, module: str, shape: Shape) -> Tensor | None:
+    def read_full_weight(self, module: str, shape: Shape) -> Tensor | None:
         """Return the float32 weight that replaces the base's, if there is one."""
-        name = self._modules.get(plain(module), Parts()).whole
-        return self._read(name, shape) if name else None
+        name = self._names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames()).full_weight
+        return self._read_as_float32(name, shape) if name else None
 
-    def check_claimed(self) -> None:
-        if self._unclaimed:
-            names = sorted(self._unclaimed)
+    def check_all_read(self) -> None:
+        if self._unread_names:
+            names = sorted(self._unread_names)
             raise ValueError(f"{self._file.path}: this model has no product for {', '.join(names[:3])}"
                              f"{' and others' if len(names) > 3 else ''}; is it an adapter of this model?")
 
-    def _note(self, name: str) -> None:
-        module = name.removeprefix(PREFIX)
-        if module.endswith(BESIDE):
-            self._unclaimed.discard(name)
+    def _classify_name(self, name: str) -> None:
+        module = name.removeprefix(PEFT_PREFIX)
+        if module.endswith(BASE_LAYER_SUFFIX):
+            self._unread_names.discard(name)
             return
-        for ends, field in ((DOWN, "down"), (UP, "up"), ((WHOLE,), "whole")):
+        for ends, field in ((LORA_A_SUFFIXES, "lora_a"), (LORA_B_SUFFIXES, "lora_b"),
+                            ((FULL_WEIGHT_SUFFIX,), "full_weight")):
             for end in ends:
                 if module.endswith(end):
-                    self._put(plain(module.removesuffix(end)), field, name)
+                    self._record_name(strip_wrapper_prefixes(module.removesuffix(end)), field, name)
                     return
 
-    def _put(self, module: str, field: str, name: str) -> None:
-        parts = self._modules.get(module, Parts())
-        if getattr(parts, field):
-            raise ValueError(f"{self._file.path} has both {getattr(parts, field)} and {name} for the same product")
-        self._modules[module] = parts._replace(**{field: name})
+    def _record_name(self, module: str, field: str, name: str) -> None:
+        names = self._names_by_module.get(module, ModuleTensorNames())
+        if getattr(names, field):
+            raise ValueError(f"{self._file.path} has both {getattr(names, field)} and {name} for the same product")
+        self._names_by_module[module] = names._replace(**{field: name})
 
-    def _read(self, name: str, shape: Shape) -> Tensor:
+    def _read_as_float32(self, name: str, shape: Shape) -> Tensor:
         entry = self._file.entries[name]
-        self._check(name, entry, shape)
-        stored = torch.empty(shape, dtype=COMPUTED[entry.dtype])
-        self._file.read(name, entry.begin, stored.view(-1).view(torch.uint8).numpy().data)
+        self._check_entry(name, entry, shape)
+        stored = torch.empty(shape, dtype=COMPUTE_DTYPES[entry.dtype])
+        self._file.read_bytes_into(name, entry.begin, stored.view(-1).view(torch.uint8).numpy().data)
         if not bool(stored.isfinite().all()):
             raise ValueError(f"{self._file.path}: {name} has numbers that are infinite or none at all")
-        self._unclaimed.discard(name)
+        self._unread_names.discard(name)
         return stored.float()
 
-    def _check(self, name: str, entry: Entry, shape: Shape) -> None:
-        if entry.dtype not in COMPUTED:
-            raise ValueError(f"{self._file.path}: {name} is stored as {entry.dtype}; supported: {', '.join(COMPUTED)}")
+    def _check_entry(self, name: str, entry: TensorEntry, shape: Shape) -> None:
+        if entry.dtype not in COMPUTE_DTYPES:
+            raise ValueError(
+                f"{self._file.path}: {name} is stored as {entry.dtype}; supported: {', '.join(COMPUTE_DTYPES)}")
         if entry.shape != shape:
             raise ValueError(f"{self._file.path}: {name} is {list(entry.shape)}, this model and the adapter's rank ask "
                              f"for {list(shape)}")
 
 
 @contextmanager
-def opened_adapter(folder: Path) -> Iterator[AdapterTensors]:
+def open_adapter(folder: Path) -> Iterator[AdapterTensors]:
     """Open the adapter in `folder` for reading. Raises ValueError."""
-    config, path = read_adapter_config(folder), folder / FILE
-    if not path.exists() and (folder / PICKLED).exists():
-        raise ValueError(f"{folder} has its weights in {PICKLED}, which is a program as much as it is data; convert "
-                         f"it to {FILE}")
+    config, path = read_adapter_config(folder), folder / WEIGHTS_FILE
+    if not path.exists() and (folder / PICKLE_FILE).exists():
+        raise ValueError(
+            f"{folder} has its weights in {PICKLE_FILE}, which is a program as much as it is data; convert "
+                         f"it to {WEIGHTS_FILE}")
     try:
-        file = opened(path)
+        file = open_safetensors(path)
         with file as tensors:
             yield AdapterTensors(config, tensors)
     except OSError as error:

@@ -6,60 +6,64 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_torch import Stacks
-from shard.adapters.routing import Bearers
-from shard.adapters.slots import Place
-from shard.adapters.weight_slices import Portion, parts_of
+from shard.adapters.lora_torch import TorchLoraWeights
+from shard.adapters.routing import AdapterRouting
+from shard.adapters.slots import AdapterSlot
+from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
 from shard.ops.linear import Linear
-from shard.ops.triton_support import kernels
+from shard.ops.triton_support import import_kernels
 
 
-class Added(Protocol):
-    """LoRA matrices of all adapters for one linear: `down: [rank, in]` and `up: [out, rank]` for each of its parts."""
+class LoraWeights(Protocol):
+    """LoRA matrices of all adapters for one linear: `lora_a: [rank, in]` and `lora_b: [out, rank]` for each of its
+    parts."""
 
-    steady: bool  # whether the kernels launched do not depend on which adapters the rows have
+    is_capturable: bool  # whether the kernels launched do not depend on which adapters the rows have
 
-    def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
+    def store_adapter(self, slot: AdapterSlot, part_index: int, lora_a: Tensor, lora_b: Tensor) -> int:
         """Store an adapter's matrices before any row uses them. Return their size in bytes."""
 
-    def clear(self, place: Place) -> None:
+    def clear_slot(self, slot: AdapterSlot) -> None:
         """Remove the matrices of a slot that no row uses any more."""
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def add_updates(self, x: Tensor, y: Tensor) -> None:
         """Add the updates of the current rows' adapters to `y`, the linear's output for `x`."""
 
 
-class Site:
+class LoraTarget:
     """Updates and replacements of one linear by all loaded adapters."""
 
-    def __init__(self, bearers: Bearers, portions: Sequence[Portion], dtype: torch.dtype, device: torch.device) -> None:
-        self.parts = parts_of(portions)
-        by_kernels = kernels(device, "shard.adapters.lora_triton")
-        self.added: Added = (Stacks if by_kernels is None else by_kernels.Slabs)(bearers, self.parts, dtype, device)
-        self._bearers = bearers
-        self._others: dict[int, Linear] = {}
+    def __init__(self, adapter_routing: AdapterRouting, weight_slices: Sequence[WeightSlice], dtype: torch.dtype,
+                 device: torch.device) -> None:
+        self.parts = group_slices_into_parts(weight_slices)
+        triton_module = import_kernels(device, "shard.adapters.lora_triton")
+        self.lora_weights: LoraWeights = (TorchLoraWeights if triton_module is None
+                                          else triton_module.TritonLoraWeights)(adapter_routing, self.parts,
+                                                                                dtype, device)
+        self._adapter_routing = adapter_routing
+        self._replacements: dict[int, Linear] = {}
 
-    def replace(self, adapter: int, linear: Linear) -> None:
+    def set_replacement(self, adapter: int, linear: Linear) -> None:
         """Use `linear` instead of the model's for rows of this adapter."""
-        self._others[adapter] = linear
+        self._replacements[adapter] = linear
 
-    def restore(self, adapter: int) -> None:
-        self._others.pop(adapter, None)
+    def remove_adapter(self, adapter: int) -> None:
+        self._replacements.pop(adapter, None)
 
-    def changed(self, x: Tensor, y: Tensor) -> Tensor:
+    def apply_adapters(self, x: Tensor, y: Tensor) -> Tensor:
         """Apply the rows' adapters to `y`, the linear's output for `x`, in place and return it."""
-        self.added.add(x, y)
-        if self._others:
-            for band in self._bearers.bands:
-                if (other := self._others.get(band.adapter)) is not None:
-                    y.index_copy_(0, band.rows, other(x.index_select(0, band.rows)))
+        self.lora_weights.add_updates(x, y)
+        if self._replacements:
+            for adapter_rows in self._adapter_routing.adapter_rows:
+                if (replacement := self._replacements.get(adapter_rows.adapter)) is not None:
+                    y.index_copy_(0, adapter_rows.rows, replacement(x.index_select(0, adapter_rows.rows)))
         return y
 
 
-class AdaptedLinear:
-    def __init__(self, linear: Linear, site: Site) -> None:
+class LinearWithAdapters:
+    def __init__(self, linear: Linear, lora_target: LoraTarget) -> None:
         self._linear = linear
-        self._site = site
+        self._lora_target = lora_target
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._site.changed(x, self._linear(x))
+        return self._lora_target.apply_adapters(x, self._linear(x))

@@ -10,107 +10,115 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_kernels import expand, shrink
-from shard.adapters.lora_work import ENTRY, ROWS, Work
-from shard.adapters.routing import Bearers
-from shard.adapters.slots import LEAST_SIZE, MOST_SIZE, Place
-from shard.adapters.weight_slices import Part
-from shard.host.device import at, sent
+from shard.adapters.lora_kernels import lora_expand, lora_shrink
+from shard.adapters.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWork
+from shard.adapters.routing import AdapterRouting
+from shard.adapters.slots import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
+from shard.adapters.weight_slices import FusedLinearPart
+from shard.host.device import device_guard, to_device_int32
 
-RANKS = 16  # LoRA ranks per tl.dot
-SPLIT = 1024  # inputs per shrink program
-PIECE = 64  # inputs per tl.dot
-BLOCK = 128  # outputs per expand program
-EVEN = 16  # usual divisor of column offsets and widths; lets the compiler vectorise loads
-MOST_ADAPTERS = 1024  # loaded at once
-PROGRAMS = 1024  # target number of programs in a launch whose number of entries is unknown
+RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
+INPUTS_PER_PROGRAM = 1024  # inputs per shrink program
+INPUTS_PER_DOT = 64  # inputs per tl.dot
+OUTPUTS_PER_PROGRAM = 128  # outputs per expand program
+COLUMN_ALIGNMENT = 16  # usual divisor of column offsets and widths; lets the compiler vectorise loads
+MAX_ADAPTERS = 1024  # loaded at once
+TARGET_PROGRAMS = 1024  # target number of programs in a launch whose number of entries is unknown
 
 
-class Slabs:
+class TritonLoraWeights:
     """Implementation of `Added` by Triton kernels, which read the matrices through tables of addresses."""
 
-    steady = True
+    is_capturable = True
 
-    def __init__(self, bearers: Bearers, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> None:
-        self._bearers = bearers
+    def __init__(self, adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,
+                 device: torch.device) -> None:
+        self._adapter_routing = adapter_routing
         self._parts = parts
-        self._num_inputs = len(parts[0].portions[0].inputs)
+        self._num_inputs = len(parts[0].weight_slices[0].inputs)
         self._dtype, self._device = dtype, device
-        self._matrices: dict[Place, dict[int, tuple[Tensor, Tensor]]] = {}  # by part
-        self._like = self._zeros(1)
-        blocks = [number for part, columns in enumerate(part.columns for part in parts)
-                  for first in range(0, len(columns), BLOCK) for number in (part, columns.start, len(columns), first)]
-        self._even = gcd(EVEN, *blocks[1::4], *blocks[2::4], *blocks[3::4])
-        self._blocks = sent([blocks], device)[0].view(-1, 4)
+        self._matrices: dict[AdapterSlot, dict[int, tuple[Tensor, Tensor]]] = {}  # by part
+        self._dtype_example = self._make_zeros(1)
+        block_entries = [number for part, columns in enumerate(part.output_columns for part in parts)
+                         for first in range(0, len(columns), OUTPUTS_PER_PROGRAM)
+                         for number in (part, columns.start, len(columns), first)]
+        self._column_alignment = gcd(COLUMN_ALIGNMENT, *block_entries[1::4], *block_entries[2::4], *block_entries[3::4])
+        self._output_blocks = to_device_int32([block_entries], device)[0].view(-1, 4)
         self._is_compiled = False
 
     @cached_property
-    def _tables(self) -> tuple[Tensor, ...]:
+    def _address_tables(self) -> tuple[Tensor, ...]:
         """Addresses of the matrices by table row of their slot and by part, for shrink and for expand.
 
         Allocated on first use: experts that no adapter changes need no tables.
         """
-        with torch.inference_mode(mode=False):  # a step may be the first user, yet `put` must be able to write to them
-            return torch.zeros(2, MOST_ADAPTERS, len(self._parts), dtype=torch.int64, device=self._device).unbind()
+        # a step may be the first user, yet `store_adapter` must be able to write to them
+        with torch.inference_mode(mode=False):
+            return torch.zeros(2, MAX_ADAPTERS, len(self._parts), dtype=torch.int64, device=self._device).unbind()
 
-    def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
-        if place.shelf.size > MOST_SIZE or place.row >= MOST_ADAPTERS:
+    def store_adapter(self, slot: AdapterSlot, part_index: int, lora_a: Tensor, lora_b: Tensor) -> int:
+        if slot.bucket.padded_rank > MAX_PADDED_RANK or slot.table_row >= MAX_ADAPTERS:
             raise RuntimeError(
-                f"{MOST_ADAPTERS} adapters can be on a GPU at once, and none of a rank above {MOST_SIZE}")
+                f"{MAX_ADAPTERS} adapters can be on a GPU at once, and none of a rank above {MAX_PADDED_RANK}")
         if not self._is_compiled:
-            self._compile()
-        size, num_outputs = place.shelf.size, len(self._parts[part].columns)
-        matrices = self._zeros(size, self._num_inputs), self._zeros(size, num_outputs)
-        for room, matrix in zip(matrices, (down, up.T), strict=True):
-            room[:len(matrix)] = matrix
-        self._matrices.setdefault(place, {})[part] = matrices
-        for table, room in zip(self._tables, matrices, strict=True):
-            table[place.row, part] = room.data_ptr()
+            self._compile_kernels()
+        size, num_outputs = slot.bucket.padded_rank, len(self._parts[part_index].output_columns)
+        matrices = self._make_zeros(size, self._num_inputs), self._make_zeros(size, num_outputs)
+        for stored, matrix in zip(matrices, (lora_a, lora_b.T), strict=True):
+            stored[:len(matrix)] = matrix
+        self._matrices.setdefault(slot, {})[part_index] = matrices
+        for table, stored in zip(self._address_tables, matrices, strict=True):
+            table[slot.table_row, part_index] = stored.data_ptr()
         return sum(room.nbytes for room in matrices)
 
-    def clear(self, place: Place) -> None:
-        if self._matrices.pop(place, None) is not None:
-            for table in self._tables:
-                table[place.row] = 0
+    def clear_slot(self, slot: AdapterSlot) -> None:
+        if self._matrices.pop(slot, None) is not None:
+            for table in self._address_tables:
+                table[slot.table_row] = 0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        work = self._bearers.work
-        if work is not None and (work.places is None or any(place in self._matrices for place in work.places)):
-            self._add(work, x, y)
+    def add_updates(self, x: Tensor, y: Tensor) -> None:
+        work = self._adapter_routing.lora_work
+        if work is not None and (work.used_slots is None or any(place in self._matrices for place in work.used_slots)):
+            self._launch_kernels(work, x, y)
 
-    def _add(self, work: Work, x: Tensor, y: Tensor) -> None:
-        downs, ups = self._tables
-        num_splits, num_parts = -(-self._num_inputs // SPLIT), len(self._parts)
-        narrow = torch.empty(num_splits, num_parts, work.room, dtype=torch.float32, device=self._device)
-        constants = {"PARTS": num_parts, "ROWS": ROWS, "RANKS": RANKS, "ENTRY": ENTRY}
-        told = work.entries, work.number, work.rows
-        shrink[programs(work, num_parts * num_splits), num_parts, num_splits](
-            x, self._like, downs, *told, narrow, x.stride(0), self._num_inputs, work.room, SPLIT=SPLIT, PIECE=PIECE,
-            **constants)
-        expand[programs(work, len(self._blocks)), len(self._blocks)](
-            narrow, self._like, ups, *told, self._blocks, y, y.stride(0), work.room, num_splits, BLOCK=BLOCK,
-            EVEN=self._even, **constants)
+    def _launch_kernels(self, work: LoraWork, x: Tensor, y: Tensor) -> None:
+        lora_a_addresses, lora_b_addresses = self._address_tables
+        num_splits, num_parts = -(-self._num_inputs // INPUTS_PER_PROGRAM), len(self._parts)
+        shrunk = torch.empty(num_splits, num_parts, work.shrunk_size, dtype=torch.float32, device=self._device)
+        constants = {"NUM_PARTS": num_parts, "ROWS": ROWS_PER_ENTRY, "RANKS": RANKS_PER_DOT,
+                     "INTS_PER_ENTRY": INTS_PER_ENTRY}
+        work_tensors = work.entries, work.num_entries, work.row_indices
+        lora_shrink[choose_num_programs(work, num_parts * num_splits), num_parts,
+                    num_splits](x, self._dtype_example, lora_a_addresses, *work_tensors, shrunk, x.stride(0),
+                                self._num_inputs, work.shrunk_size, SPLIT=INPUTS_PER_PROGRAM, PIECE=INPUTS_PER_DOT,
+                                **constants)
+        lora_expand[choose_num_programs(work, len(self._output_blocks)),
+                    len(self._output_blocks)](shrunk, self._dtype_example, lora_b_addresses, *work_tensors,
+                                              self._output_blocks, y, y.stride(0), work.shrunk_size, num_splits,
+                                              BLOCK=OUTPUTS_PER_PROGRAM, ALIGNMENT=self._column_alignment, **constants)
 
-    def _compile(self) -> None:
+    def _compile_kernels(self) -> None:
         """Compile the kernels with an empty work list while the first adapter is loaded, not during a step.
 
         Some linears' outputs are still float32 when the update is added, so both types of `y` are compiled.
         """
-        entries, rows, number = sent([[0] * ENTRY, [0], [0]], self._device)
-        work = Work(entries.view(1, ENTRY), rows, number, LEAST_SIZE, None)
-        with at(self._device):
+        entries, rows, number = to_device_int32([[0] * INTS_PER_ENTRY, [0], [0]], self._device)
+        work = LoraWork(entries.view(1, INTS_PER_ENTRY), rows, number, MIN_PADDED_RANK, None)
+        with device_guard(self._device):
             for dtype in (self._dtype, torch.float32):
-                self._add(work, self._zeros(1, self._num_inputs),
-                          self._zeros(1, self._parts[-1].columns.stop).to(dtype))
+                self._launch_kernels(work, self._make_zeros(1, self._num_inputs),
+                                     self._make_zeros(1, self._parts[-1].output_columns.stop).to(dtype))
         self._is_compiled = True
 
-    def _zeros(self, *shape: int) -> Tensor:
+    def _make_zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
 
-def programs(work: Work, others: int) -> int:
-    """Return the number of programs that share the entries, if each is launched `others` times on the other axes.
+def choose_num_programs(work: LoraWork, other_grid_size: int) -> int:
+    """Return the number of programs that share the entries, if each is launched `other_grid_size` times on the other
+    axes.
 
     In a captured step most entries are unused, and a program without work takes time, too.
     """
-    return len(work.entries) if work.places is not None else min(len(work.entries), -(-PROGRAMS // others))
+    return len(work.entries) if work.used_slots is not None else min(len(work.entries),
+                                                                     -(-TARGET_PROGRAMS // other_grid_size))

@@ -9,58 +9,60 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.slots import MOST_SIZE, Place
-from shard.host.device import Standing, sent
+from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot
+from shard.host.device import StaticDeviceBuffers, to_device_int32
 
-ROWS = 16  # maximum rows per entry; all have the same adapter
-ENTRY = 5  # integers per entry
+ROWS_PER_ENTRY = 16  # maximum rows per entry; all have the same adapter
+INTS_PER_ENTRY = 5  # integers per entry
 
-Hanging = list[tuple[Place, list[int]]]  # sorted by place, each with all rows of its adapter
+RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by place, each with all rows of its adapter
 
 
-class Work(NamedTuple):
+class LoraWork(NamedTuple):
     """Work list of the LoRA kernels.
 
     An entry holds table row and padded rank of a slot, index of its first row in `rows`, number of rows, and offset of
     these rows in the shrink output.
     """
 
-    entries: Tensor  # [entries, ENTRY], of which the first `number` are valid
-    rows: Tensor  # [held], indices of rows of the pass
-    number: Tensor  # [1], number of valid entries
-    room: int  # size of the shrink output per part and split, in elements
-    places: frozenset[Place] | None  # slots used; None: unknown when the kernels are launched
+    entries: Tensor  # [entries, ENTRY], of which the first `num_entries` are valid
+    row_indices: Tensor  # [held], indices of rows of the pass
+    num_entries: Tensor  # [1], number of valid entries
+    shrunk_size: int  # size of the shrink output per part and split, in elements
+    used_slots: frozenset[AdapterSlot] | None  # slots used; None: unknown when the kernels are launched
 
     @classmethod
-    def of(cls, hanging: Hanging, device: torch.device) -> "Work":
-        entries, rows, number = sent(listed(hanging), device)
-        room = sum(len(rows) * place.shelf.size for place, rows in hanging)
-        return cls(entries.view(-1, ENTRY), rows, number, room, frozenset(place for place, _ in hanging))
+    def from_rows_by_slot(cls, rows_by_slot: RowsBySlot, device: torch.device) -> "LoraWork":
+        entries, rows, number = to_device_int32(flatten_work(rows_by_slot), device)
+        room = sum(len(rows) * place.bucket.padded_rank for place, rows in rows_by_slot)
+        return cls(entries.view(-1, INTS_PER_ENTRY), rows, number, room, frozenset(place for place, _ in rows_by_slot))
 
 
-class StandingWork:
+class StaticLoraWork:
     """Work list with fixed addresses for captured steps of up to `rows` rows."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._standing = Standing([ENTRY * rows, rows, 1], torch.int32, device)
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._static_buffers = StaticDeviceBuffers([INTS_PER_ENTRY * max_rows, max_rows, 1], torch.int32, device)
 
-    def of(self, rows: int) -> Work:
+    def view_rows(self, num_rows: int) -> LoraWork:
         """Return the view that a captured step of `rows` rows reads."""
-        entries, held, number = self._standing.lists
-        return Work(entries[:ENTRY * rows].view(-1, ENTRY), held[:rows], number, rows * MOST_SIZE, None)
+        entries, held, number = self._static_buffers.device_lists
+        return LoraWork(entries[:INTS_PER_ENTRY * num_rows].view(-1, INTS_PER_ENTRY), held[:num_rows], number,
+                        num_rows * MAX_PADDED_RANK, None)
 
-    def write(self, hanging: Hanging) -> None:
+    def write_rows_by_slot(self, rows_by_slot: RowsBySlot) -> None:
         """Write the work list of the next step."""
-        self._standing.send(listed(hanging))
+        self._static_buffers.copy_to_device(flatten_work(rows_by_slot))
 
 
-def listed(hanging: Hanging) -> list[list[int]]:
+def flatten_work(rows_by_slot: RowsBySlot) -> list[list[int]]:
     """Return the flattened entries, all rows, and the number of entries."""
     entries: list[int] = []
-    first = room = 0
-    for place, rows in hanging:
-        size = place.shelf.size
-        for done in range(0, len(rows), ROWS):
-            entries += place.row, size, first + done, min(ROWS, len(rows) - done), room + done * size
-        first, room = first + len(rows), room + len(rows) * size
-    return [entries, [*chain(*(rows for _, rows in hanging))], [len(entries) // ENTRY]]
+    first = shrunk_offset = 0
+    for place, rows in rows_by_slot:
+        size = place.bucket.padded_rank
+        for num_listed in range(0, len(rows), ROWS_PER_ENTRY):
+            entries += place.table_row, size, first + num_listed, min(ROWS_PER_ENTRY, len(rows)
+                                                                      - num_listed), shrunk_offset + num_listed * size
+        first, shrunk_offset = first + len(rows), shrunk_offset + len(rows) * size
+    return [entries, [*chain(*(rows for _, rows in rows_by_slot))], [len(entries) // INTS_PER_ENTRY]]

@@ -15,31 +15,33 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-Prune = Callable[[Tensor, float, Generator], Tensor]  # (matrix, density, generator); density: fraction of entries kept
-Elect = Callable[[Sequence[Tensor]], Tensor]  # result has the elected sign in each entry
-Join = Callable[[Sequence[Tensor], Sequence[float], Elect], Tensor]
+# (matrix, density, generator); density: fraction of entries kept
+PruneFunction = Callable[[Tensor, float, Generator], Tensor]
+SignElection = Callable[[Sequence[Tensor]], Tensor]  # result has the elected sign in each entry
+JoinFunction = Callable[[Sequence[Tensor], Sequence[float], SignElection], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class MergeSettings:
     strategy: str
     density: float
-    sign: str
+    sign_method: str
 
 
-class Strategy(NamedTuple):
-    prune: Prune
-    join: Join
+class MergeStrategy(NamedTuple):
+    prune: PruneFunction
+    join: JoinFunction
 
 
-def merged(matrices: Sequence[Tensor], weights: Sequence[float], merging: Merging, generator: Generator) -> Tensor:
+def merge_matrices(matrices: Sequence[Tensor], weights: Sequence[float], settings: MergeSettings,
+                   generator: Generator) -> Tensor:
     """Return the merged matrix. All have the same shape; random pruning draws from `generator` in their order."""
-    prune, join = STRATEGIES[merging.strategy]
-    pruned = [prune(matrix, merging.density, generator) for matrix in matrices]
-    return join(pruned, weights, SIGNS[merging.sign])
+    prune, join = MERGE_STRATEGIES[settings.strategy]
+    pruned = [prune(matrix, settings.density, generator) for matrix in matrices]
+    return join(pruned, weights, SIGN_METHODS[settings.sign_method])
 
 
-def roots(factor: float) -> tuple[float, float]:
+def split_factor(factor: float) -> tuple[float, float]:
     """Split `factor` into two factors of equal magnitude, one per LoRA matrix; the first has the sign."""
     root = math.sqrt(abs(factor))
     return math.copysign(root, factor), root
@@ -49,53 +51,53 @@ def roots(factor: float) -> tuple[float, float]:
 # Pruning
 
 
-def whole(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
+def keep_all(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
     return matrix
 
 
-def largest(matrix: Tensor, density: float, _generator: Generator) -> Tensor:
+def keep_largest(matrix: Tensor, density: float, _generator: Generator) -> Tensor:
     numbers = matrix.flatten()
     places = numbers.abs().topk(int(density * len(numbers)), sorted=False).indices
     return torch.zeros_like(numbers).index_copy_(0, places, numbers[places]).view_as(matrix)
 
 
-def drawn(matrix: Tensor, density: float, generator: Generator) -> Tensor:
-    left = torch.bernoulli(torch.full_like(matrix, density), generator=generator)
-    return matrix * left / density
+def keep_random(matrix: Tensor, density: float, generator: Generator) -> Tensor:
+    is_kept = torch.bernoulli(torch.full_like(matrix, density), generator=generator)
+    return matrix * is_kept / density
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Election of the sign of each entry, without regard to the adapters' weights
 
 
-def by_total(matrices: Sequence[Tensor]) -> Tensor:
+def elect_sign_by_sum(matrices: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, matrices)
 
 
-def by_frequency(matrices: Sequence[Tensor]) -> Tensor:
-    return by_total([matrix.sign() for matrix in matrices])
+def elect_sign_by_majority(matrices: Sequence[Tensor]) -> Tensor:
+    return elect_sign_by_sum([matrix.sign() for matrix in matrices])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Joining
 
 
-def summed(matrices: Sequence[Tensor], weights: Sequence[float], _elect: Elect) -> Tensor:
+def join_by_weighted_sum(matrices: Sequence[Tensor], weights: Sequence[float], _elect: SignElection) -> Tensor:
     return reduce(torch.add, (matrix * weight for matrix, weight in zip(matrices, weights, strict=True)))
 
 
-def agreed(matrices: Sequence[Tensor], weights: Sequence[float], elect: Elect) -> Tensor:
+def join_by_ties_mean(matrices: Sequence[Tensor], weights: Sequence[float], elect: SignElection) -> Tensor:
     """TIES: average only the entries that have the elected sign; pruned (zero) entries do not count."""
     sign = torch.where(elect(matrices) >= 0, 1.0, -1.0)
     votes = [matrix.sign() == sign for matrix in matrices]
-    total = summed([matrix * vote for matrix, vote in zip(matrices, votes, strict=True)], weights, elect)
+    total = join_by_weighted_sum([matrix * vote for matrix, vote in zip(matrices, votes, strict=True)], weights, elect)
     return total / reduce(torch.add, (vote.float() for vote in votes)).clamp(min=1)
 
 
-SIGNS: dict[str, Elect] = {"total": by_total, "frequency": by_frequency}
-STRATEGIES = {
-    "linear": Strategy(whole, summed),
-    "ties": Strategy(largest, agreed),
-    "dare_linear": Strategy(drawn, summed),
-    "dare_ties": Strategy(drawn, agreed),
+SIGN_METHODS: dict[str, SignElection] = {"total": elect_sign_by_sum, "frequency": elect_sign_by_majority}
+MERGE_STRATEGIES = {
+    "linear": MergeStrategy(keep_all, join_by_weighted_sum),
+    "ties": MergeStrategy(keep_largest, join_by_ties_mean),
+    "dare_linear": MergeStrategy(keep_random, join_by_weighted_sum),
+    "dare_ties": MergeStrategy(keep_random, join_by_ties_mean),
 }

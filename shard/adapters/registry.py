@@ -8,122 +8,130 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.adapters import exactness
-from shard.adapters.files import AdapterTensors, opened_adapter
-from shard.adapters.lora_linear import Site
-from shard.adapters.routing import Bearers
-from shard.adapters.slots import Racks
-from shard.adapters.targets import EmbeddingSite, Sites
-from shard.errors import Refused
+from shard.adapters.files import AdapterTensors, open_adapter
+from shard.adapters.lora_linear import LoraTarget
+from shard.adapters.routing import AdapterRouting
+from shard.adapters.slots import AdapterSlots
+from shard.adapters.targets import EmbeddingLoraTarget, LoraTargets
+from shard.errors import RejectedMessage
 from shard.ops.linear import make_linear
 
 
-class Narrow(NamedTuple):
+class LoraUpdate(NamedTuple):
     """Low-rank update of one part of a linear."""
 
-    site: Site
-    part: int
-    down: Tensor  # [rank, in]
-    up: Tensor  # [out, rank]
+    lora_target: LoraTarget
+    part_index: int
+    lora_a: Tensor  # [rank, in]
+    lora_b: Tensor  # [out, rank]
 
 
-class Other(NamedTuple):
+class HeadReplacement(NamedTuple):
     """Full replacement of a head's weight."""
 
-    site: Site
+    lora_target: LoraTarget
     weight: Tensor  # [out, in]
 
 
-class Wardrobe:
-    """Registry of loaded adapters. Pass `sites` to the model's loader and `bearers` to its runner."""
+class AdapterRegistry:
+    """Registry of loaded adapters. Pass `lora_targets` to the model's loader and `adapter_routing` to its runner."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, adaptable: bool) -> None:
         """`dtype` is the model's compute dtype. If not `adaptable`, the model takes no adapters."""
-        self._racks = Racks()
+        self._slots = AdapterSlots()
         self._dtype, self._device = dtype, device
-        self._computing = torch.float32 if device.type == "cpu" else dtype  # compute dtype of the updates
-        self.bearers = Bearers(device, self._racks)
-        self.sites = Sites(self.bearers if adaptable else None, self._computing, device)
+        self._update_dtype = torch.float32 if device.type == "cpu" else dtype  # compute dtype of the updates
+        self.adapter_routing = AdapterRouting(device, self._slots)
+        self.lora_targets = LoraTargets(self.adapter_routing if adaptable else None, self._update_dtype, device)
 
     @property
-    def is_open(self) -> bool:
+    def supports_adapters(self) -> bool:
         """Whether the loaded model takes adapters. Valid once the model has been read."""
-        return bool(self.sites.linears)
+        return bool(self.lora_targets.linears)
 
     @property
-    def steady(self) -> Bearers | None:
-        """`bearers` if the kernels launched do not depend on which adapters the rows have, else None."""
-        is_steady = self.is_open and all(site.added.steady for site in self.sites.linears + self.sites.heads)
-        return self.bearers if is_steady else None
+    def capturable_routing(self) -> AdapterRouting | None:
+        """`adapter_routing` if the kernels launched do not depend on which adapters the rows have, else None."""
+        is_capturable = self.supports_adapters and all(site.lora_weights.is_capturable
+                                                       for site in self.lora_targets.linears + self.lora_targets.heads)
+        return self.adapter_routing if is_capturable else None
 
-    def verdict(self) -> str:
+    def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
-        return exactness.verdict(self.sites.linears + self.sites.heads, self._computing, self._device)
+        return exactness.find_batch_dependence(self.lora_targets.linears + self.lora_targets.heads, self._update_dtype,
+                                               self._device)
 
-    def load(self, number: int, folder: Path) -> int:
+    def load(self, adapter: int, folder: Path) -> int:
         """Load the adapter and return its size in bytes. Raises Refused, and then nothing has changed.
 
         Called by one thread at a time.
         """
         try:
-            with opened_adapter(folder) as tensors:
-                others = [other for site in self.sites.heads if (other := other_head(site, tensors)) is not None]
-                narrow = [found for site in self.sites.linears + self.sites.heads
-                          for found in narrow_parts(site, tensors)]
-                embeddings = [(site, tensors.whole(site.module, site.shape),
-                               tensors.matrices(site.module, site.shape[::-1])) for site in self.sites.embeddings]
-                tensors.check_claimed()
+            with open_adapter(folder) as tensors:
+                head_replacements = [other for site in self.lora_targets.heads
+                                     if (other := read_head_replacement(site, tensors)) is not None]
+                lora_updates = [found for site in self.lora_targets.linears + self.lora_targets.heads
+                                for found in read_lora_updates(site, tensors)]
+                embeddings = [(site, tensors.read_full_weight(site.module, site.shape),
+                               tensors.read_lora_matrices(site.module, site.shape[::-1]))
+                              for site in self.lora_targets.embeddings]
+                tensors.check_all_read()
         except ValueError as error:
-            raise Refused(str(error)) from None
+            raise RejectedMessage(str(error)) from None
         try:
-            num_bytes = self._hang(number, narrow) + sum(self._replace(number, other) for other in others)
+            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, other)
+                                                                         for other in head_replacements)
             for embedding, weight, matrices in embeddings:
                 if weight is not None:
-                    num_bytes += embedding.replace(number, weight)
+                    num_bytes += embedding.set_replacement(adapter, weight)
                 if matrices is not None:
-                    num_bytes += embedding.add(number, *matrices)
-            if others or any(part is not None for _, *parts in embeddings for part in parts):
-                self.bearers.others.add(number)
+                    num_bytes += embedding.store_adapter(adapter, *matrices)
+            if head_replacements or any(part is not None for _, *parts in embeddings for part in parts):
+                self.adapter_routing.head_or_embedding_adapters.add(adapter)
         except Exception as error:
-            self.unload(number)
+            self.unload(adapter)
             if not isinstance(error, MemoryError | RuntimeError):  # torch raises RuntimeError when out of memory
                 raise
-            raise Refused(f"there is no room for the adapter in {folder}: {str(error).splitlines()[0]}") from None
+            raise RejectedMessage(
+                f"there is no room for the adapter in {folder}: {str(error).splitlines()[0]}") from None
         return num_bytes
 
-    def unload(self, number: int) -> None:
+    def unload(self, adapter: int) -> None:
         """Unload the adapter, which no step may use any more. Not called at the same time as `load`."""
-        if (place := self._racks.find(number)) is not None:
-            self._racks.free(number)
-            for site in self.sites.linears + self.sites.heads:
-                site.added.clear(place)
-        self.bearers.others.discard(number)
-        changed: list[Site | EmbeddingSite] = [*self.sites.heads, *self.sites.embeddings]
+        if (place := self._slots.find(adapter)) is not None:
+            self._slots.release(adapter)
+            for site in self.lora_targets.linears + self.lora_targets.heads:
+                site.lora_weights.clear_slot(place)
+        self.adapter_routing.head_or_embedding_adapters.discard(adapter)
+        changed: list[LoraTarget | EmbeddingLoraTarget] = [*self.lora_targets.heads, *self.lora_targets.embeddings]
         for head_or_embedding in changed:
-            head_or_embedding.restore(number)
+            head_or_embedding.remove_adapter(adapter)
 
-    def _hang(self, number: int, narrow: list[Narrow]) -> int:
-        if not narrow:
+    def _store_updates(self, adapter: int, lora_updates: list[LoraUpdate]) -> int:
+        if not lora_updates:
             return 0
-        place = self._racks.take(number, max(len(one.down) for one in narrow))
-        return sum(site.added.put(place, part, down, up) for site, part, down, up in narrow)
+        place = self._slots.assign(adapter, max(len(one.lora_a) for one in lora_updates))
+        return sum(site.lora_weights.store_adapter(place, part, down, up) for site, part, down, up in lora_updates)
 
-    def _replace(self, number: int, other: Other) -> int:
-        weight = other.weight.to(self._device, self._dtype)
-        other.site.replace(number, make_linear(weight))
+    def _replace_head(self, adapter: int, replacement: HeadReplacement) -> int:
+        weight = replacement.weight.to(self._device, self._dtype)
+        replacement.lora_target.set_replacement(adapter, make_linear(weight))
         return weight.nbytes
 
 
-def narrow_parts(site: Site, tensors: AdapterTensors) -> list[Narrow]:
-    found = [(number, part, tensors.matrices(part.module, part.shape)) for number, part in enumerate(site.parts)]
-    return [Narrow(site, number, *part.mine(*matrices)) for number, part, matrices in found if matrices is not None]
+def read_lora_updates(lora_target: LoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
+    found = [(number, part, tensors.read_lora_matrices(part.module, part.shape)) for number,
+             part in enumerate(lora_target.parts)]
+    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices)) for number, part,
+            matrices in found if matrices is not None]
 
 
-def other_head(site: Site, tensors: AdapterTensors) -> Other | None:
+def read_head_replacement(lora_target: LoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:
     """Return the adapter's head for this rank's part of the vocabulary, padded with zeros; None if it has none."""
-    part = site.parts[0]
-    saved = tensors.whole(part.module, part.shape)
+    part = lora_target.parts[0]
+    saved = tensors.read_full_weight(part.module, part.shape)
     if saved is None:
         return None
-    outputs = part.portions[0].outputs
+    outputs = part.weight_slices[0].outputs
     held = saved[outputs.start:outputs.stop]
-    return Other(site, functional.pad(held, (0, 0, 0, len(outputs) - len(held))))
+    return HeadReplacement(lora_target, functional.pad(held, (0, 0, 0, len(outputs) - len(held))))

@@ -1,7 +1,7 @@
 """Map from rows of the current forward pass to adapters. The runner sets it; LoRA layers read it.
 
 One instance per model. Rows are set and read only by the thread that runs the model. Loading an adapter, in another
-thread, changes only `others` and the racks.
+thread, changes only `head_or_embedding_adapters` and the racks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,179 +12,185 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_work import Hanging, StandingWork, Work
-from shard.adapters.slots import Racks, Shelf
+from shard.adapters.lora_work import LoraWork, RowsBySlot, StaticLoraWork
+from shard.adapters.slots import AdapterSlots, RankBucket
 
-NONE = 0  # adapter number of rows without an adapter
+NO_ADAPTER = 0  # adapter number of rows without an adapter
 # Rows are multiplied in tiles of this many, the last one padded, so that a row's bits do not depend on other rows.
-TILE = 4
+ROWS_PER_TILE = 4
 
 
-class Run(NamedTuple):
+class AdapterRun(NamedTuple):
     """Consecutive rows with one adapter."""
 
     adapter: int
     length: int
 
 
-class Band(NamedTuple):
+class AdapterRows(NamedTuple):
     """All rows of one adapter, in ascending order."""
 
     adapter: int
     rows: Tensor
 
 
-class Tiles(NamedTuple):
+class LoraTiles(NamedTuple):
     """Tiles of rows whose adapters have adjacent slots: one tile per slot, or several tiles of a single slot."""
 
-    shelf: Shelf
-    slots: range
-    rows: Tensor | None  # [tiles * TILE], rows of the pass, short tiles padded with any row; None: all rows in order
-    held: Tensor | None  # [targets], index in the tiles of each row that is no padding; None: all in order
-    targets: Tensor | None  # [held], the same rows as indices in the pass, ascending; None: all rows
+    bucket: RankBucket
+    slot_range: range
+    # [tiles * TILE], rows of the pass, short tiles padded with any row; None: all rows in order
+    input_rows: Tensor | None
+    unpadded_indices: Tensor | None  # [targets], index in the tiles of each row that is no padding; None: all in order
+    target_rows: Tensor | None  # [held], the same rows as indices in the pass, ascending; None: all rows
 
 
-class AtHand:
+class RowAdapters:
     """Adapters of the rows of one forward pass. Derived tensors are built on first use."""
 
-    def __init__(self, runs: Sequence[Run], device: torch.device, racks: Racks, standing: Work | None = None) -> None:
+    def __init__(self, runs: Sequence[AdapterRun], device: torch.device, adapter_slots: AdapterSlots,
+                 static_work: LoraWork | None = None) -> None:
         """`standing`: work list for rows that are not known yet, used instead of one made of `runs`."""
         self.runs = runs
-        self._standing = standing
-        self._members = rows_by_adapter(runs)
+        self._static_work = static_work
+        self._rows_by_adapter = group_rows_by_adapter(runs)
         self._device = device
-        self._racks = racks
+        self._adapter_slots = adapter_slots
 
     @cached_property
-    def bands(self) -> tuple[Band, ...]:
-        return tuple(Band(adapter, self._tensor(rows)) for adapter, rows in self._members.items())
+    def adapter_rows(self) -> tuple[AdapterRows, ...]:
+        return tuple(AdapterRows(adapter, self._make_tensor(rows)) for adapter, rows in self._rows_by_adapter.items())
 
     @cached_property
-    def tiles(self) -> tuple[Tiles, ...]:
-        return tuple(self._tiled(sum(run.length for run in self.runs)))
+    def tiles(self) -> tuple[LoraTiles, ...]:
+        return tuple(self._make_tiles(sum(run.length for run in self.runs)))
 
     @cached_property
-    def work(self) -> Work | None:
-        if self._standing is not None:
-            return self._standing
-        hanging = self._hanging()
-        return Work.of(hanging, self._device) if hanging else None
+    def lora_work(self) -> LoraWork | None:
+        if self._static_work is not None:
+            return self._static_work
+        rows_by_slot = self._rows_by_slot()
+        return LoraWork.from_rows_by_slot(rows_by_slot, self._device) if rows_by_slot else None
 
-    def _hanging(self) -> Hanging:
-        return hanging_on(self._racks, self._members)
+    def _rows_by_slot(self) -> RowsBySlot:
+        return group_rows_by_slot(self._adapter_slots, self._rows_by_adapter)
 
-    def _tiled(self, num_rows: int) -> Iterator[Tiles]:
-        for side_by_side in neighbours(self._hanging()):
-            first, last = side_by_side[0][0], side_by_side[-1][0]
-            rows, places = laid_out([rows for _, rows in side_by_side])
-            targets = sorted(places)
-            yield Tiles(first.shelf, range(first.slot, last.slot + 1), self._unless_all(rows, num_rows),
-                        self._unless_all([places[row] for row in targets], len(rows)),
-                        self._unless_all(targets, num_rows))
+    def _make_tiles(self, num_rows: int) -> Iterator[LoraTiles]:
+        for adjacent in group_adjacent_slots(self._rows_by_slot()):
+            first, last = adjacent[0][0], adjacent[-1][0]
+            rows, index_of_row = pack_groups_into_tiles([rows for _, rows in adjacent])
+            targets = sorted(index_of_row)
+            yield LoraTiles(first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
+                            self._tensor_unless_all(rows, num_rows),
+                            self._tensor_unless_all([index_of_row[row] for row in targets], len(rows)),
+                            self._tensor_unless_all(targets, num_rows))
 
-    def _unless_all(self, numbers: list[int], count: int) -> Tensor | None:
-        return None if numbers == [*range(count)] else self._tensor(numbers)
+    def _tensor_unless_all(self, indices: list[int], count: int) -> Tensor | None:
+        return None if indices == [*range(count)] else self._make_tensor(indices)
 
-    def _tensor(self, numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, device=self._device)
+    def _make_tensor(self, indices: list[int]) -> Tensor:
+        return torch.tensor(indices, device=self._device)
 
 
-class Bearers:
+class AdapterRouting:
     """Map from rows of the current forward pass to adapters."""
 
-    def __init__(self, device: torch.device, racks: Racks) -> None:
-        self.others: set[int] = set()  # adapters that also replace a head or change an embedding
+    def __init__(self, device: torch.device, adapter_slots: AdapterSlots) -> None:
+        self.head_or_embedding_adapters: set[int] = set()  # adapters that also replace a head or change an embedding
         self._device = device
-        self._racks = racks
-        self._at_hand = self._among(())
+        self._adapter_slots = adapter_slots
+        self._current = self._make_row_adapters(())
 
     @property
-    def bands(self) -> tuple[Band, ...]:
-        return self._at_hand.bands
+    def adapter_rows(self) -> tuple[AdapterRows, ...]:
+        return self._current.adapter_rows
 
     @property
-    def tiles(self) -> tuple[Tiles, ...]:
-        return self._at_hand.tiles
+    def tiles(self) -> tuple[LoraTiles, ...]:
+        return self._current.tiles
 
     @property
-    def work(self) -> Work | None:
+    def lora_work(self) -> LoraWork | None:
         """Work list of the LoRA kernels; None if no row has an adapter."""
-        return self._at_hand.work
+        return self._current.lora_work
 
-    def rows(self, runs: Sequence[Run]) -> AbstractContextManager[None]:
+    def route_rows(self, runs: Sequence[AdapterRun]) -> AbstractContextManager[None]:
         """Set the adapters of all rows computed within the context."""
-        return self._have(self._among(runs))
+        return self._use_row_adapters(self._make_row_adapters(runs))
 
-    def standing(self, work: Work) -> AbstractContextManager[None]:
+    def use_static_work(self, static_work: LoraWork) -> AbstractContextManager[None]:
         """Within the context, make launched kernels read `work` when they run, as a captured CUDA graph needs."""
-        return self._have(self._among((), work))
+        return self._use_row_adapters(self._make_row_adapters((), static_work))
 
-    def write(self, standing: StandingWork, adapters: Sequence[int]) -> bool:
+    def write_static_work(self, static_work: StaticLoraWork, adapters: Sequence[int]) -> bool:
         """Write the work list for rows with these adapters, in order.
 
         Return False, without writing, if an adapter also replaces a head or changes an embedding.
         """
-        if not self.others.isdisjoint(adapters):
+        if not self.head_or_embedding_adapters.isdisjoint(adapters):
             return False
-        standing.write(hanging_on(self._racks, rows_by_adapter([Run(adapter, 1) for adapter in adapters])))
+        static_work.write_rows_by_slot(group_rows_by_slot(
+            self._adapter_slots, group_rows_by_adapter([AdapterRun(adapter, 1) for adapter in adapters])))
         return True
 
     @contextmanager
-    def chosen(self, places: Tensor) -> Iterator[None]:
+    def route_selected_rows(self, selected_rows: Tensor) -> Iterator[None]:
         """Set the adapters for a selection of the current rows, in any order; a row may be selected several times."""
-        if not self.bands:
+        if not self.adapter_rows:
             yield
             return
-        numbers = [run.adapter for run in self._at_hand.runs for _ in range(run.length)]
-        with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
+        adapters = [run.adapter for run in self._current.runs for _ in range(run.length)]
+        with self.route_rows([AdapterRun(adapters[place], 1) for place in selected_rows.tolist()]):
             yield
 
     @contextmanager
-    def _have(self, at_hand: AtHand) -> Iterator[None]:
-        before, self._at_hand = self._at_hand, at_hand
+    def _use_row_adapters(self, row_adapters: RowAdapters) -> Iterator[None]:
+        before, self._current = self._current, row_adapters
         try:
             yield
         finally:
-            self._at_hand = before
+            self._current = before
 
-    def _among(self, runs: Sequence[Run], standing: Work | None = None) -> AtHand:
-        return AtHand(runs, self._device, self._racks, standing)
-
-
-def hanging_on(racks: Racks, members: Mapping[int, list[int]]) -> Hanging:
-    return sorted((place, rows) for adapter, rows in members.items() if (place := racks.find(adapter)) is not None)
+    def _make_row_adapters(self, runs: Sequence[AdapterRun], static_work: LoraWork | None = None) -> RowAdapters:
+        return RowAdapters(runs, self._device, self._adapter_slots, static_work)
 
 
-def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:
-    members: dict[int, list[int]] = {}
+def group_rows_by_slot(adapter_slots: AdapterSlots, rows_of_adapters: Mapping[int, list[int]]) -> RowsBySlot:
+    return sorted((place, rows) for adapter,
+                  rows in rows_of_adapters.items() if (place := adapter_slots.find(adapter)) is not None)
+
+
+def group_rows_by_adapter(runs: Sequence[AdapterRun]) -> dict[int, list[int]]:
+    rows_of_adapter: dict[int, list[int]] = {}
     first = 0
     for adapter, length in runs:
-        if adapter != NONE:
-            members.setdefault(adapter, []).extend(range(first, first + length))
+        if adapter != NO_ADAPTER:
+            rows_of_adapter.setdefault(adapter, []).extend(range(first, first + length))
         first += length
-    return members
+    return rows_of_adapter
 
 
-def laid_out(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
+def pack_groups_into_tiles(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
     """Pack each group into tiles of its own. Return the padded rows and the index of each row among them."""
     rows: list[int] = []
-    places: dict[int, int] = {}
+    index_of_row: dict[int, int] = {}
     for group in groups:
-        places.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
-        rows += group + group[:1] * (-len(group) % TILE)
-    if len(rows) == TILE:  # torch may compute a single tile with another kernel, so there are at least two
-        rows += TILE * rows[:1]
-    return rows, places
+        index_of_row.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
+        rows += group + group[:1] * (-len(group) % ROWS_PER_TILE)
+    if len(rows) == ROWS_PER_TILE:  # torch may compute a single tile with another kernel, so there are at least two
+        rows += ROWS_PER_TILE * rows[:1]
+    return rows, index_of_row
 
 
-def neighbours(hanging: Hanging) -> list[Hanging]:
+def group_adjacent_slots(rows_by_slot: RowsBySlot) -> list[RowsBySlot]:
     """Group adjacent slots with at most one tile of rows each; every other slot is a group of its own."""
-    found: list[Hanging] = []
-    for place, rows in hanging:
-        if found and len(rows) <= TILE:
-            before, others = found[-1][-1]
-            if len(others) <= TILE and before.shelf == place.shelf and before.slot + 1 == place.slot:
-                found[-1].append((place, rows))
+    groups: list[RowsBySlot] = []
+    for place, rows in rows_by_slot:
+        if groups and len(rows) <= ROWS_PER_TILE:
+            before, others = groups[-1][-1]
+            if (len(others) <= ROWS_PER_TILE and before.bucket == place.bucket and before.index_in_bucket + 1
+                == place.index_in_bucket):
+                groups[-1].append((place, rows))
                 continue
-        found.append([(place, rows)])
-    return found
+        groups.append([(place, rows)])
+    return groups

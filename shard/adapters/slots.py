@@ -7,47 +7,48 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-WIDTH = 16  # adapter slots per shelf
-LEAST_SIZE, MOST_SIZE = 8, 1024  # smallest and largest padded rank; the largest is also the highest rank supported
+SLOTS_PER_BUCKET = 16  # adapter slots per shelf
+# smallest and largest padded rank; the largest is also the highest rank supported
+MIN_PADDED_RANK, MAX_PADDED_RANK = 8, 1024
 
 
-class Shelf(NamedTuple):
-    size: int  # padded rank of its adapters
-    number: int
+class RankBucket(NamedTuple):
+    padded_rank: int  # padded rank of its adapters
+    bucket_number: int
 
 
-class Place(NamedTuple):
-    shelf: Shelf
-    slot: int
-    row: int  # index in a table of all loaded adapters, across shelves
+class AdapterSlot(NamedTuple):
+    bucket: RankBucket
+    index_in_bucket: int
+    table_row: int  # index in a table of all loaded adapters, across shelves
 
 
-def size_for(rank: int) -> int:
+def pad_rank(rank: int) -> int:
     """Return the padded rank. It depends only on the adapter's own rank, so other adapters do not change its bits."""
-    return max(LEAST_SIZE, 1 << (rank - 1).bit_length())
+    return max(MIN_PADDED_RANK, 1 << (rank - 1).bit_length())
 
 
-class Racks:
+class AdapterSlots:
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
+        self._slot_of_adapter: dict[int, AdapterSlot] = {}
 
-    def take(self, adapter: int, rank: int) -> Place:
+    def assign(self, adapter: int, rank: int) -> AdapterSlot:
         """Assign the first free slot and row to the adapter."""
-        slots = {(place.shelf, place.slot) for place in self._places.values()}
-        rows = {place.row for place in self._places.values()}
-        slot = next(slot for slot in slots_of(size_for(rank)) if slot not in slots)
-        place = self._places[adapter] = Place(*slot, next(row for row in count() if row not in rows))
+        slots = {(place.bucket, place.index_in_bucket) for place in self._slot_of_adapter.values()}
+        rows = {place.table_row for place in self._slot_of_adapter.values()}
+        slot = next(slot for slot in iter_bucket_slots(pad_rank(rank)) if slot not in slots)
+        place = self._slot_of_adapter[adapter] = AdapterSlot(*slot, next(row for row in count() if row not in rows))
         return place
 
-    def free(self, adapter: int) -> None:
-        self._places.pop(adapter, None)
+    def release(self, adapter: int) -> None:
+        self._slot_of_adapter.pop(adapter, None)
 
-    def find(self, adapter: int) -> Place | None:
+    def find(self, adapter: int) -> AdapterSlot | None:
         """Return the adapter's slot; None if the adapter has no LoRA matrices of a linear."""
-        return self._places.get(adapter)
+        return self._slot_of_adapter.get(adapter)
 
 
-def slots_of(size: int) -> Iterator[tuple[Shelf, int]]:
+def iter_bucket_slots(padded_rank: int) -> Iterator[tuple[RankBucket, int]]:
     for number in count():
-        for slot in range(WIDTH):
-            yield Shelf(size, number), slot
+        for slot in range(SLOTS_PER_BUCKET):
+            yield RankBucket(padded_rank, number), slot

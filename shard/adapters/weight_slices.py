@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class WeightSlice:
     """Slice of one checkpoint weight within a rank's linear."""
 
     module: str
@@ -19,37 +19,37 @@ class Portion:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FusedLinearPart:
     """Consecutive slices of one checkpoint weight within a rank's linear."""
 
-    portions: tuple[Portion, ...]
-    columns: range  # of the linear's output
+    weight_slices: tuple[WeightSlice, ...]
+    output_columns: range  # of the linear's output
 
     @property
     def module(self) -> str:
-        return self.portions[0].module
+        return self.weight_slices[0].module
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.portions[0].shape
+        return self.weight_slices[0].shape
 
-    def mine(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    def slice_lora_matrices(self, lora_a: Tensor, lora_b: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's slices of an adapter's matrices."""
-        inputs, outputs = self.portions[0].inputs, torch.zeros(len(self.columns), up.shape[1])
+        inputs, outputs = self.weight_slices[0].inputs, torch.zeros(len(self.output_columns), lora_b.shape[1])
         first = 0
-        for portion in self.portions:
-            held = up[portion.outputs.start:portion.outputs.stop]
+        for portion in self.weight_slices:
+            held = lora_b[portion.outputs.start:portion.outputs.stop]
             outputs[first:first + len(held)] = held
             first += len(portion.outputs)
-        return down[:, inputs.start:inputs.stop], outputs
+        return lora_a[:, inputs.start:inputs.stop], outputs
 
 
-def parts_of(portions: Sequence[Portion]) -> list[Part]:
-    found: list[Part] = []
+def group_slices_into_parts(weight_slices: Sequence[WeightSlice]) -> list[FusedLinearPart]:
+    parts: list[FusedLinearPart] = []
     first = 0
-    for _, group in groupby(portions, key=lambda portion: portion.module):
+    for _, group in groupby(weight_slices, key=lambda portion: portion.module):
         same = tuple(group)
         last = first + sum(len(portion.outputs) for portion in same)
-        found.append(Part(same, range(first, last)))
+        parts.append(FusedLinearPart(same, range(first, last)))
         first = last
-    return found
+    return parts

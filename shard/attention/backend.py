@@ -5,71 +5,73 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from shard.attention.kv_cache import Cache
-from shard.attention.span import Span
-from shard.attention.variant import PLAIN, Variant
+from shard.attention.kv_cache import KVCache
+from shard.attention.span import TokenSpan
+from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.ops.triton_support import has_triton
 
 
-class Attention(Protocol):
+class AttentionBackend(Protocol):
     """Attention backend. Each query attends to its sequence's cached keys and values up to its own position."""
 
-    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Any:
+    def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int, cache: KVCache) -> Any:
         """Return the plan of a step, which all layers use.
 
         The decodes have the first rows, in this order; the output of a row in no span is zeros.
         """
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: Any) -> Tensor:
         """Attend from `queries`, [tokens, heads, head_dim]; the result is [tokens, heads * head_dim].
 
         The result is valid until the next run. The step's own keys and values must already be in the cache.
         """
 
 
-class Frames(Protocol):
+class StaticPlans(Protocol):
     """Plans of decode steps whose tensors keep their addresses; one plan is used at a time."""
 
-    def plan(self, rows: int) -> Any:
+    def plan_rows(self, num_rows: int) -> Any:
         """Return the plan of a step of `rows` tokens, the first ones on the token axis."""
 
-    def write(self, decodes: list[Span]) -> bool:
+    def write_spans(self, decodes: list[TokenSpan]) -> bool:
         """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
 
 
 @runtime_checkable
-class Framing(Attention, Protocol):
+class CapturableAttentionBackend(AttentionBackend, Protocol):
     """Attention backend whose decode steps can be captured and replayed with other inputs."""
 
-    def frames(self, rows: int, length: int, cache: Cache) -> Frames:
-        """Return plans for up to `rows` decodes of sequences of up to `length` tokens."""
+    def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> StaticPlans:
+        """Return plans for up to `rows` decodes of sequences of up to `max_length` tokens."""
 
 
-BACKENDS = {  # module and class; imported only if chosen, since triton may not be installed
+ATTENTION_BACKENDS = {  # module and class; imported only if chosen, since triton may not be installed
     "reference": ("shard.attention.reference", "ReferenceAttention"),
     "cpu": ("shard.attention.cpu", "CpuAttention"),
     "triton": ("shard.attention.triton", "TritonAttention"),
 }
 
 
-def choose_attention(asked: str, device: str) -> str:
+def choose_attention_backend(requested: str, device: str) -> str:
     """Return the key in BACKENDS; `device` is cpu or cuda."""
-    if asked == "cpu" and device != "cpu":
+    if requested == "cpu" and device != "cpu":
         raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; "
                          "use --attention auto")
-    if asked == "triton" and device == "cpu":
+    if requested == "triton" and device == "cpu":
         raise ValueError("--attention triton computes on GPUs only, the model is on --device cpu; use --attention auto")
-    if asked == "triton" and not has_triton():
+    if requested == "triton" and not has_triton():
         raise ValueError("--attention triton needs triton and gcc or clang, which are not there; use --attention auto")
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if device == "cpu":
         return "cpu"
     return "triton" if has_triton() else "reference"
 
 
-def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant = PLAIN) -> Attention:
+def make_attention_backend(name: str, num_heads: int, num_kv_heads: int, head_dim: int,
+                           attention_config: AttentionConfig = DEFAULT_ATTENTION_CONFIG) -> AttentionBackend:
     """Return the backend `name` for one rank's heads."""
-    module, kind = BACKENDS[name]
-    attention: Attention = getattr(import_module(module), kind)(num_heads, num_kv_heads, head_dim, variant)
+    module, class_name = ATTENTION_BACKENDS[name]
+    attention: AttentionBackend = getattr(import_module(module),
+                                          class_name)(num_heads, num_kv_heads, head_dim, attention_config)
     return attention

@@ -8,34 +8,36 @@ from collections.abc import Sequence
 
 import torch
 
-from shard.host.device import Standing
+from shard.host.device import StaticDeviceBuffers
 
 
-class Tables:
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        """Allocate `rows` rows of at most `width` blocks."""
-        self.width = width
-        self.there = torch.zeros(rows * width, dtype=torch.int32, device=device)  # all rows, one after the other
-        self._known: list[tuple[list[int], int]] = [([], 0)] * rows  # by row: the block list copied, and how many of it
-        self._standing = Standing([rows * width] * 2, torch.int32, device)
+class DeviceBlockTables:
+    def __init__(self, num_rows: int, max_blocks: int, device: torch.device) -> None:
+        """Allocate `num_rows` rows of at most `max_blocks` blocks."""
+        self.max_blocks = max_blocks
+        # all rows, one after the other
+        self.flat_tables = torch.zeros(num_rows * max_blocks, dtype=torch.int32, device=device)
+        # by row: the block list copied, and how many of it
+        self._copied_tables: list[tuple[list[int], int]] = [([], 0)] * num_rows
+        self._update_buffers = StaticDeviceBuffers([num_rows * max_blocks] * 2, torch.int32, device)
 
-    def write(self, tables: Sequence[tuple[list[int], int]]) -> int:
-        """Update the first rows. `tables`: each sequence's block list and how many of its blocks are used.
+    def update(self, used_tables: Sequence[tuple[list[int], int]]) -> int:
+        """Update the first rows. `used_tables`: each sequence's block list and how many of its blocks are used.
 
         Return the number of blocks copied.
         """
-        places: list[int] = []
+        changed_entries: list[int] = []
         blocks: list[int] = []
-        for row, (table, count) in enumerate(tables):
-            known, before = self._known[row]
-            if known is not table:
-                before = 0
-            if count > before:
-                places += range(row * self.width + before, row * self.width + count)
-                blocks += table[before:count]
-                self._known[row] = table, count
-        if places:
-            self._standing.send([places, blocks])
-            there, values = (column[:len(places)] for column in self._standing.lists)
-            self.there.index_copy_(0, there.long(), values)
-        return len(places)
+        for row, (table, count) in enumerate(used_tables):
+            copied_table, num_copied = self._copied_tables[row]
+            if copied_table is not table:
+                num_copied = 0
+            if count > num_copied:
+                changed_entries += range(row * self.max_blocks + num_copied, row * self.max_blocks + count)
+                blocks += table[num_copied:count]
+                self._copied_tables[row] = table, count
+        if changed_entries:
+            self._update_buffers.copy_to_device([changed_entries, blocks])
+            entry_indices, values = (column[:len(changed_entries)] for column in self._update_buffers.device_lists)
+            self.flat_tables.index_copy_(0, entry_indices.long(), values)
+        return len(changed_entries)

@@ -20,271 +20,291 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from shard.attention.kv_cache import UNIT, Cache
-from shard.attention.span import Span, integers
-from shard.attention.variant import Variant
+from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache
+from shard.attention.span import TokenSpan, make_int64_tensor
+from shard.attention.variant import AttentionConfig
 
-TILE = 16
-PIECE = 64  # positions; gathered lengths change only at multiples of it
-LONG = 512  # gathered lengths above LONG // 2 are multiples of it
-GATHERED_BYTES = 2**21  # for several decodes in one call, per thread: gathered data should still be in the CPU's cache
+TILE_ROWS = 16
+PIECE_POSITIONS = 64  # positions; gathered lengths change only at multiples of it
+LONG_GATHER_MULTIPLE = 512  # gathered lengths above LONG // 2 are multiples of it
+# for several decodes in one call, per thread: gathered data should still be in the CPU's cache
+MAX_GATHERED_BYTES = 2**21
 
 
-def gathered_length(num_places: int) -> int:
-    """Return how many positions are gathered for a row that attends to `num_places`."""
-    if num_places > LONG // 2:
-        return -(-num_places // LONG) * LONG
-    return max(PIECE, 1 << (num_places - 1).bit_length())
+def round_up_gather_length(num_positions: int) -> int:
+    """Return how many positions are gathered for a row that attends to `num_positions`."""
+    if num_positions > LONG_GATHER_MULTIPLE // 2:
+        return -(-num_positions // LONG_GATHER_MULTIPLE) * LONG_GATHER_MULTIPLE
+    return max(PIECE_POSITIONS, 1 << (num_positions - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class GatherWindow:
     """Range of positions that is gathered for a span under a sliding window."""
 
     window: int  # positions that a token attends to; 0: all
 
-    def first(self, span: Span) -> int:
+    def first_position(self, span: TokenSpan) -> int:
         """Return the first position gathered. It is the same for all tokens of a piece."""
         if not self.window:
             return 0
-        return max(0, span.start // PIECE * PIECE - self.window + 1) // LONG * LONG
+        return max(0, span.start // PIECE_POSITIONS * PIECE_POSITIONS - self.window
+                   + 1) // LONG_GATHER_MULTIPLE * LONG_GATHER_MULTIPLE
 
-    def length(self, span: Span) -> int:
-        return gathered_length(span.end - self.first(span))
+    def gather_length(self, span: TokenSpan) -> int:
+        return round_up_gather_length(span.end - self.first_position(span))
 
 
-class Call(NamedTuple):
+class SdpaCall(NamedTuple):
     """One call of the kernel. The first two axes of its arguments are decodes and kv_heads, or kv_heads and tiles."""
 
-    tokens: slice  # on the token axis
-    tiles: Tensor  # [.., .., 16, head_dim], zeros outside `rows`
-    rows: Tensor  # [tokens, kv_heads, group, head_dim], view of `tiles` to which the queries are copied
+    token_slice: slice  # on the token axis
+    query_tiles: Tensor  # [.., .., 16, head_dim], zeros outside `rows`
+    query_rows: Tensor  # [tokens, kv_heads, group, head_dim], view of `tiles` to which the queries are copied
     keys: Tensor  # [.., .., length, head_dim]
     values: Tensor  # [.., .., length, head_dim]
     mask: Tensor  # [.., .., 16 or 1, length], added to the scores
-    result: Tensor  # [tokens, kv_heads, group, head_dim], view of the output
+    output_rows: Tensor  # [tokens, kv_heads, group, head_dim], view of the output
 
 
-class Gathering(NamedTuple):
+class KVGather(NamedTuple):
     """Copy of units from the cache, and the kernel calls that read it."""
 
-    units: Tensor  # [units]
-    target: Tensor  # [units, 16 * 2 * kv_heads * head_dim]
-    calls: list[Call]
+    unit_indices: Tensor  # [units]
+    buffer: Tensor  # [units, 16 * 2 * kv_heads * head_dim]
+    calls: list[SdpaCall]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    gatherings: list[Gathering]
+class CpuAttentionPlan:
+    gathers: list[KVGather]
     output: Tensor  # [tokens, heads * head_dim]
-    order: Tensor | None  # [tokens], sorts decodes by gathered length; None if they are sorted already
-    back: Tensor | None  # [tokens], inverse of `order`
+    sort_order: Tensor | None  # [tokens], sorts decodes by gathered length; None if they are sorted already
+    inverse_order: Tensor | None  # [tokens], inverse of `sort_order`
 
 
 class CpuAttention:
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
-        self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
-        self._variant = variant
-        self._attend = partial(scaled_dot_product_attention, scale=variant.scale)
-        if variant.softcap:
-            self._attend = partial(capped_attention, scale=variant.scaling(head_dim), softcap=variant.softcap)
-        self._memory = torch.empty(0)  # buffer for gathered keys and values; kept, since allocating is slow
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
+        self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
+        self._config = attention_config
+        self._attention_function = partial(scaled_dot_product_attention, scale=attention_config.scale)
+        if attention_config.softcap:
+            self._attention_function = partial(softcapped_attention,
+                                               scale=attention_config.compute_score_scale(head_dim),
+                                               softcap=attention_config.softcap)
+        self._gather_buffer = torch.empty(0)  # buffer for gathered keys and values; kept, since allocating is slow
 
-    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> dict[int, Plan]:
+    def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
+             cache: KVCache) -> dict[int, CpuAttentionPlan]:
         """Return the plans by window size."""
-        if self._shape[1] > TILE:  # one token's heads need several tiles, so a decode is handled as a chunk
+        if self._head_shape[1] > TILE_ROWS:  # one token's heads need several tiles, so a decode is handled as a chunk
             decodes, chunks = [], decodes + chunks
-        return {window: self._plan(Reach(window), decodes, chunks, num_tokens, cache) for window in self._variant.kinds}
+        return {window: self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
+                for window in self._config.window_sizes}
 
-    def _plan(self, reach: Reach, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
-        ordered = sorted(decodes, key=reach.length)
-        most_places = GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot
-        batches = list(batched(ordered, reach, most_places))
-        pieces = [list(cut(chunk)) for chunk in chunks]
-        self._grow(max([*(len(batch) * reach.length(batch[0]) for batch in batches),
-                        *(gathered_by(some, reach) for some in pieces)]), cache)
-        planner = Planner(self._shape, cache, self._memory, reach, decodes + chunks,
-                          num_tokens=num_tokens)
-        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(pieces)
-        if ordered == decodes:
-            return Plan(gatherings, planner.output, None, None)
-        order = [span.row for span in ordered] + list(range(len(ordered), num_tokens))
-        back = sorted(range(num_tokens), key=order.__getitem__)
-        return Plan(gatherings, planner.output, integers(order), integers(back))
+    def _plan_window(self, gather_window: GatherWindow, decodes: list[TokenSpan], chunks: list[TokenSpan],
+                     num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
+        sorted_decodes = sorted(decodes, key=gather_window.gather_length)
+        max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot
+        batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))
+        chunk_pieces = [list(split_chunk_into_pieces(chunk)) for chunk in chunks]
+        self._grow_gather_buffer(max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
+                                      *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)]), cache)
+        planner = CpuAttentionPlanner(self._head_shape, cache, self._gather_buffer, gather_window, decodes + chunks,
+                                      num_tokens=num_tokens)
+        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(chunk_pieces)
+        if sorted_decodes == decodes:
+            return CpuAttentionPlan(gatherings, planner.output, None, None)
+        sort_order = [span.first_row for span in sorted_decodes] + list(range(len(sorted_decodes), num_tokens))
+        inverse_order = sorted(range(num_tokens), key=sort_order.__getitem__)
+        return CpuAttentionPlan(gatherings, planner.output, make_int64_tensor(sort_order),
+                                make_int64_tensor(inverse_order))
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: dict[int, Plan]) -> Tensor:
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, CpuAttentionPlan]) -> Tensor:
         """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
-        chosen = plan[self._variant.window(layer)]
-        gatherings, output, order, back = chosen.gatherings, chosen.output, chosen.order, chosen.back
+        window_plan = plan[self._config.window_of_layer(layer)]
+        gatherings, output, order, back = (window_plan.gathers, window_plan.output, window_plan.sort_order,
+                                           window_plan.inverse_order)
         if order is not None:
             queries = queries.index_select(0, order)
-        queries = queries.view(-1, *self._shape)  # [tokens, kv_heads, group, head_dim]
+        queries = queries.view(-1, *self._head_shape)  # [tokens, kv_heads, group, head_dim]
         for units, target, calls in gatherings:
-            torch.index_select(cache.units[layer], 0, units, out=target)
+            torch.index_select(cache.gather_units[layer], 0, units, out=target)
             for tokens, tiles, rows, keys, values, mask, result in calls:
                 rows.copy_(queries[tokens])
-                found = self._attend(tiles, keys, values, mask).contiguous()
-                result.copy_(found.as_strided(rows.shape, rows.stride()))  # results have the layout of `tiles`
+                attended = self._attention_function(tiles, keys, values, mask).contiguous()
+                result.copy_(attended.as_strided(rows.shape, rows.stride()))  # results have the layout of `tiles`
         return output if back is None else output.index_select(0, back)
 
-    def _grow(self, num_places: int, cache: Cache) -> None:
-        size = num_places * cache.width
-        if self._memory.numel() < size or self._memory.dtype != cache.dtype:
-            self._memory = torch.empty(size, dtype=cache.dtype)
+    def _grow_gather_buffer(self, num_positions: int, cache: KVCache) -> None:
+        size = num_positions * cache.slot_width
+        if self._gather_buffer.numel() < size or self._gather_buffer.dtype != cache.dtype:
+            self._gather_buffer = torch.empty(size, dtype=cache.dtype)
 
 
-def capped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
-                     softcap: float) -> Tensor:
-    """Attend with scores soft-capped at `softcap`, computed in float32. Shapes are those of `Call`."""
+def softcapped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
+                         softcap: float) -> Tensor:
+    """Attend with scores soft-capped at `softcap`, computed in float32. Shapes are those of `SdpaCall`."""
     scores = torch.matmul(queries.float(), keys.float().mT).mul_(scale / softcap).tanh_().mul_(softcap)
     return torch.matmul((scores + mask).softmax(-1), values.float()).to(queries.dtype)
 
 
-class Planner:
+class CpuAttentionPlanner:
     """Builder of one step's plan for layers of one window size."""
 
-    def __init__(self, shape: tuple[int, int, int], cache: Cache, memory: Tensor, reach: Reach, spans: list[Span],
-                 *, num_tokens: int) -> None:
-        self._shape = shape
+    def __init__(self, head_shape: tuple[int, int, int], cache: KVCache, gather_buffer: Tensor,
+                 gather_window: GatherWindow, spans: list[TokenSpan], *, num_tokens: int) -> None:
+        self._head_shape = head_shape
         self._cache = cache
-        self._memory = memory
-        self._reach = reach
-        self._edge = Edge(max(span.end - reach.first(span) for span in spans), reach.window)
-        self._tiles_of_piece: dict[int, Tensor] = {}  # by the piece's number of tokens
-        self.output = torch.zeros(num_tokens, prod(shape), dtype=cache.dtype)
-        self._results = self.output.view(num_tokens, *shape)
+        self._gather_buffer = gather_buffer
+        self._gather_window = gather_window
+        self._causal_mask = CausalMask(max(span.end - gather_window.first_position(span) for span in spans),
+                                       gather_window.window)
+        self._tiles_by_num_tokens: dict[int, Tensor] = {}  # by the piece's number of tokens
+        self.output = torch.zeros(num_tokens, prod(head_shape), dtype=cache.dtype)
+        self._output_by_head = self.output.view(num_tokens, *head_shape)
 
-    def plan_decodes(self, batches: list[list[Span]]) -> list[Gathering]:
+    def plan_decodes(self, batches: list[list[TokenSpan]]) -> list[KVGather]:
         """Plan batches of decodes, which follow each other on the token axis."""
         ends = list(accumulate(map(len, batches)))
-        return [self._decode(spans, slice(end - len(spans), end)) for spans, end in zip(batches, ends, strict=True)]
+        return [self._plan_decode_batch(spans, slice(end - len(spans), end)) for spans,
+                end in zip(batches, ends, strict=True)]
 
-    def _decode(self, spans: list[Span], tokens: slice) -> Gathering:
-        kv_heads, group, head_dim = self._shape
-        length = self._reach.length(spans[0])
-        target, keys, values = self._gathered(len(spans), length)
-        tiles = torch.zeros(len(spans), kv_heads, TILE, head_dim, dtype=self._cache.dtype)
-        places = [span.start - self._reach.first(span) for span in spans]
-        mask = self._edge.rows(places, length)[:, None, None]  # [spans, 1, 1, length]
-        call = Call(tokens, tiles, tiles[:, :, :group], keys, values, mask, self._results[tokens])
-        return Gathering(self._units([(span, self._reach.first(span)) for span in spans], length), target, [call])
+    def _plan_decode_batch(self, spans: list[TokenSpan], token_slice: slice) -> KVGather:
+        kv_heads, group, head_dim = self._head_shape
+        length = self._gather_window.gather_length(spans[0])
+        target, keys, values = self._view_gather_buffer(len(spans), length)
+        tiles = torch.zeros(len(spans), kv_heads, TILE_ROWS, head_dim, dtype=self._cache.dtype)
+        gathered_positions = [span.start - self._gather_window.first_position(span) for span in spans]
+        mask = self._causal_mask.mask_rows(gathered_positions, length)[:, None, None]  # [spans, 1, 1, length]
+        call = SdpaCall(token_slice, tiles, tiles[:, :, :group], keys, values, mask, self._output_by_head[token_slice])
+        return KVGather(self._list_unit_indices([(span, self._gather_window.first_position(span)) for span in spans],
+                                                length), target, [call])
 
-    def plan_chunks(self, chunks: list[list[Span]]) -> list[Gathering]:
+    def plan_chunks(self, chunk_pieces: list[list[TokenSpan]]) -> list[KVGather]:
         """Plan chunks, each given as its pieces."""
-        if not chunks:
+        if not chunk_pieces:
             return []
-        pieces = [piece for some in chunks for piece in some]
-        slope = Slope(self._edge, [(piece, self._reach.first(piece)) for piece in pieces], self._shape[1])
-        return [self._chunk(some, slope) for some in chunks]
+        pieces = [piece for some in chunk_pieces for piece in some]
+        chunk_masks = ChunkMasks(self._causal_mask,
+                                 [(piece, self._gather_window.first_position(piece)) for piece in pieces],
+                                 self._head_shape[1])
+        return [self._plan_chunk(some, chunk_masks) for some in chunk_pieces]
 
-    def _chunk(self, pieces: list[Span], slope: "Slope") -> Gathering:
-        length, first = gathered_by(pieces, self._reach), self._reach.first(pieces[0])
-        target, keys, values = self._gathered(1, length)
-        calls = [self._piece(piece, first, keys[0], values[0], slope) for piece in pieces]
-        return Gathering(self._units([(pieces[-1], first)], length), target, calls)
+    def _plan_chunk(self, pieces: list[TokenSpan], chunk_masks: "ChunkMasks") -> KVGather:
+        length, first = gather_length_of_chunk(pieces,
+                                               self._gather_window), self._gather_window.first_position(pieces[0])
+        target, keys, values = self._view_gather_buffer(1, length)
+        calls = [self._plan_piece(piece, first, keys[0], values[0], chunk_masks) for piece in pieces]
+        return KVGather(self._list_unit_indices([(pieces[-1], first)], length), target, calls)
 
-    def _piece(self, piece: Span, first: int, keys: Tensor, values: Tensor, slope: "Slope") -> Call:
-        """Plan one piece. `keys`, `values`: the chunk's from position `first` on, [kv_heads, places, head_dim]."""
-        kv_heads, group, head_dim = self._shape
-        tiles = self._tiles(piece.length)
+    def _plan_piece(self, piece: TokenSpan, first_position: int, keys: Tensor, values: Tensor,
+                    chunk_masks: "ChunkMasks") -> SdpaCall:
+        """Plan one piece. `keys`, `values`: the chunk's from position `first_position` on, [kv_heads, places,
+        head_dim]."""
+        kv_heads, group, head_dim = self._head_shape
+        tiles = self._get_query_tiles(piece.length)
         rows = tiles.view(kv_heads, -1, head_dim)[:, :piece.length * group]  # [kv_heads, tokens * group, head_dim]
         rows = rows.view(kv_heads, piece.length, group, head_dim).transpose(0, 1)
-        begin, length = self._reach.first(piece), self._reach.length(piece)
-        seen = slice(begin - first, begin - first + length)
+        begin, length = self._gather_window.first_position(piece), self._gather_window.gather_length(piece)
+        seen = slice(begin - first_position, begin - first_position + length)
         keys, values = (some[:, None, seen].expand(kv_heads, tiles.shape[1], length, head_dim)
                         for some in (keys, values))
-        tokens = slice(piece.row, piece.row + piece.length)
-        mask = slope.mask(piece.start - begin, tiles.shape[1], length)
-        return Call(tokens, tiles, rows, keys, values, mask, self._results[tokens])
+        tokens = slice(piece.first_row, piece.first_row + piece.length)
+        mask = chunk_masks.piece_mask(piece.start - begin, tiles.shape[1], length)
+        return SdpaCall(tokens, tiles, rows, keys, values, mask, self._output_by_head[tokens])
 
-    def _tiles(self, num_tokens: int) -> Tensor:
+    def _get_query_tiles(self, num_tokens: int) -> Tensor:
         """Return the tiles of a piece, [kv_heads, tiles, 16, head_dim].
 
         Pieces with equally many tokens share one tensor, since their calls run one after the other.
         """
-        kv_heads, group, head_dim = self._shape
-        if num_tokens not in self._tiles_of_piece:
-            size = (kv_heads, num_tiles(num_tokens * group), TILE, head_dim)
-            self._tiles_of_piece[num_tokens] = torch.zeros(size, dtype=self._cache.dtype)
-        return self._tiles_of_piece[num_tokens]
+        kv_heads, group, head_dim = self._head_shape
+        if num_tokens not in self._tiles_by_num_tokens:
+            size = (kv_heads, count_tiles(num_tokens * group), TILE_ROWS, head_dim)
+            self._tiles_by_num_tokens[num_tokens] = torch.zeros(size, dtype=self._cache.dtype)
+        return self._tiles_by_num_tokens[num_tokens]
 
-    def _units(self, spans: list[tuple[Span, int]], length: int) -> Tensor:
-        """Return the cache units of each span from its first position on, padded to `length` positions."""
-        return integers([unit for span, first in spans
-                         for unit in self._cache.units_of(span.blocks, first, span.end, length)])
+    def _list_unit_indices(self, spans_with_first: list[tuple[TokenSpan, int]], length: int) -> Tensor:
+        """Return the cache units of each span from its first position on, padded to `gather_length` positions."""
+        return make_int64_tensor([unit for span, first in spans_with_first
+                                  for unit in self._cache.list_gather_units(span.blocks, first, span.end, length)])
 
-    def _gathered(self, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _view_gather_buffer(self, num_gathers: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the buffer to copy units to, [units, ..], and its keys and its values as views, each [count,
         kv_heads, length, head_dim]."""
-        kv_heads, _, head_dim = self._shape
-        memory = self._memory[:count * length * self._cache.width]
-        keys, values = memory.view(count, length, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
-        return memory.view(-1, UNIT * self._cache.width), keys, values
+        kv_heads, _, head_dim = self._head_shape
+        memory = self._gather_buffer[:num_gathers * length * self._cache.slot_width]
+        keys, values = memory.view(num_gathers, length, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+        return memory.view(-1, GATHER_UNIT_SLOTS * self._cache.slot_width), keys, values
 
 
-class Edge:
+class CausalMask:
     """Mask rows, which are zero at positions that a token attends to and minus infinity elsewhere.
 
     All rows are slices of one vector. Positions count from the first that is gathered.
     """
 
-    def __init__(self, end: int, window: int) -> None:
-        """Cover positions before `end`, and the higher ones of rows that pad a piece's last tile."""
-        self._height = end + PIECE + TILE
-        self._values = torch.zeros(self._height + LONG)
-        self._values[self._height:] = -torch.inf
+    def __init__(self, end_position: int, window: int) -> None:
+        """Cover positions before `end_position`, and the higher ones of rows that pad a piece's last tile."""
+        self._max_positions = end_position + PIECE_POSITIONS + TILE_ROWS
+        self._mask_values = torch.zeros(self._max_positions + LONG_GATHER_MULTIPLE)
+        self._mask_values[self._max_positions:] = -torch.inf
         if window:
-            self._values[:max(0, self._height - window)] = -torch.inf
+            self._mask_values[:max(0, self._max_positions - window)] = -torch.inf
 
-    def rows(self, places: list[int], length: int) -> Tensor:
-        """Return the mask rows of tokens at `places`, [places, length]; `length` exceeds no place by more than 512."""
-        windows = self._values.unfold(0, length, 1)
-        return windows.index_select(0, integers([self._height - 1 - place for place in places]))
+    def mask_rows(self, positions: list[int], length: int) -> Tensor:
+        """Return the mask rows of tokens at `places`, [places, length]; `gather_length` exceeds no place by more than
+        512."""
+        windows = self._mask_values.unfold(0, length, 1)
+        return windows.index_select(0, make_int64_tensor([self._max_positions - 1 - place for place in positions]))
 
 
-class Slope:
+class ChunkMasks:
     """Masks of all pieces, as slices of one matrix, since all have the same diagonal.
 
         0 0 0 0 0 - - -      first token of the piece that starts latest; an earlier piece uses columns to the right
         0 0 0 0 0 0 - -      the next token
     """
 
-    def __init__(self, edge: Edge, pieces: list[tuple[Span, int]], group: int) -> None:
-        """`pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
-        self._latest = max(piece.start - first for piece, first in pieces)
-        num_rows = max(num_tiles(piece.length * group) for piece, _ in pieces) * TILE
-        places = [self._latest + row // group for row in range(num_rows)]
-        self._rows = edge.rows(places, self._latest + LONG)
+    def __init__(self, causal_mask: CausalMask, pieces: list[tuple[TokenSpan, int]], group: int) -> None:
+        """`chunk_pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
+        self._latest_start = max(piece.start - first for piece, first in pieces)
+        num_rows = max(count_tiles(piece.length * group) for piece, _ in pieces) * TILE_ROWS
+        places = [self._latest_start + row // group for row in range(num_rows)]
+        self._mask_matrix = causal_mask.mask_rows(places, self._latest_start + LONG_GATHER_MULTIPLE)
 
-    def mask(self, start: int, tiles: int, length: int) -> Tensor:
+    def piece_mask(self, start: int, tile_count: int, length: int) -> Tensor:
         """Return the mask [1, tiles, 16, length] of a piece that starts at `start`."""
-        left = self._latest - start
-        return self._rows[:tiles * TILE, left:left + length].view(1, tiles, TILE, length)
+        left = self._latest_start - start
+        return self._mask_matrix[:tile_count * TILE_ROWS, left:left + length].view(1, tile_count, TILE_ROWS, length)
 
 
-def num_tiles(num_rows: int) -> int:
-    return -(-num_rows // TILE)
+def count_tiles(num_rows: int) -> int:
+    return -(-num_rows // TILE_ROWS)
 
 
-def batched(ordered: list[Span], reach: Reach, most_places: int) -> Iterator[list[Span]]:
-    """Yield decodes that share a call: of one gathered length, and with at most `most_places` positions together.
+def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
+                  max_positions: int) -> Iterator[list[TokenSpan]]:
+    """Yield decodes that share a call: of one gathered length, and with at most `max_positions` positions together.
 
     A decode that is longer by itself has a call of its own.
     """
-    for length, same in groupby(ordered, reach.length):
-        spans, most = list(same), max(1, most_places // length)
-        yield from (spans[first:first + most] for first in range(0, len(spans), most))
+    for length, same in groupby(sorted_decodes, gather_window.gather_length):
+        spans, max_decodes = list(same), max(1, max_positions // length)
+        yield from (spans[first:first + max_decodes] for first in range(0, len(spans), max_decodes))
 
 
-def gathered_by(pieces: list[Span], reach: Reach) -> int:
+def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow) -> int:
     """Return how many positions are gathered for all pieces of a chunk together."""
-    return max(reach.first(piece) + reach.length(piece) for piece in pieces) - reach.first(pieces[0])
+    return max(gather_window.first_position(piece) + gather_window.gather_length(piece)
+               for piece in pieces) - gather_window.first_position(pieces[0])
 
 
-def cut(chunk: Span) -> Iterator[Span]:
+def split_chunk_into_pieces(chunk: TokenSpan) -> Iterator[TokenSpan]:
     """Cut a chunk into pieces at multiples of PIECE, where gathered lengths may change."""
     start = chunk.start
     while start < chunk.end:
-        end = min(chunk.end, (start // PIECE + 1) * PIECE)
-        yield Span(chunk.row + start - chunk.start, start, end - start, chunk.blocks)
+        end = min(chunk.end, (start // PIECE_POSITIONS + 1) * PIECE_POSITIONS)
+        yield TokenSpan(chunk.first_row + start - chunk.start, start, end - start, chunk.blocks)
         start = end

@@ -10,52 +10,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.backend import Attention
-from shard.attention.kv_cache import Cache
-from shard.attention.span import Span, integers
+from shard.attention.backend import AttentionBackend
+from shard.attention.kv_cache import KVCache
+from shard.attention.span import TokenSpan, make_int64_tensor
 from shard.state.transaction import Step
 
 DUMMY_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ForwardInputs:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens], where each token's key and value go
-    sampled: Tensor  # [rows], indices of the tokens whose logits are needed, in the order of `Step.yielding`
-    plan: Any  # of the attention backend, the same for every layer
+    sampled_rows: Tensor  # [rows], indices of the tokens whose logits are needed, in the order of `Step.yielding`
+    attention_plan: Any  # of the attention backend, the same for every layer
 
 
-def build(step: Step, cache: Cache, attention: Attention, device: torch.device) -> Inputs:
-    spans = list(place(step))
+def build_forward_inputs(step: Step, cache: KVCache, attention: AttentionBackend,
+                         device: torch.device) -> ForwardInputs:
+    spans = list(iter_token_spans(step))
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     for sequence, span in zip(step.sequences, spans, strict=True):
         tokens += sequence.tokens[span.start:span.end]
         positions += range(span.start, span.end)
-        slots += cache.slots(span.blocks, span.start, span.end)
+        slots += cache.list_slots(span.blocks, span.start, span.end)
     if len(tokens) == 1:  # a product may give a single row other bits, so it gets a dummy beside it
         tokens, positions, slots = [*tokens, DUMMY_TOKEN], [*positions, 0], [*slots, cache.scratch_slot]
-    columns = integers(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
+    columns = make_int64_tensor(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
     num_decodes = len(step.decodes)
     plan = attention.plan(spans[:num_decodes], spans[num_decodes:], len(tokens), cache)
-    return Inputs(columns[0], columns[1], columns[2], integers(sampled(step, spans)).to(device), plan)
+    return ForwardInputs(columns[0], columns[1], columns[2],
+                         make_int64_tensor(list_sampled_rows(step, spans)).to(device), plan)
 
 
-def place(step: Step) -> Iterator[Span]:
+def iter_token_spans(step: Step) -> Iterator[TokenSpan]:
     """Yield the span of each of the step's sequences on the token axis."""
     row = len(step.decodes)
     for i, sequence in enumerate(step.decodes):
-        yield Span(i, len(sequence.tokens) - 1, 1, sequence.blocks)
+        yield TokenSpan(i, len(sequence.tokens) - 1, 1, sequence.blocks)
     for chunk in step.chunks:
-        yield Span(row, chunk.start, chunk.length, chunk.sequence.blocks)
+        yield TokenSpan(row, chunk.start, chunk.length, chunk.sequence.blocks)
         row += chunk.length
 
 
-def sampled(step: Step, spans: list[Span]) -> list[int]:
+def list_sampled_rows(step: Step, spans: list[TokenSpan]) -> list[int]:
     """Return the last row of each sequence in `Step.yielding`."""
     num_decodes = len(step.decodes)
     chunks = zip(step.chunks, spans[num_decodes:], strict=True)
-    return [*range(num_decodes), *(span.row + span.length - 1 for chunk, span in chunks if chunk.completes)]
+    return [*range(num_decodes), *(span.first_row + span.length - 1 for chunk, span in chunks if chunk.is_last)]

@@ -14,16 +14,16 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from shard.attention.span import integers
+from shard.attention.span import make_int64_tensor
 
-NUM_SPARE = 2
-UNIT = 16  # slots that are gathered together; every block size is a multiple of it
+NUM_RESERVED_BLOCKS = 2
+GATHER_UNIT_SLOTS = 16  # slots that are gathered together; every block size is a multiple of it
 
 
-class Cache:
+class KVCache:
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *, block_size: int, num_blocks: int,
                  dtype: torch.dtype, device: torch.device) -> None:
-        assert block_size % UNIT == 0
+        assert block_size % GATHER_UNIT_SLOTS == 0
         self.block_size = block_size
         self.num_blocks = num_blocks  # without the spare ones
         self.zero_block = num_blocks
@@ -31,48 +31,49 @@ class Cache:
         self.scratch_slot = self.scratch_block * block_size
         self.dtype = dtype
         self.device = device
-        self.width = 2 * num_kv_heads * head_dim  # numbers in a row: key and value
-        num_blocks += NUM_SPARE
-        rows = zeros((num_layers, num_blocks * block_size, self.width), dtype, device)
-        self._blocks = rows.view(num_layers, num_blocks, -1)
+        self.slot_width = 2 * num_kv_heads * head_dim  # numbers in a row: key and value
+        num_blocks += NUM_RESERVED_BLOCKS
+        rows = allocate_zeros((num_layers, num_blocks * block_size, self.slot_width), dtype, device)
+        self._blocks_by_layer = rows.view(num_layers, num_blocks, -1)
         # Views of one memory, by layer; keys and values are [slots, kv_heads * head_dim], units [units, 16 * width].
-        self.keys = [layer[:, :self.width // 2] for layer in rows]
-        self.values = [layer[:, self.width // 2:] for layer in rows]
-        self.units = [layer.view(-1, UNIT * self.width) for layer in rows]
+        self.keys = [layer[:, :self.slot_width // 2] for layer in rows]
+        self.values = [layer[:, self.slot_width // 2:] for layer in rows]
+        self.gather_units = [layer.view(-1, GATHER_UNIT_SLOTS * self.slot_width) for layer in rows]
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one slot in one layer."""
-        return self.width * self.dtype.itemsize
+        return self.slot_width * self.dtype.itemsize
 
     @staticmethod
     def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
         return num_layers * block_size * 2 * num_kv_heads * head_dim * dtype.itemsize
 
-    def slots(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
+    def list_slots(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
         """Return the slots of a sequence's positions from `start` to `end`; `blocks` is its block table."""
         size = self.block_size
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
-    def units_of(self, blocks: list[int], first: int, end: int, length: int) -> list[int]:
-        """Return the units that hold a sequence's positions from `first` to `end`, padded with units of the zero block
-        to `length` positions; `first` and `length` are multiples of 16."""
-        each = self.block_size // UNIT
-        held = blocks if each == 1 else [block * each + unit for block in blocks for unit in range(each)]
-        units = held[first // UNIT:-(-end // UNIT)]
-        return units + [self.zero_block * each] * (length // UNIT - len(units))
+    def list_gather_units(self, blocks: list[int], start: int, end: int, padded_length: int) -> list[int]:
+        """Return the units that hold a sequence's positions from `start` to `end`, padded with units of the zero block
+        to `padded_length` positions; `start` and `padded_length` are multiples of 16."""
+        units_per_block = self.block_size // GATHER_UNIT_SLOTS
+        all_units = blocks if units_per_block == 1 else [block * units_per_block + unit for block in blocks
+                                                         for unit in range(units_per_block)]
+        units = all_units[start // GATHER_UNIT_SLOTS:-(-end // GATHER_UNIT_SLOTS)]
+        return units + [self.zero_block * units_per_block] * (padded_length // GATHER_UNIT_SLOTS - len(units))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Write `keys` and `values` [tokens, kv_heads * head_dim] to the `slots` [tokens] of one layer."""
+        """Write `keys` and `values` [tokens, kv_heads * head_dim] to the `list_slots` [tokens] of one layer."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 
-    def zero(self, blocks: Sequence[int]) -> None:
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Set blocks to zero in all layers."""
-        self._blocks.index_fill_(1, integers(blocks).to(self.device), 0)
+        self._blocks_by_layer.index_fill_(1, make_int64_tensor(blocks).to(self.device), 0)
 
 
-class PassingCache(Cache):
+class LayerSharedKVCache(KVCache):
     """Cache for sequences that are run as a whole: keys and values are not needed once their layer has run, so all
     layers share the memory of one."""
 
@@ -80,10 +81,11 @@ class PassingCache(Cache):
                  dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(1, num_kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype,
                          device=device)
-        self.keys, self.values, self.units = (some * num_layers for some in (self.keys, self.values, self.units))
+        self.keys, self.values, self.gather_units = (
+            views * num_layers for views in (self.keys, self.values, self.gather_units))
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros. On CPU the system allocates the pages on first write; `torch.zeros` would write all of them now."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

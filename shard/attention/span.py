@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-class Span(NamedTuple):
-    row: int  # of its first token on the token axis
+class TokenSpan(NamedTuple):
+    first_row: int  # of its first token on the token axis
     start: int  # that token's position in the sequence
     length: int  # 1 for a decode
     blocks: list[int]  # the sequence's block table
@@ -19,6 +19,6 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
-def integers(values: Sequence[int]) -> Tensor:
+def make_int64_tensor(values: Sequence[int]) -> Tensor:
     """Return an int64 tensor of the values, in a seventh of the time of `torch.tensor`."""
     return torch.frombuffer(array("q", values), dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)

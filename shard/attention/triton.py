@@ -14,207 +14,229 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from shard.attention.block_tables import Tables
-from shard.attention.kv_cache import Cache
-from shard.attention.span import Span
-from shard.attention.triton_kernels import chunk_tiles, decode_merge, decode_splits
-from shard.attention.variant import Variant
-from shard.host.device import Standing, sent
+from shard.attention.block_tables import DeviceBlockTables
+from shard.attention.kv_cache import KVCache
+from shard.attention.span import TokenSpan
+from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
+from shard.attention.variant import AttentionConfig
+from shard.host.device import StaticDeviceBuffers, to_device_int32
 
-SPLIT = 256  # positions
-FEWEST = 16  # smallest size of each axis of tl.dot
-WIDE = 128  # head_dim above which programs have half the rows
-WARPS, STAGES = 4, 2
-PROGRAMS = 1024  # target over all KV heads, where a launch does not know its number of splits; never fewer than decodes
-MOST_BYTES = 2**28  # limit of the splits' results in captured steps, where the number of splits is not known
-ENTRY = 4  # integers per entry of `work` and `tiles`
+SPLIT_POSITIONS = 256  # positions
+MIN_DOT_SIZE = 16  # smallest size of each axis of tl.dot
+WIDE_HEAD_DIM = 128  # head_dim above which programs have half the rows
+NUM_WARPS, NUM_STAGES = 4, 2
+# target over all KV heads, where a launch does not know its number of splits; never fewer than decodes
+TARGET_PROGRAMS = 1024
+MAX_PARTIALS_BYTES = 2**28  # limit of the splits' results in captured steps, where the number of splits is not known
+INTS_PER_ENTRY = 4  # integers per entry of `work` and `chunk_tile_entries`
 
 
-class Sizes(NamedTuple):
+class KernelTileSizes(NamedTuple):
     """Sizes of a program's tiles, as large as registers allow on GPUs of compute capability 8.0 and above.
 
     Decodes use as many rows as chunks, most of them padding: a tl.dot of another shape would add in another order.
     """
 
-    tile: int  # positions read at once
-    rows: int  # query rows: heads of one or several tokens
+    tile_positions: int  # positions read at once
+    query_rows: int  # query rows: heads of one or several tokens
 
     @classmethod
-    def of(cls, group: int, head_dim: int, dtype: torch.dtype) -> "Sizes":
-        least = max(FEWEST, next_power_of_2(group))
+    def from_heads(cls, group: int, head_dim: int, dtype: torch.dtype) -> "KernelTileSizes":
+        min_rows = max(MIN_DOT_SIZE, next_power_of_2(group))
         if dtype.itemsize > 2:
-            return cls(FEWEST, least)
-        return cls(2 * FEWEST, max(least, 64 if head_dim <= WIDE else 32))
+            return cls(MIN_DOT_SIZE, min_rows)
+        return cls(2 * MIN_DOT_SIZE, max(min_rows, 64 if head_dim <= WIDE_HEAD_DIM else 32))
 
 
 @dataclass(frozen=True, slots=True)
-class Decodes:
+class DecodeSplits:
     """Decodes of a step, for layers of one window size."""
 
-    work: Tensor  # [splits, 4]: row on the token axis, first block in the table, position, number of the split
-    entries: Tensor  # [decodes + 1], index of each decode's first split in `work`, and the number of splits
-    found: "Found"
-    programs: int  # that loop over the splits
+    split_entries: Tensor  # [splits, 4]: row on the token axis, first block in the table, position, number of the split
+    split_offsets: Tensor  # [decodes + 1], index of each decode's first split in `work`, and the number of splits
+    partials: "SplitPartials"
+    num_programs: int  # that loop over the splits
 
     def __len__(self) -> int:
-        return len(self.entries) - 1
+        return len(self.split_offsets) - 1
 
 
-class Found(NamedTuple):
+class SplitPartials(NamedTuple):
     """Partial softmax of each split."""
 
-    best: Tensor  # [splits, heads], maximum exponent
-    total: Tensor  # [splits, heads], sum of the weights
-    mixed: Tensor  # [splits, heads, head_dim], weighted sum of the values
+    max_exponents: Tensor  # [splits, heads], maximum exponent
+    weight_sums: Tensor  # [splits, heads], sum of the weights
+    value_sums: Tensor  # [splits, heads, head_dim], weighted sum of the values
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    table: Tensor  # block tables of all spans, one after the other
-    decodes: dict[int, Decodes]  # by window size; empty if there are none
-    tiles: Tensor  # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens
-    constants: dict[int, dict[str, int]]  # constant arguments of the kernels, by window size
-    covers_all: bool  # whether every token is in a span
+class TritonAttentionPlan:
+    block_tables: Tensor  # block tables of all spans, one after the other
+    decodes_by_window: dict[int, DecodeSplits]  # by window size; empty if there are none
+    # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens
+    chunk_tile_entries: Tensor
+    kernel_constants: dict[int, dict[str, int]]  # constant arguments of the kernels, by window size
+    covers_all_tokens: bool  # whether every token is in a span
 
 
 class TritonAttention:
     """Attention backend that reads the paged cache by Triton kernels; its decode steps can be captured."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
-        self._heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
+        self._num_heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._group = num_heads // num_kv_heads
-        self._variant = variant
-        self._scale = variant.scaling(head_dim)
+        self._config = attention_config
+        self._scale = attention_config.compute_score_scale(head_dim)
 
-    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
-        table, tiles, *rest = sent(self.numbers(decodes, chunks, cache), cache.device)
-        there: dict[int, Decodes] = {}
+    def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
+             cache: KVCache) -> TritonAttentionPlan:
+        table, tiles, *rest = to_device_int32(self.list_plan_integers(decodes, chunks, cache), cache.device)
+        decodes_by_window: dict[int, DecodeSplits] = {}
         if decodes:
-            for window, entries, work in zip(self._variant.kinds, rest[::2], rest[1::2], strict=True):
-                splits = work.view(-1, ENTRY)
-                there[window] = Decodes(splits, entries, self.room(len(splits), cache.device), len(splits))
+            for window, split_offsets, split_entries in zip(self._config.window_sizes, rest[::2], rest[1::2],
+                                                            strict=True):
+                splits = split_entries.view(-1, INTS_PER_ENTRY)
+                decodes_by_window[window] = DecodeSplits(splits, split_offsets,
+                                                         self.allocate_partials(len(splits), cache.device), len(splits))
         covers_all = sum(span.length for span in [*decodes, *chunks]) == num_tokens
-        return Plan(table, there, tiles.view(-1, ENTRY), self.constants(cache), covers_all)
+        return TritonAttentionPlan(table, decodes_by_window, tiles.view(-1, INTS_PER_ENTRY),
+                                   self.make_kernel_constants(cache), covers_all)
 
-    def frames(self, rows: int, length: int, cache: Cache) -> "Frames":
-        """Return plans for up to `rows` decodes of sequences of up to `length` tokens."""
-        return Frames(self, self._variant.kinds, rows, length, cache)
+    def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "TritonStaticPlans":
+        """Return plans for up to `rows` decodes of sequences of up to `max_length` tokens."""
+        return TritonStaticPlans(self, self._config.window_sizes, max_rows, max_length, cache)
 
     @property
-    def split_bytes(self) -> int:
-        """Size of one split's `mixed`, which is nearly all of its result."""
-        return 4 * self._heads * self._head_dim
+    def bytes_per_split(self) -> int:
+        """Size of one split's `value_sums`, which is nearly all of its result."""
+        return 4 * self._num_heads * self._head_dim
 
-    def numbers(self, decodes: list[Span], chunks: list[Span], cache: Cache) -> list[list[int]]:
-        """Return a plan's integers: the table, the tiles, and for each window size `entries` and `work` of Decodes."""
+    def list_plan_integers(self, decodes: list[TokenSpan], chunks: list[TokenSpan], cache: KVCache) -> list[list[int]]:
+        """Return a plan's integers: the table, the tiles, and for each window size `split_offsets` and `work` of
+        Decodes."""
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
-                 for entry in tiles_of(chunk, first, self._sizes(cache).rows // self._group)]
-        return [list(chain(*tables)), tiles, *self.works(decodes, firsts, cache)]
+                 for entry in iter_chunk_tile_entries(chunk, first,
+                                                      self._choose_tile_sizes(cache).query_rows // self._group)]
+        return [list(chain(*tables)), tiles, *self.list_decode_entries(decodes, firsts, cache)]
 
-    def works(self, decodes: list[Span], firsts: Sequence[int], cache: Cache) -> list[list[int]]:
-        """Return `entries` and `work` of Decodes for each window size.
+    def list_decode_entries(self, decodes: list[TokenSpan], first_blocks: Sequence[int],
+                            cache: KVCache) -> list[list[int]]:
+        """Return `split_offsets` and `work` of Decodes for each window size.
 
-        `firsts`: index in the table of each decode's first block.
+        `first_blocks`: index in the table of each decode's first block.
         """
-        tile, numbers = self._sizes(cache).tile, list[list[int]]()
-        for window in self._variant.kinds:
-            works = [work_of(span, first, window, tile) for span, first in zip(decodes, firsts, strict=False)]
-            numbers += [list(accumulate((len(work) // ENTRY for work in works), initial=0)), list(chain(*works))]
-        return numbers
+        tile, integer_lists = self._choose_tile_sizes(cache).tile_positions, list[list[int]]()
+        for window in self._config.window_sizes:
+            works = [list_split_entries(span, first, window, tile) for span,
+                     first in zip(decodes, first_blocks, strict=False)]
+            integer_lists += [list(accumulate((len(work) // INTS_PER_ENTRY for work in works), initial=0)),
+                              list(chain(*works))]
+        return integer_lists
 
-    def room(self, num_splits: int, device: torch.device) -> Found:
-        each = (num_splits, self._heads)
-        return Found(*(torch.empty(shape, dtype=torch.float32, device=device)
-                       for shape in (each, each, (*each, self._head_dim))))
+    def allocate_partials(self, num_splits: int, device: torch.device) -> SplitPartials:
+        each = (num_splits, self._num_heads)
+        return SplitPartials(*(torch.empty(shape, dtype=torch.float32, device=device)
+                               for shape in (each, each, (*each, self._head_dim))))
 
-    def constants(self, cache: Cache) -> dict[int, dict[str, int]]:
+    def make_kernel_constants(self, cache: KVCache) -> dict[int, dict[str, int]]:
         """Return the constant arguments of the kernels by window size."""
-        return {window: self._constants(window, self._sizes(cache), cache) for window in self._variant.kinds}
+        return {window: self._make_window_constants(window, self._choose_tile_sizes(cache), cache)
+                for window in self._config.window_sizes}
 
-    def _sizes(self, cache: Cache) -> Sizes:
-        return Sizes.of(self._group, self._head_dim, cache.dtype)
+    def _choose_tile_sizes(self, cache: KVCache) -> KernelTileSizes:
+        return KernelTileSizes.from_heads(self._group, self._head_dim, cache.dtype)
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Plan) -> Tensor:
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: TritonAttentionPlan) -> Tensor:
         """`queries` is [tokens, heads, head_dim], where the stride of tokens may be larger than a token's queries; the
         result is [tokens, heads * head_dim]."""
-        make = torch.empty if plan.covers_all else torch.zeros
-        output = make(len(queries), self._heads * self._head_dim, dtype=queries.dtype, device=queries.device)
-        read = queries, cache.keys[layer], cache.values[layer], plan.table
-        numbers = queries.stride(0), cache.width, self._scale, self._variant.softcap
-        window = self._variant.window(layer)
-        constants = plan.constants[window]
-        if plan.decodes:
-            decodes = plan.decodes[window]
-            decode_splits[decodes.programs, self.num_kv_heads](
-                *read, decodes.work, decodes.entries, *decodes.found, len(decodes), *numbers, **constants)
-            decode_merge[len(decodes), self._heads](
-                *decodes.found, output, decodes.entries, HEAD_DIM=self._head_dim, HEAD_PAD=padded(self._head_dim),
-                num_warps=1)
-        if len(plan.tiles):
-            chunk_tiles[len(plan.tiles), self.num_kv_heads](*read, plan.tiles, output, *numbers, **constants)
+        make = torch.empty if plan.covers_all_tokens else torch.zeros
+        output = make(len(queries), self._num_heads * self._head_dim, dtype=queries.dtype, device=queries.device)
+        input_tensors = queries, cache.keys[layer], cache.values[layer], plan.block_tables
+        scalars = queries.stride(0), cache.slot_width, self._scale, self._config.softcap
+        window = self._config.window_of_layer(layer)
+        constants = plan.kernel_constants[window]
+        if plan.decodes_by_window:
+            decodes = plan.decodes_by_window[window]
+            attend_decode_splits[decodes.num_programs,
+                                 self.num_kv_heads](*input_tensors, decodes.split_entries, decodes.split_offsets,
+                                                    *decodes.partials, len(decodes), *scalars, **constants)
+            merge_decode_splits[len(decodes), self._num_heads](*decodes.partials, output, decodes.split_offsets,
+                                                               HEAD_DIM=self._head_dim,
+                                                               HEAD_PAD=pad_head_dim(self._head_dim), num_warps=1)
+        if len(plan.chunk_tile_entries):
+            attend_chunk_tiles[len(plan.chunk_tile_entries), self.num_kv_heads](*input_tensors, plan.chunk_tile_entries,
+                                                                                output, *scalars, **constants)
         return output
 
-    def _constants(self, window: int, sizes: Sizes, cache: Cache) -> dict[str, int]:
-        return {"CAPPED": bool(self._variant.softcap), "WINDOW": window, "GROUP": self._group,
-                "HEAD_DIM": self._head_dim, "HEAD_PAD": padded(self._head_dim), "BLOCK_SIZE": cache.block_size,
-                "SPLIT": SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows, "num_warps": WARPS, "num_stages": STAGES}
+    def _make_window_constants(self, window: int, sizes: KernelTileSizes, cache: KVCache) -> dict[str, int]:
+        return {"CAPPED": bool(self._config.softcap), "WINDOW": window, "GROUP": self._group,
+                "HEAD_DIM": self._head_dim, "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
+                "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
+                "num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
 
 
-class Frames:
+class TritonStaticPlans:
     """Plans of decode steps whose tensors keep their addresses, so that a captured step can be replayed.
 
     All plans share these tensors, so only one is used at a time.
     """
 
-    def __init__(self, attention: TritonAttention, windows: Sequence[int], rows: int, length: int,
-                 cache: Cache) -> None:
+    def __init__(self, attention: TritonAttention, windows: Sequence[int], max_rows: int, max_length: int,
+                 cache: KVCache) -> None:
         self._attention, self._windows, self._cache = attention, windows, cache
-        self._splits = max(rows, min(rows * -(-length // SPLIT), MOST_BYTES // attention.split_bytes))
-        each = (rows + 1, ENTRY * self._splits)
-        self._standing = Standing([*chain(*(each for _ in windows))], torch.int32, cache.device)
-        self._tables = Tables(rows, -(-length // cache.block_size), cache.device)
-        self._no_tiles = torch.empty(0, ENTRY, dtype=torch.int32, device=cache.device)
-        self._found = attention.room(self._splits, cache.device)
+        self._max_splits = max(max_rows, min(max_rows * -(-max_length // SPLIT_POSITIONS),
+                                             MAX_PARTIALS_BYTES // attention.bytes_per_split))
+        each = (max_rows + 1, INTS_PER_ENTRY * self._max_splits)
+        self._static_buffers = StaticDeviceBuffers([*chain(*(each for _ in windows))], torch.int32, cache.device)
+        self._block_tables = DeviceBlockTables(max_rows, -(-max_length // cache.block_size), cache.device)
+        self._no_tiles = torch.empty(0, INTS_PER_ENTRY, dtype=torch.int32, device=cache.device)
+        self._partials = attention.allocate_partials(self._max_splits, cache.device)
 
-    def plan(self, rows: int) -> Plan:
+    def plan_rows(self, num_rows: int) -> TritonAttentionPlan:
         """Return the plan of a step of `rows` tokens, the first ones on the token axis, all of them in spans."""
-        standing = self._standing.lists
-        programs = min(self._splits, max(rows, PROGRAMS // self._attention.num_kv_heads))
-        there = {window: Decodes(work.view(-1, ENTRY), entries[:rows + 1], self._found, programs)
-                 for window, entries, work in zip(self._windows, standing[::2], standing[1::2], strict=True)}
-        constants = self._attention.constants(self._cache)
-        return Plan(self._tables.there, there, self._no_tiles, constants, covers_all=True)
+        buffers = self._static_buffers.device_lists
+        programs = min(self._max_splits, max(num_rows, TARGET_PROGRAMS // self._attention.num_kv_heads))
+        decodes_by_window = {window: DecodeSplits(split_entries.view(-1, INTS_PER_ENTRY), split_offsets[:num_rows + 1],
+                                                  self._partials, programs) for window, split_offsets,
+                             split_entries in zip(self._windows, buffers[::2], buffers[1::2], strict=True)}
+        constants = self._attention.make_kernel_constants(self._cache)
+        return TritonAttentionPlan(self._block_tables.flat_tables, decodes_by_window, self._no_tiles, constants,
+                                   covers_all_tokens=True)
 
-    def write(self, decodes: list[Span]) -> bool:
+    def write_spans(self, decodes: list[TokenSpan]) -> bool:
         """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
         tables = [(span.blocks, -(-span.end // self._cache.block_size)) for span in decodes]
-        firsts = range(0, len(decodes) * self._tables.width, self._tables.width)
-        works = self._attention.works(decodes, firsts, self._cache)
-        if any(length > self._tables.width for _, length in tables) or not self._standing.holds(works):
+        first_blocks = range(0, len(decodes) * self._block_tables.max_blocks, self._block_tables.max_blocks)
+        decode_entries = self._attention.list_decode_entries(decodes, first_blocks, self._cache)
+        if any(length > self._block_tables.max_blocks for _,
+               length in tables) or not self._static_buffers.can_hold(decode_entries):
             return False
-        self._tables.write(tables)
-        self._standing.send(works)
+        self._block_tables.update(tables)
+        self._static_buffers.copy_to_device(decode_entries)
         return True
 
 
-def work_of(span: Span, first: int, window: int, tile: int) -> list[int]:
-    """Return the entries of the splits that a decode attends to. `first`: index in the table of its first block."""
-    begin = max(0, span.end - window) // tile * tile if window else 0
-    splits = range(begin // SPLIT, -(-span.end // SPLIT))
-    work = [span.row, first, span.start, 0] * len(splits)
-    work[3::ENTRY] = splits
-    return work
+def list_split_entries(span: TokenSpan, first_block: int, window: int, tile_positions: int) -> list[int]:
+    """Return the entries of the splits that a decode attends to. `first_block`: index in the table of its first
+    block."""
+    begin = max(0, span.end - window) // tile_positions * tile_positions if window else 0
+    splits = range(begin // SPLIT_POSITIONS, -(-span.end // SPLIT_POSITIONS))
+    entries = [span.first_row, first_block, span.start, 0] * len(splits)
+    entries[3::INTS_PER_ENTRY] = splits
+    return entries
 
 
-def tiles_of(chunk: Span, first: int, each: int) -> Iterator[int]:
-    """Yield the entries of a chunk's tiles of `each` tokens. `first`: index in the table of its first block."""
-    for start in range(0, chunk.length, each):
-        yield from (chunk.row + start, first, chunk.start + start, min(each, chunk.length - start))
+def iter_chunk_tile_entries(chunk: TokenSpan, first_block: int, tokens_per_tile: int) -> Iterator[int]:
+    """Yield the entries of a chunk's tiles of `tokens_per_tile` tokens. `first_block`: index in the table of its first
+    block."""
+    for start in range(0, chunk.length, tokens_per_tile):
+        yield from (chunk.first_row + start, first_block, chunk.start + start,
+                    min(tokens_per_tile, chunk.length - start))
 
 
-def padded(head_dim: int) -> int:
+def pad_head_dim(head_dim: int) -> int:
     """Return the width to which head_dim is padded for tl.dot."""
     width: int = next_power_of_2(head_dim)
-    return max(FEWEST, width)
+    return max(MIN_DOT_SIZE, width)

@@ -5,21 +5,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class AttentionConfig:
     scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
     softcap: float = 0.0  # soft limit of the scores; 0: none
-    windows: Sequence[int] = ()  # by layer: positions that a token attends to, its own included, 0: all; empty: all
+    # by layer: positions that a token attends to, its own included, 0: all; empty: all
+    sliding_windows: Sequence[int] = ()
 
-    def window(self, layer: int) -> int:
-        return self.windows[layer] if self.windows else 0
+    def window_of_layer(self, layer: int) -> int:
+        return self.sliding_windows[layer] if self.sliding_windows else 0
 
     @property
-    def kinds(self) -> list[int]:
+    def window_sizes(self) -> list[int]:
         """Distinct window sizes."""
-        return sorted(set(self.windows)) or [0]
+        return sorted(set(self.sliding_windows)) or [0]
 
-    def scaling(self, head_dim: int) -> float:
+    def compute_score_scale(self, head_dim: int) -> float:
         return head_dim ** -0.5 if self.scale is None else self.scale
 
 
-PLAIN = Variant()
+DEFAULT_ATTENTION_CONFIG = AttentionConfig()

@@ -9,89 +9,93 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, NamedTuple
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-SAFE, PICKLED = ".safetensors", ("*.bin", "*.pt", "*.pth")
-MAX_BYTES = 100_000_000
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+SAFETENSORS_SUFFIX, PICKLE_PATTERNS = ".safetensors", ("*.bin", "*.pt", "*.pth")
+MAX_INDEX_BYTES = 100_000_000
 MAX_TENSORS = 1_000_000
 MAX_OBJECTS = 100  # an index has two in it, and no lists
-MOST_NAMED = 3  # names listed in one error
+MAX_NAMES_IN_ERROR = 3  # names listed in one error
 
 
-class Listing(NamedTuple):
+class CheckpointFiles(NamedTuple):
     """Files that hold a model, and the file of each tensor if there is an index."""
 
     folder: Path
     files: list[str]
-    promised: Mapping[str, str]
+    indexed_files: Mapping[str, str]
 
-    def check(self, found: Mapping[str, str]) -> None:
-        """Check the index against `found`, the file in which each tensor is."""
-        for name, file in self.promised.items():
-            if name not in found:
-                raise ValueError(f"{self.folder / file} lacks {name}, which {INDEX} promises there; "
+    def check_index(self, actual_files: Mapping[str, str]) -> None:
+        """Check the index against `actual_files`, the file in which each tensor is."""
+        for name, file in self.indexed_files.items():
+            if name not in actual_files:
+                raise ValueError(f"{self.folder / file} lacks {name}, which {INDEX_FILE} promises there; "
                                  f"is the download complete?")
-            if found[name] != file:
-                raise ValueError(f"{self.folder / found[name]} holds {name}, which {INDEX} promises in {file}")
+            if actual_files[name] != file:
+                raise ValueError(
+                    f"{self.folder / actual_files[name]} holds {name}, which {INDEX_FILE} promises in {file}")
 
-    def beside(self) -> list[str]:
+    def list_unread_files(self) -> list[str]:
         """Return the folder's files with tensors that are not read."""
-        return sorted({path.name for path in self.folder.glob(f"*{SAFE}")} - set(self.files))
+        return sorted({path.name for path in self.folder.glob(f"*{SAFETENSORS_SUFFIX}")} - set(self.files))
 
 
-def list_files(folder: Path) -> Listing:
+def list_checkpoint_files(folder: Path) -> CheckpointFiles:
     """Return the files of a model; raises ValueError if one is missing."""
-    promised = read_index(folder / INDEX) if (folder / INDEX).is_file() else {}
-    files = sorted(set(promised.values())) or [SINGLE]
+    indexed_files = read_index(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else {}
+    files = sorted(set(indexed_files.values())) or [SINGLE_FILE]
     missing = [name for name in files if not (folder / name).is_file()]
     if not missing:
-        return Listing(folder, files, promised)
-    if pickled := [path.name for pattern in PICKLED for path in folder.glob(pattern)]:
-        raise ValueError(f"{folder} holds its weights as {some(sorted(pickled))}, which can run code when it is "
+        return CheckpointFiles(folder, files, indexed_files)
+    if pickled := [path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)]:
+        raise ValueError(
+            f"{folder} holds its weights as {join_first_names(sorted(pickled))}, which can run code when it is "
                          f"read; supported: safetensors")
-    raise ValueError(f"{folder} lacks {some(missing)}; is the download complete?")
+    raise ValueError(f"{folder} lacks {join_first_names(missing)}; is the download complete?")
 
 
-def some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (" and others" if len(names) > MOST_NAMED else "")
+def join_first_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES_IN_ERROR]) + (" and others" if len(names) > MAX_NAMES_IN_ERROR else "")
 
 
 def read_index(path: Path) -> dict[str, str]:
     """Return the file of every tensor."""
-    read = read_json(path)
-    files = read.get("weight_map") if isinstance(read, dict) else None
+    index = read_bounded_json(path)
+    files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not files:
         raise ValueError(f"{path} must have a weight_map that names the file of each tensor, got {shown(files)}")
     for name, file in files.items():
-        check_file(path, name, file)
+        check_indexed_file(path, name, file)
     return files
 
 
-def check_file(path: Path, name: str, file: object) -> None:
+def check_indexed_file(index_path: Path, tensor_name: str, file: object) -> None:
     """Check that a tensor's file is in the same folder: an index must not make the shard read other files."""
-    if not name or not name.isprintable():
-        raise ValueError(f"{path}: a tensor's name is made of printable characters, got {name!a}")
-    if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or not file.endswith(SAFE):
-        raise ValueError(f"{path}: {name} must be in a *{SAFE} file of the same folder, got {shown(file)}")
+    if not tensor_name or not tensor_name.isprintable():
+        raise ValueError(f"{index_path}: a tensor's name is made of printable characters, got {tensor_name!a}")
+    if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or not file.endswith(
+        SAFETENSORS_SUFFIX):
+        raise ValueError(f"{index_path}: {tensor_name} must be in a *{SAFETENSORS_SUFFIX} file of the same folder, got "
+                         f"{shown(file)}")
 
 
-def read_json(path: Path) -> Any:
+def read_bounded_json(path: Path) -> Any:
     """Read a JSON file. A text that could become large in memory is rejected before it is parsed."""
-    if (size := path.stat().st_size) > MAX_BYTES:
-        raise ValueError(f"{path} must have at most {MAX_BYTES} bytes, it has {size}")
+    if (size := path.stat().st_size) > MAX_INDEX_BYTES:
+        raise ValueError(f"{path} must have at most {MAX_INDEX_BYTES} bytes, it has {size}")
     text = path.read_bytes()
-    for what, signs, most in (("objects and lists", b"{[", MAX_OBJECTS), ("tensors", b",", MAX_TENSORS)):
-        if (count := sum(text.count(sign) for sign in signs)) > most:
-            raise ValueError(f"{path} must have at most {most} {what}, it has {count}")
+    for counted, signs, limit in (("objects and lists", b"{[", MAX_OBJECTS), ("tensors", b",", MAX_TENSORS)):
+        if (count := sum(text.count(sign) for sign in signs)) > limit:
+            raise ValueError(f"{path} must have at most {limit} {counted}, it has {count}")
     try:
-        return json.loads(str(text, "utf-8"), object_pairs_hook=unique)
+        return json.loads(str(text, "utf-8"), object_pairs_hook=reject_duplicate_keys)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; is the download complete?") from error
 
 
-def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    read: dict[str, Any] = {}
+def reject_duplicate_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in read:
+        if name in values:
             raise ValueError(f"it names {name!a} twice")
-        read[name] = value
-    return read
+        values[name] = value
+    return values

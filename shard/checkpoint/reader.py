@@ -17,270 +17,274 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.targets import Sites
-from shard.checkpoint.index import list_files, some
-from shard.checkpoint.safetensors_file import TensorFile, opened
-from shard.checkpoint.safetensors_header import Entry, Shape
-from shard.ops.int8_linear import Buffers
-from shard.quantization.format import Coded, Format, Slice
-from shard.quantization.quantized import Quantized
+from shard.adapters.targets import LoraTargets
+from shard.checkpoint.index import join_first_names, list_checkpoint_files
+from shard.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from shard.checkpoint.safetensors_header import Shape, TensorEntry
+from shard.ops.int8_linear import DequantBuffers
+from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice
+from shard.quantization.quantized import QuantizedWeights
 
-COMPUTED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-PACKED = {  # in quantised checkpoints
+COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+PACKED_DTYPES = {  # in quantised checkpoints
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-DTYPES = COMPUTED | PACKED
-MATRIX = 2  # dimensions
-MOST_SPARE = 16  # `brief` memory is reused if it has at most so many times the size that is needed
+STORED_DTYPES = COMPUTE_DTYPES | PACKED_DTYPES
+MATRIX_DIMENSIONS = 2  # dimensions
+MAX_SCRATCH_RATIO = 16  # `scratch` memory is reused if it has at most so many times the size that is needed
 # Small enough to stay in the processor's cache, and for torch to copy without waking threads, which takes longer.
-STAGE_BYTES = {"cpu": 2**16, "cuda": 2**24}
+STAGING_BYTES = {"cpu": 2**16, "cuda": 2**24}
 
 log = logging.getLogger(__name__)
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """Rows of a tensor; rows beyond its last are zeros."""
 
     name: str
     shape: Shape
     rows: range
-    turned: bool = False  # whether the file has the tensor transposed, [in, out]
+    transposed: bool = False  # whether the file has the tensor transposed, [in, out]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of an opened file."""
 
     name: str
-    file: TensorFile
-    entry: Entry
+    file: SafetensorsFile
+    entry: TensorEntry
 
     @property
     def dtype(self) -> torch.dtype:
-        if self.entry.dtype not in DTYPES:
+        if self.entry.dtype not in STORED_DTYPES:
             raise ValueError(f"{self.file.path}: {self.name} is stored as {self.entry.dtype}; "
-                             f"supported: {', '.join(DTYPES)}")
-        return DTYPES[self.entry.dtype]
+                             f"supported: {', '.join(STORED_DTYPES)}")
+        return STORED_DTYPES[self.entry.dtype]
 
     @property
     def num_bytes(self) -> int:
         return self.entry.end - self.entry.begin
 
-    def read(self, first: int, numbers: Tensor) -> None:
-        """Read numbers, from the one at index `first` on, in the stored dtype."""
-        place = self.entry.begin + first * numbers.itemsize
-        self.file.read(self.name, place, numbers.view(torch.uint8).numpy().data)
+    def read_values(self, first_index: int, target: Tensor) -> None:
+        """Read numbers, from the one at index `first_index` on, in the stored dtype."""
+        offset = self.entry.begin + first_index * target.itemsize
+        self.file.read_bytes_into(self.name, offset, target.view(torch.uint8).numpy().data)
 
 
-class Weights:
-    """Tensors of a model: `with Weights(folder, torch.float32, torch.device("cpu")) as weights: ...`
+class CheckpointReader:
+    """Tensors of a model: `with CheckpointReader(folder, torch.float32, torch.device("cpu")) as weights: ...`
 
     Every `shape` argument is the tensor's whole shape, as the caller expects it. Packed tensors (integers and eight-bit
     floats) have no meaning by themselves and are read in no other dtype than their own.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Format | None = None,
-                 quantize: str = "", *, sites: Sites | None = None,
-                 on_read: Callable[[int, int], object] = lambda _done, _total: None) -> None:
-        """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `form` is how the
-        checkpoint is quantised; `quantize` is the format in which weights are kept if it is not. `sites` collects, for
-        adapters, the linears that are made of the weights. `on_read` is called with the bytes of the tensors requested
-        so far, and of all."""
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, quantization_format: QuantizationFormat
+                 | None = None, quantize_on_load: str = "", *, lora_targets: LoraTargets | None = None,
+                 on_progress: Callable[[int, int], object] = lambda _done, _total: None) -> None:
+        """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `quantization_format` is
+        how the checkpoint is quantised; `quantize_on_load` is the format in which weights are kept if it is not.
+        `lora_targets` collects, for adapters, the linears that are made of the weights. `on_progress` is called with
+        the bytes of the tensors requested so far, and of all."""
         self.dtype, self.device = dtype, device
-        self.sites = sites or Sites()
-        self.buffers = Buffers(dtype, device)  # shared by linears whose weights are kept as codes
-        self._quantized = Quantized(form, quantize)
+        self.lora_targets = lora_targets or LoraTargets()
+        self.dequant_buffers = DequantBuffers(dtype, device)  # shared by linears whose weights are kept as codes
+        self._quantized_weights = QuantizedWeights(quantization_format, quantize_on_load)
         self._folder = folder
-        self._stored: dict[str, Stored] = {}
-        self._claimed: set[str] = set()
-        self._on_read = on_read
-        self._num_read = 0
-        self._brief = torch.empty(0)
-        self._stage = torch.empty(STAGE_BYTES[device.type], dtype=torch.uint8)
-        listing = list_files(folder)
+        self._stored_tensors: dict[str, StoredTensor] = {}
+        self._claimed_names: set[str] = set()
+        self._on_progress = on_progress
+        self._num_bytes_read = 0
+        self._scratch = torch.empty(0)
+        self._staging_buffer = torch.empty(STAGING_BYTES[device.type], dtype=torch.uint8)
+        checkpoint_files = list_checkpoint_files(folder)
         with ExitStack() as files:
-            for name in listing.files:
-                self._add(files.enter_context(opened(folder / name)))
-            listing.check({name: stored.file.path.name for name, stored in self._stored.items()})
-            self._open = files.pop_all()
-        self._num_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored.values())
-        if beside := listing.beside():
-            log.info("%s also holds %s, which is not read", folder, some(beside))
+            for name in checkpoint_files.files:
+                self._add_file(files.enter_context(open_safetensors(folder / name)))
+            checkpoint_files.check_index({name: stored.file.path.name for name, stored in self._stored_tensors.items()})
+            self._open_files = files.pop_all()
+        self._num_bytes_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored_tensors.values())
+        if unread_files := checkpoint_files.list_unread_files():
+            log.info("%s also holds %s, which is not read", folder, join_first_names(unread_files))
 
-    def __enter__(self) -> "Weights":
+    def __enter__(self) -> "CheckpointReader":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._open.close()
+        self._open_files.close()
 
-    def holds(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Whether the files have the tensor, or the tensors of its quantised form."""
-        return name in self._stored or self._quantized.stands_for(self, name)
+        return name in self._stored_tensors or self._quantized_weights.is_quantized(self, name)
 
-    def stored(self, name: str) -> tuple[torch.dtype, Shape] | None:
+    def find_dtype_and_shape(self, name: str) -> tuple[torch.dtype, Shape] | None:
         """Return dtype and shape in the file, or None if there is no such tensor."""
-        found = self._stored.get(name)
+        found = self._stored_tensors.get(name)
         return None if found is None else (found.dtype, found.entry.shape)
 
-    def dtype_of(self, name: str) -> torch.dtype:
+    def stored_dtype(self, name: str) -> torch.dtype:
         """Return the stored dtype of a tensor, or `dtype` if the tensor is quantised."""
-        return self.dtype if self._quantized.stands_for(self, name) else self._find(name).dtype
+        return self.dtype if self._quantized_weights.is_quantized(self, name) else self._find_and_claim(name).dtype
 
-    def shape_of(self, name: str) -> Shape:
-        return self._find(name).entry.shape
+    def stored_shape(self, name: str) -> Shape:
+        return self._find_and_claim(name).entry.shape
 
-    def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
-        read = self._new(shape, dtype or self.dtype, brief=False)
-        if not (shape and self._expand(name, shape, range(shape[0]), None, read)):
-            self._fill(self._find(name, shape), 0, read)
+    def read_tensor(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        read = self._allocate(shape, dtype or self.dtype, scratch=False)
+        if not (shape and self._try_dequantize_into(name, shape, range(shape[0]), None, read)):
+            self._read_values_into(self._find_and_claim(name, shape), 0, read)
         return read
 
-    def rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None, *,
-             brief: bool = False) -> Tensor:
-        return self.stack([Rows(name, shape, rows)], dtype, brief=brief)
+    def read_rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None, *,
+                  scratch: bool = False) -> Tensor:
+        return self.read_stacked_rows([TensorRows(name, shape, rows)], dtype, scratch=scratch)
 
-    def stack(self, parts: Sequence[Rows], dtype: torch.dtype | None = None, *, brief: bool = False) -> Tensor:
-        """Return rows of several tensors, one below the other. A `brief` tensor is valid until the next brief one is
+    def read_stacked_rows(self, tensor_rows: Sequence[TensorRows], dtype: torch.dtype | None = None, *,
+                          scratch: bool = False) -> Tensor:
+        """Return rows of several tensors, one below the other. A `scratch` tensor is valid until the next brief one is
         requested: its memory is reused, since allocating and clearing so much takes longer than filling it."""
-        counts = [len(part.rows) for part in parts]
-        stacked = self._new((sum(counts), *parts[0].shape[1:]), dtype or self.dtype, brief=brief)
-        for target, (name, shape, rows, turned) in zip(torch.split(stacked, counts), parts, strict=True):
-            if not turned and self._expand(name, shape, rows, None, target):
+        counts = [len(part.rows) for part in tensor_rows]
+        stacked = self._allocate((sum(counts), *tensor_rows[0].shape[1:]), dtype or self.dtype, scratch=scratch)
+        for target, (name, shape, rows, turned) in zip(torch.split(stacked, counts), tensor_rows, strict=True):
+            if not turned and self._try_dequantize_into(name, shape, rows, None, target):
                 continue
-            held = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
+            existing_rows = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
             if turned:
-                across = torch.empty((shape[1], len(held)), dtype=stacked.dtype, device=self.device)
-                target[:len(held)].copy_(self._columns(self._find(name, shape[::-1]), held, across).mT)
+                transposed_block = torch.empty((shape[1], len(existing_rows)), dtype=stacked.dtype, device=self.device)
+                target[:len(existing_rows)].copy_(self._read_columns_into(self._find_and_claim(name, shape[::-1]),
+                                                                          existing_rows, transposed_block).mT)
             else:
-                self._fill(self._find(name, shape), rows.start * prod(shape[1:]), target[:len(held)])
-            target[len(held):].zero_()
+                self._read_values_into(self._find_and_claim(name, shape), rows.start * prod(shape[1:]),
+                                       target[:len(existing_rows)])
+            target[len(existing_rows):].zero_()
         return stacked
 
-    def columns(self, name: str, shape: Shape, columns: range, dtype: torch.dtype | None = None, *,
-                brief: bool = False, turned: bool = False) -> Tensor:
-        """Return columns of a tensor; `turned` if the file has it transposed, with these as rows."""
-        if turned:
-            return self.rows(name, shape[::-1], columns, dtype).mT.contiguous()
-        read = self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief)
-        if self._expand(name, shape, range(shape[0]), columns, read):
+    def read_columns(self, name: str, shape: Shape, columns: range, dtype: torch.dtype | None = None, *,
+                     scratch: bool = False, transposed: bool = False) -> Tensor:
+        """Return columns of a tensor; `transposed` if the file has it transposed, with these as rows."""
+        if transposed:
+            return self.read_rows(name, shape[::-1], columns, dtype).mT.contiguous()
+        read = self._allocate((shape[0], len(columns)), dtype or self.dtype, scratch=scratch)
+        if self._try_dequantize_into(name, shape, range(shape[0]), columns, read):
             return read
-        return self._columns(self._find(name, shape), columns, read)
+        return self._read_columns_into(self._find_and_claim(name, shape), columns, read)
 
-    def codes(self, parts: Sequence[Slice]) -> list[Coded] | None:
+    def read_quantized_slices(self, matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
         """Return the codes of all parts for one linear, or None if it is not to be kept as codes."""
-        return self._quantized.codes(self, parts)
+        return self._quantized_weights.read_kept_slices(self, matrix_slices)
 
     @property
-    def quantization(self) -> str:
+    def quantization_summary(self) -> str:
         """Summary in one line of what was quantised and how it is kept, or an empty string."""
-        return self._quantized.note(self.dtype)
+        return self._quantized_weights.describe(self.dtype)
 
-    def ignore(self, name: str) -> None:
+    def ignore_tensor(self, name: str) -> None:
         """Allow a tensor that may exist and is not used."""
-        self._claimed.add(name)
+        self._claimed_names.add(name)
 
-    def ignore_all(self, prefix: str) -> None:
+    def ignore_prefix(self, prefix: str) -> None:
         """Allow all unused tensors whose names begin with the prefix."""
-        self._claimed.update(name for name in self._stored if name.startswith(prefix))
+        self._claimed_names.update(name for name in self._stored_tensors if name.startswith(prefix))
 
-    def put_beneath(self, prefix: str) -> None:
+    def prefix_all_names(self, prefix: str) -> None:
         """Prefix all tensor names from now on: checkpoints saved without a head lack the prefix."""
-        self._stored = {f"{prefix}{name}": stored for name, stored in self._stored.items()}
+        self._stored_tensors = {f"{prefix}{name}": stored for name, stored in self._stored_tensors.items()}
 
-    def unclaimed(self) -> list[str]:
+    def list_unclaimed_names(self) -> list[str]:
         """Return the names of tensors that were not requested, but for those that may stay unread."""
-        left = sorted(self._stored.keys() - self._claimed)
-        return [name for name in left if not self._quantized.is_spare(self, name)]
+        left = sorted(self._stored_tensors.keys() - self._claimed_names)
+        return [name for name in left if not self._quantized_weights.may_skip_tensor(self, name)]
 
-    def _expand(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
+    def _try_dequantize_into(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
         """Fill `target` if the tensor is stored in quantised form; return whether `target` was filled."""
-        stored = self._stored.get(name)
-        if len(shape) != MATRIX or (stored is not None and stored.dtype == target.dtype):
+        stored = self._stored_tensors.get(name)
+        if len(shape) != MATRIX_DIMENSIONS or (stored is not None and stored.dtype == target.dtype):
             return False
-        held = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
-        wanted = Slice(name, (shape[0], shape[1]), held, range(shape[1]) if columns is None else columns)
-        if not self._quantized.fill(self, wanted, target[:len(held)]):
+        existing_rows = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
+        matrix_slice = MatrixSlice(name, (shape[0], shape[1]), existing_rows,
+                                   range(shape[1]) if columns is None else columns)
+        if not self._quantized_weights.try_dequantize_into(self, matrix_slice, target[:len(existing_rows)]):
             return False
-        target[len(held):].zero_()
+        target[len(existing_rows):].zero_()
         return True
 
-    def _add(self, file: TensorFile) -> None:
+    def _add_file(self, file: SafetensorsFile) -> None:
         for name, entry in file.entries.items():
-            if name in self._stored:
-                raise ValueError(f"{file.path} holds {name}, and so does {self._stored[name].file.path.name}")
-            self._stored[name] = Stored(name, file, entry)
+            if name in self._stored_tensors:
+                raise ValueError(f"{file.path} holds {name}, and so does {self._stored_tensors[name].file.path.name}")
+            self._stored_tensors[name] = StoredTensor(name, file, entry)
 
-    def _new(self, shape: Shape, dtype: torch.dtype, *, brief: bool) -> Tensor:
-        if not brief:
+    def _allocate(self, shape: Shape, dtype: torch.dtype, *, scratch: bool) -> Tensor:
+        if not scratch:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        size, kept = prod(shape), self._brief
-        if kept.dtype != dtype or not size <= kept.numel() <= MOST_SPARE * size:
-            del kept
-            self._brief = torch.empty(0)  # free the old one before allocating the new one
-            self._brief = torch.empty(size, dtype=dtype, device=self.device)
-        return self._brief[:size].view(shape)
+        size, old_scratch = prod(shape), self._scratch
+        if old_scratch.dtype != dtype or not size <= old_scratch.numel() <= MAX_SCRATCH_RATIO * size:
+            del old_scratch
+            self._scratch = torch.empty(0)  # free the old one before allocating the new one
+            self._scratch = torch.empty(size, dtype=dtype, device=self.device)
+        return self._scratch[:size].view(shape)
 
-    def _find(self, name: str, shape: Shape | None = None) -> Stored:
-        if name not in self._stored:
+    def _find_and_claim(self, name: str, shape: Shape | None = None) -> StoredTensor:
+        if name not in self._stored_tensors:
             raise ValueError(f"{self._folder} lacks {name}, which its config.json asks for; is the download complete?")
-        stored = self._stored[name]
+        stored = self._stored_tensors[name]
         if shape not in {None, stored.entry.shape}:
             raise ValueError(f"{stored.file.path}: {name} is {list(stored.entry.shape)}, config.json asks for "
                              f"{list(shape or ())}")
-        self._claim(name, stored)
+        self._mark_claimed(name, stored)
         return stored
 
-    def _claim(self, name: str, stored: Stored) -> None:
-        if name not in self._claimed:
-            self._claimed.add(name)
-            self._num_read += stored.num_bytes
-            self._on_read(self._num_read, self._num_bytes)
+    def _mark_claimed(self, name: str, stored: StoredTensor) -> None:
+        if name not in self._claimed_names:
+            self._claimed_names.add(name)
+            self._num_bytes_read += stored.num_bytes
+            self._on_progress(self._num_bytes_read, self._num_bytes)
 
-    def _columns(self, stored: Stored, columns: range, target: Tensor) -> Tensor:
+    def _read_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> Tensor:
         """Fill the target and return it."""
         if len(columns) == stored.entry.shape[1]:
-            self._fill(stored, 0, target)
+            self._read_values_into(stored, 0, target)
         elif len(columns):
-            self._fill_columns(stored, columns, target)
+            self._read_some_columns_into(stored, columns, target)
         return target
 
-    def _fill(self, stored: Stored, first: int, target: Tensor) -> None:
-        """Fill the target with numbers, from the one at index `first` on."""
-        check_conversion(stored, target.dtype)
+    def _read_values_into(self, stored: StoredTensor, first_index: int, target: Tensor) -> None:
+        """Fill the target with numbers, from the one at index `first_index` on."""
+        check_dtype_conversion(stored, target.dtype)
         flat = target.view(-1)
         if stored.dtype == flat.dtype and flat.device.type == "cpu":
-            stored.read(first, flat)
+            stored.read_values(first_index, flat)
             return
-        stage = self._stage.view(stored.dtype)
+        stage = self._staging_buffer.view(stored.dtype)
         for piece in torch.split(flat, len(stage)):
             staged = stage[:len(piece)]
-            stored.read(first, staged)
+            stored.read_values(first_index, staged)
             piece.copy_(staged)
-            first += len(piece)
+            first_index += len(piece)
 
-    def _fill_columns(self, stored: Stored, columns: range, target: Tensor) -> None:
+    def _read_some_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> None:
         """Fill the target with columns of a matrix. As many whole rows are read at once as the stage holds: a call for
         each row would take longer."""
-        check_conversion(stored, target.dtype)
-        width, stage = stored.entry.shape[1], self._stage.view(stored.dtype)
+        check_dtype_conversion(stored, target.dtype)
+        width, stage = stored.entry.shape[1], self._staging_buffer.view(stored.dtype)
         num_rows = len(stage) // width
         if not num_rows:
             for row, part in enumerate(target):
-                self._fill(stored, row * width + columns.start, part)
+                self._read_values_into(stored, row * width + columns.start, part)
             return
         for number, part in enumerate(torch.split(target, num_rows)):
             staged = stage[:len(part) * width]
-            stored.read(number * num_rows * width, staged)
+            stored.read_values(number * num_rows * width, staged)
             part.copy_(staged.view(-1, width)[:, columns.start:columns.stop])
 
 
-def check_conversion(stored: Stored, wanted: torch.dtype) -> None:
-    if wanted != stored.dtype and stored.entry.dtype not in COMPUTED:
+def check_dtype_conversion(stored: StoredTensor, target_dtype: torch.dtype) -> None:
+    if target_dtype != stored.dtype and stored.entry.dtype not in COMPUTE_DTYPES:
         raise ValueError(f"{stored.file.path}: {stored.name} is stored as {stored.entry.dtype}, which is no number to "
-                         f"compute with by itself; supported: {', '.join(COMPUTED)}")
+                         f"compute with by itself; supported: {', '.join(COMPUTE_DTYPES)}")
 
 
-def weight_bytes(folder: Path) -> int:
+def count_weight_bytes(folder: Path) -> int:
     """Return the approximate bytes of all tensors: headers count as well."""
-    return sum((folder / name).stat().st_size for name in list_files(folder).files)
+    return sum((folder / name).stat().st_size for name in list_checkpoint_files(folder).files)

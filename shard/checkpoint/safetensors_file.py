@@ -10,61 +10,68 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from shard.checkpoint.safetensors_header import LENGTH, Entry, read_entries, read_length
+from shard.checkpoint.safetensors_header import (
+    HEADER_LENGTH_STRUCT,
+    TensorEntry,
+    read_header_length,
+    read_tensor_entries,
+)
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """Attributes of a file that change when it is written."""
 
     size: int
-    changed: int  # when, in nanoseconds
+    modified_ns: int  # when, in nanoseconds
 
 
-class TensorFile:
+class SafetensorsFile:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._opened = self._state()
-        self.entries: dict[str, Entry] = self._read_header()
+        self._state_at_open = self._read_file_state()
+        self.entries: dict[str, TensorEntry] = self._read_header()
 
-    def read(self, what: str, place: int, memory: memoryview) -> None:
-        """Fill `memory` with the bytes of the file from the offset `place` on. `what` names them in errors."""
-        while memory:
-            count = self._read_some(what, place, memory)
+    def read_bytes_into(self, description: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of the file from the offset `offset` on. `description` names them in errors."""
+        while target:
+            count = self._read_once(description, offset, target)
             if not count:
-                raise ValueError(f"{self.path} ends at byte {place}, within {what}; it had {self._opened.size} bytes "
-                                 f"when it was opened, and must not change while it is read")
-            place, memory = place + count, memory[count:]
-        if self._state() != self._opened:
-            raise ValueError(f"{self.path} was changed while {what} was read: it had {self._opened.size} bytes when it "
-                             f"was opened and has {self._state().size}; it must not change while it is read")
+                raise ValueError(
+                    f"{self.path} ends at byte {offset}, within {description}; it had {self._state_at_open.size} bytes "
+                    f"when it was opened, and must not change while it is read")
+            offset, target = offset + count, target[count:]
+        if self._read_file_state() != self._state_at_open:
+            raise ValueError(f"{self.path} was changed while {description} was read: it had {self._state_at_open.size} "
+                             f"bytes when it " f"was opened and has {self._read_file_state().size}; it must not change "
+                             f"while it is read")
 
-    def _read_some(self, what: str, place: int, memory: memoryview) -> int:
+    def _read_once(self, description: str, offset: int, target: memoryview) -> int:
         try:
-            return os.preadv(self._descriptor, [memory], place)
+            return os.preadv(self._descriptor, [target], offset)
         except OSError as error:
-            raise ValueError(f"{self.path}: {what} cannot be read: {error.strerror}") from error
+            raise ValueError(f"{self.path}: {description} cannot be read: {error.strerror}") from error
 
-    def _state(self) -> State:
+    def _read_file_state(self) -> FileState:
         found = os.fstat(self._descriptor)
-        return State(found.st_size, found.st_mtime_ns)
+        return FileState(found.st_size, found.st_mtime_ns)
 
-    def _read_header(self) -> dict[str, Entry]:
-        size = self._opened.size
-        first = self._text(0, min(LENGTH.size, size))
-        with self._named():
-            length = read_length(first, size)
-        text = self._text(LENGTH.size, length)
-        with self._named():
-            return read_entries(text, size)
+    def _read_header(self) -> dict[str, TensorEntry]:
+        size = self._state_at_open.size
+        first = self._read_header_bytes(0, min(HEADER_LENGTH_STRUCT.size, size))
+        with self._add_path_to_errors():
+            length = read_header_length(first, size)
+        text = self._read_header_bytes(HEADER_LENGTH_STRUCT.size, length)
+        with self._add_path_to_errors():
+            return read_tensor_entries(text, size)
 
-    def _text(self, place: int, length: int) -> bytearray:
+    def _read_header_bytes(self, offset: int, length: int) -> bytearray:
         text = bytearray(length)
-        self.read("its header", place, memoryview(text))
+        self.read_bytes_into("its header", offset, memoryview(text))
         return text
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _add_path_to_errors(self) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
@@ -72,6 +79,6 @@ class TensorFile:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TensorFile]:
+def open_safetensors(path: Path) -> Iterator[SafetensorsFile]:
     with path.open("rb", buffering=0) as file:
-        yield TensorFile(path, file.fileno())
+        yield SafetensorsFile(path, file.fileno())

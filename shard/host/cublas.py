@@ -8,12 +8,13 @@ import os
 
 import torch
 
-ROOM = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}  # in KiB: eight buffers of 16, and 1
+# in KiB: eight buffers of 16, and 1
+WORKSPACE_VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
 
-def add_up_in_one_order() -> None:
+def disable_split_sums() -> None:
     """Keep cuBLAS from splitting sums. Call this before the first product: cuBLAS reads its settings once."""
-    os.environ.update(ROOM)
+    os.environ.update(WORKSPACE_VARIABLES)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):

@@ -11,84 +11,87 @@ from typing import Protocol
 
 import torch
 
-from shard.parallel.group import Group
+from shard.parallel.group import RankGroup
 
-DTYPES = {
+DTYPE_BY_NAME = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-ROWS = 8
-SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
-ROUNDS = 5
+NUM_PROBE_ROWS = 8
+PROBE_WEIGHT_SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
+NUM_PROBE_ROUNDS = 5
 
-Product = Callable[[], object]
+MatmulFunction = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class DtypeChoice:
     dtype: torch.dtype
-    note: str = ""  # for users, is logged
+    user_note: str = ""  # for users, is logged
 
 
-class Memory(Protocol):
+class ProbeCache(Protocol):
     """Store of short texts by key that outlives the process."""
 
     def get(self, key: str) -> str | None: ...
-    def put(self, key: str, found: str) -> None: ...
+    def put(self, key: str, value: str) -> None: ...
 
 
-def choose_dtype(asked: str, stored: torch.dtype, device: str, quickest: Callable[[], torch.dtype]) -> Precision:
-    """Choose the number type; `quickest` finds the faster type on this CPU and is called only if that matters."""
-    wanted = stored if asked == "auto" else DTYPES[asked]
-    if device != "cpu" or wanted is torch.float32 or asked == "bfloat16":
-        return Precision(wanted)
-    found = quickest()
+def choose_dtype(requested: str, checkpoint_dtype: torch.dtype, device: str,
+                 find_fastest: Callable[[], torch.dtype]) -> DtypeChoice:
+    """Choose the number type; `find_fastest` finds the faster type on this CPU and is called only if that matters."""
+    wanted = checkpoint_dtype if requested == "auto" else DTYPE_BY_NAME[requested]
+    if device != "cpu" or wanted is torch.float32 or requested == "bfloat16":
+        return DtypeChoice(wanted)
+    fastest = find_fastest()
     if wanted is torch.float16:
-        return Precision(found, f"float16 is slow on CPUs; the model runs in {name(found)}")
-    return Precision(found)
+        return DtypeChoice(fastest, f"float16 is slow on CPUs; the model runs in {dtype_name(fastest)}")
+    return DtypeChoice(fastest)
 
 
-def find_quickest(can_pack: Callable[[torch.dtype], bool], products: Callable[[torch.dtype], Product]) -> torch.dtype:
-    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `products` makes a
-    product to time."""
+def measure_fastest_dtype(can_pack: Callable[[torch.dtype], bool],
+                          make_matmul: Callable[[torch.dtype], MatmulFunction]) -> torch.dtype:
+    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `make_matmul` makes
+    a product to time."""
     if not can_pack(torch.bfloat16):
         return torch.float32
-    candidates = {dtype: products(dtype) for dtype in (torch.bfloat16, torch.float32)}
-    best = {dtype: float("inf") for dtype in candidates}
-    for _ in range(ROUNDS):
-        for dtype, product in candidates.items():
-            best[dtype] = min(best[dtype], seconds(product))
-    return min(best, key=lambda dtype: best[dtype])
+    matmuls = {dtype: make_matmul(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    best_seconds = {dtype: float("inf") for dtype in matmuls}
+    for _ in range(NUM_PROBE_ROUNDS):
+        for dtype, matmul in matmuls.items():
+            best_seconds[dtype] = min(best_seconds[dtype], time_matmul(matmul))
+    return min(best_seconds, key=lambda dtype: best_seconds[dtype])
 
 
-def seconds(product: Product) -> float:
+def time_matmul(matmul: MatmulFunction) -> float:
     began = perf_counter()
-    product()
+    matmul()
     return perf_counter() - began
 
 
-def packed_product(dtype: torch.dtype) -> Product:
+def make_packed_matmul(dtype: torch.dtype) -> MatmulFunction:
     """Return a product of a few rows, as in a decode step."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(torch.full(SHAPE, 0.01, dtype=dtype))
-    rows = torch.full((ROWS, SHAPE[1]), 0.01, dtype=dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(torch.full(PROBE_WEIGHT_SHAPE, 0.01, dtype=dtype))
+    rows = torch.full((NUM_PROBE_ROWS, PROBE_WEIGHT_SHAPE[1]), 0.01, dtype=dtype)
     return lambda: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
 
-def settled(group: Group, memory: Memory, key: str, find: Callable[[], torch.dtype]) -> torch.dtype:
+def agree_on_dtype(group: RankGroup, probe_cache: ProbeCache, key: str,
+                   find_fastest: Callable[[], torch.dtype]) -> torch.dtype:
     """Return on every rank the type that rank 0 has in its memory, or finds now."""
-    kinds = list(DTYPES)
-    found = kinds.index(recalled(memory, key, find)) if group.rank == 0 else len(kinds)
-    return DTYPES[kinds[group.minimum(found)]]
+    names = list(DTYPE_BY_NAME)
+    name_index = names.index(find_cached_dtype_name(probe_cache, key, find_fastest)) if group.rank == 0 else len(names)
+    return DTYPE_BY_NAME[names[group.minimum(name_index)]]
 
 
-def recalled(memory: Memory, key: str, find: Callable[[], torch.dtype]) -> str:
-    known = memory.get(key)
-    if known not in DTYPES:
-        known = name(find())
-        memory.put(key, known)
-    return known
+def find_cached_dtype_name(probe_cache: ProbeCache, key: str, find_fastest: Callable[[], torch.dtype]) -> str:
+    cached = probe_cache.get(key)
+    if cached not in DTYPE_BY_NAME:
+        cached = dtype_name(find_fastest())
+        probe_cache.put(key, cached)
+    return cached
 
 
-def name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

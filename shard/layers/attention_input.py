@@ -6,59 +6,62 @@ from types import ModuleType
 
 from torch import Tensor
 
-from shard.attention.kv_cache import Cache
+from shard.attention.kv_cache import KVCache
 from shard.ops.norm import RMSNorm
 
-HeadNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
+QKNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
 
 
-class Turn(ABC):
+class RotaryEmbedding(ABC):
     """Position embedding of queries and keys for the positions of one step."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """`x: [tokens, heads, head_dim]`"""
+        """`x: [tokens, qkv_heads, head_dim]`"""
 
-    def enter(self, heads: Tensor, head_norm: HeadNorm | None, cache: Cache, layer: int, slots: Tensor) -> Tensor:
+    def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
+                         slots: Tensor) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to the cache's `slots`, and return the queries.
 
-        `heads: [tokens, heads + 2 * kv heads, head_dim]`: queries, keys and values.
+        `qkv_heads: [tokens, qkv_heads + 2 * kv qkv_heads, head_dim]`: queries, keys and values.
         """
-        num_heads = heads.shape[1] - cache.width // heads.shape[2]  # query heads
-        num_turned = (heads.shape[1] + num_heads) // 2
-        asked = heads[:, :num_turned]
-        turned = self(asked if head_norm is None else head_norm(asked))
-        cache.write(layer, turned[:, num_heads:].flatten(1), heads[:, num_turned:].flatten(1), slots)
-        return turned[:, :num_heads]
+        num_heads = qkv_heads.shape[1] - cache.slot_width // qkv_heads.shape[2]  # query heads
+        num_rotated = (qkv_heads.shape[1] + num_heads) // 2
+        queries_and_keys = qkv_heads[:, :num_rotated]
+        rotated = self(queries_and_keys if qk_norm is None else qk_norm(queries_and_keys))
+        cache.write(layer, rotated[:, num_heads:].flatten(1), qkv_heads[:, num_rotated:].flatten(1), slots)
+        return rotated[:, :num_heads]
 
 
-class NoTurn(Turn):
+class NoRotaryEmbedding(RotaryEmbedding):
     """No position embedding: queries and keys stay as they are."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
 
-class FusedTurn(Turn):
+class FusedRotaryEmbedding(RotaryEmbedding):
     """Norm, rotary embedding and cache write in one kernel."""
 
-    def __init__(self, fused: ModuleType, plain: Callable[[], Turn], table: Tensor, positions: Tensor, *,
-                 neighbours: bool) -> None:
-        """`fused` is the module `ops/fused.py`; `plain` is used for norms that its kernel does not support."""
-        self._fused = fused
-        self._plain = plain
-        self._angles = fused.Angles(table, positions, neighbours)
+    def __init__(self, fused_kernels: ModuleType, make_unfused: Callable[[], RotaryEmbedding], cos_sin_table: Tensor,
+                 positions: Tensor, *, interleaved: bool) -> None:
+        """`fused_kernels` is the module `shard.ops.fused`; `make_unfused` is used for norms that its kernel does
+        not support."""
+        self._fused_kernels = fused_kernels
+        self._make_unfused = make_unfused
+        self._angles = fused_kernels.RotaryAngles(cos_sin_table, positions, interleaved)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._plain()(x)
+        return self._make_unfused()(x)
 
-    def enter(self, heads: Tensor, head_norm: HeadNorm | None, cache: Cache, layer: int, slots: Tensor) -> Tensor:
-        if isinstance(head_norm, RMSNorm):
-            known = self._fused.HeadNorm(head_norm.weight, head_norm.epsilon, head_norm.is_wide)
-        elif head_norm is not None:
-            return super().enter(heads, head_norm, cache, layer, slots)
+    def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
+                         slots: Tensor) -> Tensor:
+        if isinstance(qk_norm, RMSNorm):
+            fused_norm = self._fused_kernels.FusedHeadNorm(qk_norm.weight, qk_norm.epsilon, qk_norm.rounds_after_weight)
+        elif qk_norm is not None:
+            return super().rotate_and_cache(qkv_heads, qk_norm, cache, layer, slots)
         else:
-            known = None
-        rows = self._fused.Rows(cache.keys[layer], cache.values[layer], slots)
-        queries: Tensor = self._fused.enter(heads, known, self._angles, rows)
+            fused_norm = None
+        cache_rows = self._fused_kernels.LayerCacheSlots(cache.keys[layer], cache.values[layer], slots)
+        queries: Tensor = self._fused_kernels.rotate_and_cache(qkv_heads, fused_norm, self._angles, cache_rows)
         return queries

@@ -7,97 +7,100 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from shard.adapters.weight_slices import Portion
-from shard.attention.inputs import Inputs
-from shard.checkpoint.reader import COMPUTED, Weights
-from shard.ops.linear import Linear, make_linear, packs
-from shard.parallel.group import Group, padded_share
+from shard.adapters.weight_slices import WeightSlice
+from shard.attention.inputs import ForwardInputs
+from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
+from shard.ops.linear import Linear, make_linear, should_pack
+from shard.parallel.group import RankGroup, padded_share
 
-Finish = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
+LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 
 
-class Embedding:
-    def __init__(self, weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> None:
-        """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
-        than the compute dtype."""
+class VocabParallelEmbedding:
+    def __init__(self, weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int]) -> None:
+        """`shape: [vocabulary, hidden_states]`, of all ranks together. The weight keeps its stored dtype if that is
+        smaller than the compute dtype."""
         self._group = group
-        self.ids = padded_share(shape[0], group.rank, group.size)
+        self.id_range = padded_share(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
-        stored = weights.dtype_of(name)
-        smaller = stored in COMPUTED.values() and stored.itemsize < weights.dtype.itemsize
-        self.weight = weights.rows(name, shape, self.ids, stored if smaller else None)  # [ids, hidden]
-        self._site = weights.sites.embedding(name.removesuffix(".weight"), shape)
+        stored = weights.stored_dtype(name)
+        smaller = stored in COMPUTE_DTYPES.values() and stored.itemsize < weights.dtype.itemsize
+        self.weight = weights.read_rows(name, shape, self.id_range, stored if smaller else None)  # [ids, hidden]
+        self._lora_target = weights.lora_targets.add_embedding(name.removesuffix(".weight"), shape)
 
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """`[tokens, hidden]`"""
-        return self.rows(inputs.tokens)
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
+        """`[tokens, hidden_states]`"""
+        return self.embed_tokens(inputs.tokens)
 
-    def rows(self, tokens: Tensor) -> Tensor:
-        """`[tokens] -> [tokens, hidden]`"""
-        rows = self._summed(tokens)
-        return rows if self._site is None else self._site.changed(tokens, rows)
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """`[tokens] -> [tokens, hidden_states]`"""
+        rows = self._look_up_across_ranks(tokens)
+        return rows if self._lora_target is None else self._lora_target.apply_adapters(tokens, rows)
 
-    def _summed(self, tokens: Tensor) -> Tensor:
+    def _look_up_across_ranks(self, tokens: Tensor) -> Tensor:
         if self._group.size == 1:
             return self.weight.index_select(0, tokens).to(self._dtype)
-        places = tokens - self.ids.start
-        mine = (places >= 0) & (places < len(self.ids))
-        rows = self.weight.index_select(0, places.where(mine, 0)).to(self._dtype)
-        return self._group.sum(rows.where(mine.unsqueeze(1), 0))
+        local_ids = tokens - self.id_range.start
+        is_local = (local_ids >= 0) & (local_ids < len(self.id_range))
+        rows = self.weight.index_select(0, local_ids.where(is_local, 0)).to(self._dtype)
+        return self._group.sum(rows.where(is_local.unsqueeze(1), 0))
 
 
-class PlacedEmbedding:
+class PositionedEmbedding:
     """Sum of token embedding and learned position embedding."""
 
-    def __init__(self, embedding: Embedding, positions: Tensor) -> None:
-        """`positions: [positions, hidden]`"""
-        self._embedding = embedding
-        self._positions = positions
+    def __init__(self, embedding: VocabParallelEmbedding, position_weight: Tensor) -> None:
+        """`position_weight: [position_weight, hidden_states]`"""
+        self._token_embedding = embedding
+        self._position_weight = position_weight
 
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """`[tokens, hidden]`"""
-        return self._embedding(inputs).add_(self._positions.index_select(0, inputs.positions))
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
+        """`[tokens, hidden_states]`"""
+        return self._token_embedding(inputs).add_(self._position_weight.index_select(0, inputs.positions))
 
 
-class Head:
-    def __init__(self, linear: Linear, group: Group, vocabulary_size: int, finish: Finish | None = None) -> None:
-        """`linear` returns the logits of this rank's ids; `finish` is applied to the gathered logits."""
+class LMHead:
+    def __init__(self, linear: Linear, group: RankGroup, vocabulary_size: int,
+                 logits_transform: LogitsTransform | None = None) -> None:
+        """`linear` returns the logits of this rank's ids; `logits_transform` is applied to the gathered logits."""
         self._linear = linear
         self._group = group
         self._vocabulary_size = vocabulary_size
-        self._finish = finish
+        self._logits_transform = logits_transform
 
-    def finished(self, finish: Finish) -> "Head":
-        """Return a copy that applies `finish` to the logits."""
-        return Head(self._linear, self._group, self._vocabulary_size, finish)
+    def with_logits_transform(self, logits_transform: LogitsTransform) -> "LMHead":
+        """Return a copy that applies `logits_transform` to the logits."""
+        return LMHead(self._linear, self._group, self._vocabulary_size, logits_transform)
 
-    def __call__(self, hidden: Tensor) -> Tensor | None:
-        """`[rows, hidden] -> [rows, vocabulary]`, on rank 0 only"""
-        logits = self._group.gather(self._linear(hidden))
+    def __call__(self, hidden_states: Tensor) -> Tensor | None:
+        """`[rows, hidden_states] -> [rows, vocabulary]`, on rank 0 only"""
+        logits = self._group.gather(self._linear(hidden_states))
         if logits is None:
             return None
         wide = logits[:, :self._vocabulary_size].float()
-        return wide if self._finish is None else self._finish(wide)
+        return wide if self._logits_transform is None else self._logits_transform(wide)
 
 
-def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], weight_name: str = "") -> Head:
+def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
+                 weight_name: str = "") -> LMHead:
     """Read the head `name`. `weight_name`: name of its weight in the files, if different."""
     ids = padded_share(shape[0], group.rank, group.size)
-    weight = weights.rows(weight_name or name, shape, ids, brief=packs(weights.dtype, weights.device))
-    return make_head(weights, group, name, shape, ids=ids, weight=weight)
+    weight = weights.read_rows(weight_name or name, shape, ids, scratch=should_pack(weights.dtype, weights.device))
+    return make_lm_head(weights, group, name, shape, id_range=ids, weight=weight)
 
 
-def make_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], *, ids: range, weight: Tensor) -> Head:
-    portion = Portion(name.removesuffix(".weight"), shape, ids, range(shape[1]))
-    return Head(weights.sites.head(make_linear(weight), portion), group, shape[0])
+def make_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int], *, id_range: range,
+                 weight: Tensor) -> LMHead:
+    portion = WeightSlice(name.removesuffix(".weight"), shape, id_range, range(shape[1]))
+    return LMHead(weights.lora_targets.wrap_head(make_linear(weight), portion), group, shape[0])
 
 
-def tied_head(weights: Weights, group: Group, names: tuple[str, str], shape: tuple[int, int],
-              embedding: Embedding) -> Head:
+def make_tied_lm_head(weights: CheckpointReader, group: RankGroup, names: tuple[str, str], shape: tuple[int, int],
+                      embedding: VocabParallelEmbedding) -> LMHead:
     """Return a head with the embedding's weight. `names`: of the head and of the embedding.
 
     The weight is shared if the embedding has the compute dtype; a packed linear copies it.
     """
     if embedding.weight.dtype != weights.dtype:
-        return read_head(weights, group, names[0], shape, names[1])
-    return make_head(weights, group, names[0], shape, ids=embedding.ids, weight=embedding.weight)
+        return read_lm_head(weights, group, names[0], shape, names[1])
+    return make_lm_head(weights, group, names[0], shape, id_range=embedding.id_range, weight=embedding.weight)

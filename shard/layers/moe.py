@@ -10,78 +10,84 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import Bearers
+from shard.adapters.routing import AdapterRouting
 from shard.ops.linear import Linear
-from shard.parallel.group import Group
+from shard.parallel.group import RankGroup
 
 
-class Router:
-    def __init__(self, gate: Linear, num_chosen: int, *, normalised: bool) -> None:
-        """`gate` returns a score for every expert. If `normalised`, the shares of the chosen experts sum to 1."""
-        self.gate = gate
-        self.num_chosen = num_chosen
-        self._normalised = normalised
+class ExpertGate:
+    def __init__(self, gate_linear: Linear, num_experts_per_token: int, *, normalize_weights: bool) -> None:
+        """`gate_linear` returns a score for every expert. If `normalize_weights`, the shares of the chosen experts sum
+        to 1."""
+        self.gate_linear = gate_linear
+        self.num_experts_per_token = num_experts_per_token
+        self._normalize_weights = normalize_weights
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their float32 shares, both `[tokens, chosen]`.
 
         The largest share comes first; of equal shares, the one of the lower expert.
         """
-        shares, experts = self.gate(x).float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-        chosen = shares[:, :self.num_chosen]
-        if self._normalised:
-            chosen = chosen / added(chosen.unsqueeze(-1))
-        return experts[:, :self.num_chosen], chosen
+        routing_weights, experts = self.gate_linear(x).float().softmax(dim=-1).sort(dim=-1, descending=True,
+                                                                                    stable=True)
+        top_weights = routing_weights[:, :self.num_experts_per_token]
+        if self._normalize_weights:
+            top_weights = top_weights / sum_choices_in_order(top_weights.unsqueeze(-1))
+        return experts[:, :self.num_experts_per_token], top_weights
 
 
 class Expert:
-    def __init__(self, gated: Linear, down: Linear) -> None:
-        """`gated` and `down` hold this rank's slice of the expert."""
-        self.gated = gated
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        """`gate_up` and `down` hold this rank's slice of the expert."""
+        self.gate_up = gate_up
         self.down = down
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gated(x))
+        return self.down(self.gate_up(x))
 
 
-class Experts:
-    def __init__(self, router: Router, experts: Sequence[Expert], group: Group, bearers: Bearers | None = None) -> None:
-        """`bearers`: the object that the experts' linears read their rows' adapters from; None without adapters."""
-        self._bearers = bearers
-        self._router = router
+class RoutedExperts:
+    def __init__(self, expert_gate: ExpertGate, experts: Sequence[Expert], group: RankGroup,
+                 adapter_routing: AdapterRouting | None = None) -> None:
+        """`adapter_routing`: the object that the experts' linears read their rows' adapters from; None without
+        adapters."""
+        self._adapter_routing = adapter_routing
+        self._expert_gate = expert_gate
         self._experts = experts
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, hidden]` in and out"""
-        experts, shares = self._router(x)
-        said = self._ask(x, experts.flatten()).view(*experts.shape, -1)  # [tokens, chosen, hidden]
-        return self._group.sum(added(said, shares).to(x.dtype))
+        experts, routing_weights = self._expert_gate(x)
+        # [tokens, chosen, hidden]
+        expert_outputs = self._run_chosen_experts(x, experts.flatten()).view(*experts.shape, -1)
+        return self._group.sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
 
-    def _ask(self, x: Tensor, chosen: Tensor) -> Tensor:
+    def _run_chosen_experts(self, x: Tensor, chosen_experts: Tensor) -> Tensor:
         """Return the experts' outputs, one row per element of `chosen: [tokens * chosen]`."""
-        said = x.new_empty(len(chosen), x.shape[1])
-        counts = chosen.bincount(minlength=len(self._experts)).tolist()
-        places = torch.split(chosen.argsort(stable=True), counts)
-        for expert, mine in zip(self._experts, places, strict=True):
-            if len(mine):
-                said.index_copy_(0, mine, self._say(expert, x, mine // self._router.num_chosen))
-        return said
+        outputs = x.new_empty(len(chosen_experts), x.shape[1])
+        counts = chosen_experts.bincount(minlength=len(self._experts)).tolist()
+        output_rows = torch.split(chosen_experts.argsort(stable=True), counts)
+        for expert, expert_rows in zip(self._experts, output_rows, strict=True):
+            if len(expert_rows):
+                outputs.index_copy_(0, expert_rows,
+                                    self._run_expert(expert, x, expert_rows // self._expert_gate.num_experts_per_token))
+        return outputs
 
-    def _say(self, expert: Expert, x: Tensor, rows: Tensor) -> Tensor:
-        if self._bearers is None:
-            return expert(x.index_select(0, rows))
-        with self._bearers.chosen(rows):
-            return expert(x.index_select(0, rows))
+    def _run_expert(self, expert: Expert, x: Tensor, token_rows: Tensor) -> Tensor:
+        if self._adapter_routing is None:
+            return expert(x.index_select(0, token_rows))
+        with self._adapter_routing.route_selected_rows(token_rows):
+            return expert(x.index_select(0, token_rows))
 
 
-def added(rows: Tensor, shares: Tensor | None = None) -> Tensor:
+def sum_choices_in_order(rows: Tensor, routing_weights: Tensor | None = None) -> Tensor:
     """Sum `[tokens, chosen, width]` to `[tokens, width]` in float32, one choice after the other.
 
     The order in which torch's own sum adds may depend on the number of rows.
     """
     total = torch.zeros(len(rows), rows.shape[2], device=rows.device)
-    for place in range(rows.shape[1]):
-        row = rows[:, place].float()
-        total += row if shares is None else row * shares[:, place, None]
+    for choice in range(rows.shape[1]):
+        row = rows[:, choice].float()
+        total += row if routing_weights is None else row * routing_weights[:, choice, None]
     return total

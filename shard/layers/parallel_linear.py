@@ -9,126 +9,139 @@ from functools import partial
 
 from torch import Tensor, float32
 
-from shard.adapters.weight_slices import Portion
-from shard.checkpoint.reader import Rows, Weights
-from shard.ops.activations import ActivatedLinear, PackedActivatedLinear, SeparatelyActivatedLinear
-from shard.ops.gated_activations import GATINGS, GatedLinear, PackedGatedLinear, rounded_times, widened_times
-from shard.ops.int8_linear import TiledLinear
-from shard.ops.linear import Linear, make_linear, packs
-from shard.ops.triton_support import kernels
-from shard.parallel.group import Group
-from shard.quantization.format import Slice
+from shard.adapters.weight_slices import WeightSlice
+from shard.checkpoint.reader import CheckpointReader, TensorRows
+from shard.ops.activations import ExactGeluLinear, GeluLinear, PackedGeluLinear
+from shard.ops.gated_activations import (
+    GATED_ACTIVATIONS,
+    GatedLinear,
+    PackedGatedLinear,
+    apply_and_round,
+    apply_in_float32,
+)
+from shard.ops.int8_linear import Int8Linear
+from shard.ops.linear import Linear, make_linear, should_pack
+from shard.ops.triton_support import import_kernels
+from shard.parallel.group import RankGroup
+from shard.quantization.format import MatrixSlice
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinearRows:
     """Some outputs (rows of the weight) of a linear in the checkpoint."""
 
     name: str
     shape: tuple[int, int]  # [out, in], of all ranks together
     rows: range
-    bias: bool
-    turned: bool = False  # whether the file holds the weight transposed, [in, out]
+    has_bias: bool
+    transposed: bool = False  # whether the file holds the weight transposed, [in, out]
 
     @property
-    def weight_rows(self) -> Rows:
-        return Rows(f"{self.name}.weight", self.shape, self.rows, self.turned)
+    def weight_rows(self) -> TensorRows:
+        return TensorRows(f"{self.name}.weight", self.shape, self.rows, self.transposed)
 
     @property
-    def slice(self) -> Slice:
-        return Slice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
+    def matrix_slice(self) -> MatrixSlice:
+        return MatrixSlice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
 
     @property
-    def portion(self) -> Portion:
-        return Portion(self.name, self.shape, self.rows, range(self.shape[1]))
+    def weight_slice(self) -> WeightSlice:
+        return WeightSlice(self.name, self.shape, self.rows, range(self.shape[1]))
 
     @property
-    def bias_rows(self) -> Rows:
-        return Rows(f"{self.name}.bias", self.shape[:1], self.rows)
+    def bias_rows(self) -> TensorRows:
+        return TensorRows(f"{self.name}.bias", self.shape[:1], self.rows)
 
 
-def read_bias(weights: Weights, parts: Sequence[Part]) -> Tensor | None:
-    return weights.stack([part.bias_rows for part in parts]) if parts[0].bias else None
+def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Tensor | None:
+    return weights.read_stacked_rows([part.bias_rows for part in linear_rows]) if linear_rows[0].has_bias else None
 
 
-def tiled_linear(weights: Weights, parts: Sequence[Slice], bias: Tensor | None) -> TiledLinear | None:
+def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSlice],
+                     bias: Tensor | None) -> Int8Linear | None:
     """Return a linear that keeps its weights quantized; None if they are not to be kept so."""
-    coded = weights.codes(parts)
-    return None if coded is None else TiledLinear(coded, bias, weights.buffers)
+    quantized_slices = weights.read_quantized_slices(matrix_slices)
+    return None if quantized_slices is None else Int8Linear(quantized_slices, bias, weights.dequant_buffers)
 
 
-def adapted(weights: Weights, parts: Sequence[Part], linear: Linear) -> Linear:
-    return weights.sites.linear(linear, [part.portion for part in parts])
+def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows], linear: Linear) -> Linear:
+    return weights.lora_targets.wrap_linear(linear, [part.weight_slice for part in linear_rows])
 
 
-def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
+def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one fused linear for several of the checkpoint, their outputs concatenated."""
-    return adapted(weights, parts, plain_column_linear(weights, parts))
+    return wrap_with_adapters(weights, linear_rows, read_linear_without_adapters(weights, linear_rows))
 
 
-def plain_column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
-    bias = read_bias(weights, parts)
-    if (tiled := tiled_linear(weights, [part.slice for part in parts], bias)) is not None:
-        return tiled
-    brief = packs(weights.dtype, weights.device)
-    return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), bias)
+def read_linear_without_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
+    bias = read_bias(weights, linear_rows)
+    if (int8_linear := read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)) is not None:
+        return int8_linear
+    scratch = should_pack(weights.dtype, weights.device)
+    return make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch), bias)
 
 
-def activated_linear(
-        weights: Weights, part: Part, approximate: str,
-) -> ActivatedLinear | PackedActivatedLinear | SeparatelyActivatedLinear:
-    if weights.sites.are_open:  # an adapter's update is added before the activation
-        return SeparatelyActivatedLinear(column_linear(weights, [part]), approximate)
-    packed = packs(weights.dtype, weights.device)
-    kind = PackedActivatedLinear if packed else ActivatedLinear
-    return kind(weights.stack([part.weight_rows], brief=packed), read_bias(weights, [part]), approximate)
+def read_gelu_linear(
+        weights: CheckpointReader, linear_rows: LinearRows, approximate: str,
+) -> GeluLinear | PackedGeluLinear | ExactGeluLinear:
+    if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
+        return ExactGeluLinear(read_column_parallel_linear(weights, [linear_rows]), approximate)
+    packed = should_pack(weights.dtype, weights.device)
+    linear_class = PackedGeluLinear if packed else GeluLinear
+    return linear_class(weights.read_stacked_rows([linear_rows.weight_rows], scratch=packed),
+                        read_bias(weights, [linear_rows]), approximate)
 
 
-def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu") -> GatedLinear | PackedGatedLinear:
+def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRows,
+                      activation: str = "silu") -> GatedLinear | PackedGatedLinear:
     """`activation` is a key in GATINGS."""
-    gating = GATINGS[activation]
-    if (tiled := tiled_linear(weights, [gate.slice, up.slice], read_bias(weights, [gate, up]))) is not None:
-        return GatedLinear(adapted(weights, [gate, up], tiled.unrounded),
-                           partial(rounded_times, dtype=weights.dtype, times=gating.exact))
-    if not packs(weights.dtype, weights.device):
-        fused = kernels(weights.device)
-        activate = gating.plain if fused is None else fused.GATINGS[activation]
-        return GatedLinear(column_linear(weights, [gate, up]), activate)
+    activation_variants = GATED_ACTIVATIONS[activation]
+    if (int8_linear := read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice],
+                                        read_bias(weights, [gate, up]))) is not None:
+        return GatedLinear(wrap_with_adapters(weights, [gate, up], int8_linear.forward_float32),
+                           partial(apply_and_round, dtype=weights.dtype, activation=activation_variants.exact))
+    if not should_pack(weights.dtype, weights.device):
+        fused_kernels = import_kernels(weights.device)
+        activate = activation_variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
+        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activate)
     if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_gated_activations.py
-        return GatedLinear(column_linear(weights, [gate, up]), gating.exact)
-    if weights.sites.are_open:  # an adapter's update is added before the activation
-        return GatedLinear(column_linear(weights, [gate, up]), partial(widened_times, times=gating.exact))
-    gate_weight, up_weight = (weights.stack([part.weight_rows]) for part in (gate, up))
+        return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activation_variants.exact)
+    if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
+        return GatedLinear(read_column_parallel_linear(weights, [gate, up]),
+                           partial(apply_in_float32, activation=activation_variants.exact))
+    gate_weight, up_weight = (weights.read_stacked_rows([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
-    return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, gating.on_the_way)
+    return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, activation_variants.onednn_fused)
 
 
-class RowLinear:
-    def __init__(self, linear: Linear, group: Group) -> None:
-        """`linear` takes this rank's slice of the inputs."""
+class RowParallelLinear:
+    def __init__(self, linear: Linear, group: RankGroup) -> None:
+        """`wrap_linear` takes this rank's slice of the inputs."""
         self._linear = linear
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.sum(self.partial(x))
+        return self._group.sum(self.forward_partial(x))
 
-    def partial(self, x: Tensor) -> Tensor:
+    def forward_partial(self, x: Tensor) -> Tensor:
         """Return this rank's summand of the result, for callers that sum several linears in one all-reduce."""
         return self._linear(x)
 
 
-def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int], columns: range, *,
-               bias: bool, turned: bool = False) -> RowLinear:
+def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
+                             columns: range, *, bias: bool, transposed: bool = False) -> RowParallelLinear:
     """Return a row-parallel linear. Only rank 0 holds the bias, so that it is added once.
 
-    `turned`: the file holds the weight transposed, [in, out].
+    `transposed`: the file holds the weight transposed, [in, out].
     """
-    added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
-    bias_here = added if group.rank == 0 else None
-    wanted = Slice(f"{name}.weight", shape, range(shape[0]), columns)
-    product: Linear | None = None if turned else tiled_linear(weights, [wanted], bias_here)
-    if product is None:
-        brief = packs(weights.dtype, weights.device)
-        product = make_linear(weights.columns(wanted.name, shape, columns, brief=brief, turned=turned), bias_here)
+    full_bias = weights.read_tensor(f"{name}.bias", shape[:1]) if bias else None
+    rank_bias = full_bias if group.rank == 0 else None
+    matrix_slice = MatrixSlice(f"{name}.weight", shape, range(shape[0]), columns)
+    linear: Linear | None = None if transposed else read_int8_linear(weights, [matrix_slice], rank_bias)
+    if linear is None:
+        scratch = should_pack(weights.dtype, weights.device)
+        linear = make_linear(weights.read_columns(matrix_slice.weight_name, shape, columns, scratch=scratch,
+                                                  transposed=transposed), rank_bias)
     # An adapter's update is a sum over the inputs, too, so each rank adds its part before the all-reduce.
-    return RowLinear(weights.sites.linear(product, [Portion(name, shape, range(shape[0]), columns)]), group)
+    return RowParallelLinear(
+        weights.lora_targets.wrap_linear(linear, [WeightSlice(name, shape, range(shape[0]), columns)]), group)

@@ -11,79 +11,79 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from shard.layers.attention_input import FusedTurn, Turn
-from shard.models.config import Rotary
-from shard.ops.triton_support import kernels
+from shard.layers.attention_input import FusedRotaryEmbedding, RotaryEmbedding
+from shard.models.config import RotaryConfig
+from shard.ops.triton_support import import_kernels
 
 
-def plain_frequencies(theta: float, head_dim: int) -> Tensor:
+def base_frequencies(theta: float, head_dim: int) -> Tensor:
     """Return radians per position, in float32 as in training: the rounding changes the angles of large positions."""
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
-def linear(rotary: Rotary, head_dim: int) -> Tensor:
-    return plain_frequencies(rotary.theta, head_dim) / rotary.factor
+def linear_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
+    return base_frequencies(config.theta, head_dim) / config.scaling_factor
 
 
-def unscaled(rotary: Rotary, head_dim: int) -> Tensor:
-    return plain_frequencies(rotary.theta, head_dim)
+def unscaled_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
+    return base_frequencies(config.theta, head_dim)
 
 
-def llama3(rotary: Rotary, head_dim: int) -> Tensor:
+def llama3_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, and interpolate between them by their turns."""
-    plain = plain_frequencies(rotary.theta, head_dim)
-    turns = rotary.original_positions * plain / (2 * math.pi)  # within the original context
-    low, high = rotary.low_frequency_factor, rotary.high_frequency_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * plain / rotary.factor + kept * plain
+    plain = base_frequencies(config.theta, head_dim)
+    rotations = config.original_max_positions * plain / (2 * math.pi)  # within the original context
+    low, high = config.low_frequency_factor, config.high_frequency_factor
+    kept_share = ((rotations - low) / (high - low)).clamp(0, 1)
+    return (1 - kept_share) * plain / config.scaling_factor + kept_share * plain
 
 
-def yarn(rotary: Rotary, head_dim: int) -> Tensor:
+def yarn_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, with a linear ramp over the index of the pair between."""
-    plain = plain_frequencies(rotary.theta, head_dim)
-    first, last = (pair_of(turns, rotary, head_dim) for turns in (rotary.beta_fast, rotary.beta_slow))
-    if rotary.truncate:
+    plain = base_frequencies(config.theta, head_dim)
+    first, last = (pair_index_for_rotations(turns, config, head_dim) for turns in (config.beta_fast, config.beta_slow))
+    if config.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     ramp = (torch.arange(head_dim // 2) - first) / ((last - first) or 0.001)
     stretched = ramp.clamp(0, 1)
-    return plain / rotary.factor * stretched + plain * (1 - stretched)
+    return plain / config.scaling_factor * stretched + plain * (1 - stretched)
 
 
-def longrope(rotary: Rotary, head_dim: int) -> Tensor:
+def longrope_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """Divide the frequency of every pair by a factor of its own."""
-    return plain_frequencies(rotary.theta, head_dim) / torch.tensor(rotary.factors)
+    return base_frequencies(config.theta, head_dim) / torch.tensor(config.frequency_divisors)
 
 
-def pair_of(turns: float, rotary: Rotary, head_dim: int) -> float:
-    """Return the fractional index of the pair that makes `turns` turns within the original context."""
-    return head_dim * math.log(rotary.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+def pair_index_for_rotations(rotations: float, config: RotaryConfig, head_dim: int) -> float:
+    """Return the fractional index of the pair that makes `rotations` turns within the original context."""
+    return head_dim * math.log(config.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 
 
-FREQUENCIES: dict[str, Callable[[Rotary, int], Tensor]] = {
-    "default": unscaled,
-    "linear": linear,
-    "dynamic": unscaled,  # scales only beyond the trained length, and longer sequences are not served
-    "llama3": llama3,
-    "yarn": yarn,
-    "longrope": longrope,
+FREQUENCIES_BY_ROPE_TYPE: dict[str, Callable[[RotaryConfig, int], Tensor]] = {
+    "default": unscaled_frequencies,
+    "linear": linear_frequencies,
+    "dynamic": unscaled_frequencies,  # scales only beyond the trained length, and longer sequences are not served
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
 }
 
 
-class HalfTurn(Turn):
+class NeoxRotaryEmbedding(RotaryEmbedding):
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
         """`cosines, sines: [tokens, 1, head_dim]`, the first half of the sines negative"""
         self._cosines = cosines
         self._sines = sines
-        self._half = cosines.shape[-1] // 2
+        self._half_dim = cosines.shape[-1] // 2
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.float()
-        partners = wide.roll(self._half, -1)
+        partners = wide.roll(self._half_dim, -1)
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
 
 
-class NeighbourTurn(Turn):
+class InterleavedRotaryEmbedding(RotaryEmbedding):
     """Rotation in which a value's partner is the adjacent one."""
 
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
@@ -97,40 +97,41 @@ class NeighbourTurn(Turn):
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
 
 
-class PartialTurn(Turn):
+class PartialRotaryEmbedding(RotaryEmbedding):
     """Rotation of only the first values of a head."""
 
-    def __init__(self, turn: Turn, num_turned: int) -> None:
-        self._turn = turn
-        self._num_turned = num_turned
+    def __init__(self, rotary: RotaryEmbedding, num_rotated: int) -> None:
+        self._rotary = rotary
+        self._num_rotated = num_rotated
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([self._turn(x[..., :self._num_turned]), x[..., self._num_turned:]], dim=-1)
+        return torch.cat([self._rotary(x[..., :self._num_rotated]), x[..., self._num_rotated:]], dim=-1)
 
 
 class RotaryTable:
-    def __init__(self, rotary: Rotary, head_dim: int, max_positions: int, device: torch.device) -> None:
-        num_turned = int(rotary.share * head_dim)
-        self._num_turned = None if num_turned == head_dim else num_turned
-        self._neighbours = rotary.neighbours
-        frequencies = FREQUENCIES[rotary.kind](rotary, num_turned)
+    def __init__(self, config: RotaryConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
+        num_rotated = int(config.rotated_fraction * head_dim)
+        self._num_rotated = None if num_rotated == head_dim else num_rotated
+        self._is_interleaved = config.is_interleaved
+        frequencies = FREQUENCIES_BY_ROPE_TYPE[config.rope_type](config, num_rotated)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         # float64, since a float32 cosine may depend on the angle's index in the tensor
-        turned = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * rotary.amplitude
-        self.table = turned.float().to(device)  # [positions, num_turned]: cosines, then sines
-        self._fused = kernels(device)
+        cos_sin = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * config.attention_factor
+        self.cos_sin_table = cos_sin.float().to(device)  # [positions, num_rotated]: cosines, then sines
+        self._fused_kernels = import_kernels(device)
 
-    def at(self, positions: Tensor) -> Turn:
-        if self._fused is not None:
-            return FusedTurn(self._fused, cache(partial(self._at, positions)), self.table, positions,
-                             neighbours=self._neighbours)
-        return self._at(positions)
+    def select_positions(self, positions: Tensor) -> RotaryEmbedding:
+        if self._fused_kernels is not None:
+            return FusedRotaryEmbedding(self._fused_kernels, cache(partial(self._select_unfused, positions)),
+                                        self.cos_sin_table, positions, interleaved=self._is_interleaved)
+        return self._select_unfused(positions)
 
-    def _at(self, positions: Tensor) -> Turn:
-        cosines, sines = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        turn: Turn
-        if self._neighbours:
-            turn = NeighbourTurn(cosines.repeat_interleave(2, -1), torch.stack([-sines, sines], dim=-1).flatten(-2))
+    def _select_unfused(self, positions: Tensor) -> RotaryEmbedding:
+        cosines, sines = self.cos_sin_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        rotary: RotaryEmbedding
+        if self._is_interleaved:
+            rotary = InterleavedRotaryEmbedding(cosines.repeat_interleave(2, -1),
+                                                torch.stack([-sines, sines], dim=-1).flatten(-2))
         else:
-            turn = HalfTurn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
-        return turn if self._num_turned is None else PartialTurn(turn, self._num_turned)
+            rotary = NeoxRotaryEmbedding(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
+        return rotary if self._num_rotated is None else PartialRotaryEmbedding(rotary, self._num_rotated)

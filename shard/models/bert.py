@@ -2,35 +2,38 @@
 
 from typing import Any
 
-from shard.json_config import Given
-from shard.models.decoder import Source
-from shard.models.encoder import Encoder, EncoderConfig, Names, labelled, read_encoder
-from shard.models.gpt import read_gelu, share_evenly
-from shard.models.hf_config import describe
+from shard.json_config import JsonConfig
+from shard.models.decoder import ModelSource
+from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, read_encoder, with_token_labels
+from shard.models.gpt import compute_head_dim, read_gelu_approximation
+from shard.models.hf_config import parse_common_config
 
-NAMES = Names(
+MODULE_NAMES = EncoderModuleNames(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
     "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
 
 
-def describe_bert(given: Given, **differently: Any) -> EncoderConfig:
+def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
     for name in ("is_decoder", "add_cross_attention"):
-        if given.flag(name, default=False):
-            raise ValueError(f"{given.source}: {name} true is not supported; supported: encoders without a decoder")
-    given.one_of("position_embedding_type", given.get("position_embedding_type") or "absolute", ("absolute",))
-    hidden_size, num_heads = given.count("hidden_size"), given.count("num_attention_heads")
-    config: EncoderConfig = describe(given, EncoderConfig, **{
+        if hf_config.get_bool(name, default=False):
+            raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: encoders without a decoder")
+    hf_config.check_supported("position_embedding_type", hf_config.get("position_embedding_type") or "absolute",
+                              ("absolute",))
+    hidden_size, num_heads = hf_config.get_positive_int("hidden_size"), hf_config.get_positive_int(
+        "num_attention_heads")
+    config: EncoderConfig = parse_common_config(hf_config, EncoderConfig, **{
         "hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_heads,
-        "head_dim": share_evenly(given, hidden_size, num_heads), "rotary": None, "attention_bias": True,
-        "mlp_bias": True, "max_positions": given.count("max_position_embeddings", 512),
-        "norm_epsilon": given.number("layer_norm_eps", 1e-12), "approximate": read_gelu(given, "hidden_act", "gelu"),
-        "num_types": given.count("type_vocab_size", 2)} | differently)
+        "head_dim": compute_head_dim(hf_config, hidden_size, num_heads), "rotary": None, "attention_bias": True,
+        "mlp_bias": True, "max_positions": hf_config.get_positive_int("max_position_embeddings", 512),
+        "norm_epsilon": hf_config.get_positive_number("layer_norm_eps", 1e-12),
+        "gelu_approximate": read_gelu_approximation(hf_config, "hidden_act", "gelu"),
+        "num_token_types": hf_config.get_positive_int("type_vocab_size", 2)} | overrides)
     return config
 
 
-def describe_bert_with_labels(given: Given) -> EncoderConfig:
-    return labelled(given, describe_bert(given))
+def parse_bert_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
+    return with_token_labels(hf_config, parse_bert_config(hf_config))
 
 
-def read_bert(source: Source[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "bert.", NAMES)
+def read_bert(source: ModelSource[EncoderConfig]) -> Encoder:
+    return read_encoder(source, "bert.", MODULE_NAMES)

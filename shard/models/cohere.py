@@ -8,72 +8,75 @@ from typing import Any
 
 import torch
 
-from shard.attention.backend import Attention
-from shard.attention.inputs import Inputs
-from shard.attention.kv_cache import Cache
-from shard.json_config import Given
-from shard.layers.attention_input import Turn
+from shard.attention.backend import AttentionBackend
+from shard.attention.inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache
+from shard.json_config import JsonConfig
+from shard.layers.attention_input import RotaryEmbedding
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.hf_config import describe, refuse_activation
-from shard.models.llama import Mlp, SelfAttention
-from shard.models.rope_config import read_rotary
+from shard.models.decoder import Decoder, ModelSource, read_decoder
+from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.llama import GatedMlp, SelfAttention
+from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import LayerNorm
-from shard.ops.residual import Residual
+from shard.ops.residual import ResidualStream
 
-USUAL = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
-         "tie_word_embeddings": True}
+DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,
+                    "logit_scale": 0.0625, "tie_word_embeddings": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohereConfig(ModelConfig):
     logit_scale: float
-    head_norms: bool  # whether every query and key head has a norm
+    has_qk_norm: bool  # whether every query and key head has a norm
 
 
 class CohereLayer:
-    def __init__(self, source: Source[CohereConfig], layer: int, attention: SelfAttention, mlp: Mlp) -> None:
-        self._norm = read_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
+    def __init__(self, source: ModelSource[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+        self._input_norm = read_cohere_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
         self._attention, self._mlp = attention, mlp
-        self.products = attention.products + mlp.products
+        self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
-        both = x.normed(self._norm)
-        x.add(self._attention(both, turn, inputs, cache, attention))
-        x.add(self._mlp(both))
+    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> None:
+        normed = x.add_pending_and_norm(self._input_norm)
+        x.add_deferred(self._attention(normed, rotary, inputs, cache, attention))
+        x.add_deferred(self._mlp(normed))
 
 
-def describe_cohere(given: Given) -> CohereConfig:
-    refuse_activation(given, "silu")
-    told = given.usually(**USUAL)
-    rotary = replace(read_rotary(told, told.count("max_position_embeddings")), neighbours=True)
-    config: CohereConfig = describe(
-        told, CohereConfig, rotary=rotary, norm_epsilon=told.number("layer_norm_eps"),
-        logit_scale=told.number("logit_scale"), head_norms=told.flag("use_qk_norm", default=False),
-        attention_bias=told.flag("attention_bias", default=False))
+def parse_cohere_config(hf_config: JsonConfig) -> CohereConfig:
+    check_activation(hf_config, "silu")
+    settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
+    rotary = replace(read_rotary_config(settings, settings.get_positive_int("max_position_embeddings")),
+                     is_interleaved=True)
+    config: CohereConfig = parse_common_config(settings, CohereConfig, rotary=rotary,
+                                               norm_epsilon=settings.get_positive_number("layer_norm_eps"),
+                                               logit_scale=settings.get_positive_number("logit_scale"),
+                                               has_qk_norm=settings.get_bool("use_qk_norm", default=False),
+                                               attention_bias=settings.get_bool("attention_bias", default=False))
     return config
 
 
-def read_norm(source: Source[Any], name: str) -> LayerNorm:
-    return LayerNorm(source.norm_weight(name), source.config.norm_epsilon)
+def read_cohere_norm(source: ModelSource[Any], name: str) -> LayerNorm:
+    return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon)
 
 
-def read_head_norm(source: Source[CohereConfig], layer: int) -> LayerNorm:
+def read_qk_norm(source: ModelSource[CohereConfig], layer: int) -> LayerNorm:
     """Return one norm for queries and keys together. Every head has weights of its own."""
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
-    heads = (("q_norm", config.num_heads, source.heads), ("k_norm", config.num_kv_heads, source.kv_heads))
-    weights = [source.weights.rows(f"{name}.{norm}.weight", (number, config.head_dim), mine)
+    heads = (("q_norm", config.num_heads, source.head_range), ("k_norm", config.num_kv_heads, source.kv_head_range))
+    weights = [source.weights.read_rows(f"{name}.{norm}.weight", (number, config.head_dim), mine)
                for norm, number, mine in heads]
     return LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
 
 
-def read_layer(source: Source[CohereConfig], layer: int) -> CohereLayer:
+def read_layer(source: ModelSource[CohereConfig], layer: int) -> CohereLayer:
     bias = source.config.attention_bias
-    norm = read_head_norm(source, layer) if source.config.head_norms else None
-    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, head_norm=norm)
-    return CohereLayer(source, layer, attention, Mlp(source, layer, bias=False))
+    norm = read_qk_norm(source, layer) if source.config.has_qk_norm else None
+    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+    return CohereLayer(source, layer, attention, GatedMlp(source, layer, bias=False))
 
 
-def read_cohere(source: Source[CohereConfig]) -> Decoder:
-    decoder, scale = read_decoder(source, read_layer, read_norm), source.config.logit_scale
-    return replace(decoder, head=decoder.head.finished(lambda logits: logits.mul_(scale)))
+def read_cohere(source: ModelSource[CohereConfig]) -> Decoder:
+    decoder, scale = read_decoder(source, read_layer, read_cohere_norm), source.config.logit_scale
+    return replace(decoder, head=decoder.head.with_logits_transform(lambda logits: logits.mul_(scale)))

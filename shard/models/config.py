@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import torch
 
-from shard.quantization.format import Format
+from shard.quantization.format import QuantizationFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary:
+class RotaryConfig:
     """Rotary embedding of queries and keys. Options that a kind does not use keep their defaults."""
 
-    kind: str
+    rope_type: str
     theta: float
-    factor: float = 1.0
-    original_positions: int = 0  # context length before rope scaling
+    scaling_factor: float = 1.0
+    original_max_positions: int = 0  # context length before rope scaling
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    amplitude: float = 1.0  # factor of cosines and sines
-    share: float = 1.0  # fraction of a head's values, from the first on, that are rotated
-    neighbours: bool = False  # whether a value's partner is the adjacent one, not half a head away
-    factors: tuple[float, ...] = ()  # by pair, the divisor of its frequency
+    attention_factor: float = 1.0  # factor of cosines and sines
+    rotated_fraction: float = 1.0  # fraction of a head's values, from the first on, that are rotated
+    is_interleaved: bool = False  # whether a value's partner is the adjacent one, not half a head away
+    frequency_divisors: tuple[float, ...] = ()  # by pair, the divisor of its frequency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class ModelConfig:
     norm_epsilon: float
     max_positions: int  # maximum tokens in one sequence
     dtype: torch.dtype  # of the checkpoint
-    rotary: Rotary | None = None
-    tied: bool = False  # whether the head is the embedding
+    rotary: RotaryConfig | None = None
+    tie_word_embeddings: bool = False  # whether the head is the embedding
     attention_bias: bool = False
     mlp_bias: bool = False
-    windows: tuple[int, ...] = ()  # by layer: positions a token attends to, itself included, 0: all; empty: all
-    scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
-    softcap: float = 0.0  # soft limit of the scores; 0: none
-    quantization: Format | None = None  # of the checkpoint
+    sliding_windows: tuple[int, ...] = ()  # by layer: positions a token attends to, itself included, 0: all; empty: all
+    attention_scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
+    attention_softcap: float = 0.0  # soft limit of the scores; 0: none
+    quantization: QuantizationFormat | None = None  # of the checkpoint

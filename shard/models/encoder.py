@@ -11,165 +11,169 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.attention.encoder import attend
-from shard.attention.span import integers
-from shard.json_config import Given
-from shard.layers.embedding import Embedding
-from shard.layers.parallel_linear import Part, column_linear, row_linear
-from shard.models.decoder import Source, check_ranks
-from shard.models.gpt import GptConfig, Mlp
-from shard.models.llama import widened
+from shard.attention.encoder import bidirectional_attention
+from shard.attention.span import make_int64_tensor
+from shard.json_config import JsonConfig
+from shard.layers.embedding import VocabParallelEmbedding
+from shard.layers.parallel_linear import LinearRows, read_column_parallel_linear, read_row_parallel_linear
+from shard.models.decoder import ModelSource, check_head_split
+from shard.models.gpt import GeluMlp, GptConfig
+from shard.models.llama import select_head_rows
 from shard.ops.linear import Linear, make_linear
 from shard.ops.norm import LayerNorm, Norm
-from shard.state.columns import Text
+from shard.state.columns import PoolingText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(GptConfig):
-    num_types: int = 0  # token types with an embedding; only the first is used
-    padding: int | None = None  # id of the padding token; positions of other tokens begin at this number plus one
+    num_token_types: int = 0  # token types with an embedding; only the first is used
+    padding_id: int | None = None  # id of the padding token; positions of other tokens begin at this number plus one
     labels: tuple[str, ...] = ()  # of token classification; empty: the model has no classifier
 
     @property
     def first_position(self) -> int:
-        return 0 if self.padding is None else self.padding + 1
+        return 0 if self.padding_id is None else self.padding_id + 1
 
-    def positions(self, tokens: Sequence[int]) -> list[int]:
+    def compute_positions(self, tokens: Sequence[int]) -> list[int]:
         """Return the positions of a text's tokens."""
-        if self.padding is None or self.padding not in tokens:
+        if self.padding_id is None or self.padding_id not in tokens:
             return list(range(self.first_position, self.first_position + len(tokens)))
-        places, place = [], self.padding
+        token_positions, position = [], self.padding_id
         for token in tokens:
-            place += token != self.padding
-            places.append(self.padding if token == self.padding else place)
-        return places
+            position += token != self.padding_id
+            token_positions.append(self.padding_id if token == self.padding_id else position)
+        return token_positions
 
 
-class Names(NamedTuple):
+class EncoderModuleNames(NamedTuple):
     """Name of a family's list of layers, and names of the modules within a layer."""
 
     layers: str
     queries: str
     keys: str
     values: str
-    mixed: str  # output linear of attention
+    attention_output: str  # output linear of attention
     attention_norm: str
-    wide: str
-    narrow: str
-    norm: str
+    mlp_up: str
+    mlp_down: str
+    output_norm: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextInputs:
+class EncoderInputs:
     """Inputs of one forward pass: texts one after the other on the token axis."""
 
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
-    lengths: list[int]  # of the texts
+    text_lengths: list[int]  # of the texts
 
 
-def lay_out(texts: Sequence[Text], config: EncoderConfig, device: torch.device) -> TextInputs:
+def build_encoder_inputs(texts: Sequence[PoolingText], config: EncoderConfig, device: torch.device) -> EncoderInputs:
     tokens = [token for text in texts for token in text.tokens]
-    positions = [place for text in texts for place in config.positions(text.tokens)]
-    columns = integers(tokens + positions).view(2, -1).to(device)  # [2, tokens]
-    return TextInputs(columns[0], columns[1], [len(text.tokens) for text in texts])
+    positions = [place for text in texts for place in config.compute_positions(text.tokens)]
+    columns = make_int64_tensor(tokens + positions).view(2, -1).to(device)  # [2, tokens]
+    return EncoderInputs(columns[0], columns[1], [len(text.tokens) for text in texts])
 
 
 class EncoderEmbedding:
-    def __init__(self, source: Source[EncoderConfig], name: str) -> None:
+    def __init__(self, source: ModelSource[EncoderConfig], name: str) -> None:
         config, weights, hidden = source.config, source.weights, source.config.hidden_size
-        self._words = Embedding(weights, source.group, f"{name}.word_embeddings.weight",
-                                (config.vocabulary_size, hidden))
-        self._places = weights.whole(f"{name}.position_embeddings.weight",
-                                     (config.max_positions + config.first_position, hidden))
-        self._type = weights.whole(f"{name}.token_type_embeddings.weight",
-                                   (config.num_types, hidden))[0] if config.num_types else None
-        self._norm = layer_norm(source, f"{name}.LayerNorm")
-        weights.ignore(f"{name}.position_ids")  # older files have it, and it follows from the config
+        self._word_embedding = VocabParallelEmbedding(weights, source.group, f"{name}.word_embeddings.weight",
+                                                      (config.vocabulary_size, hidden))
+        self._position_embedding = weights.read_tensor(f"{name}.position_embeddings.weight",
+                                                       (config.max_positions + config.first_position, hidden))
+        self._token_type_embedding = weights.read_tensor(f"{name}.token_type_embeddings.weight",
+                                                         (config.num_token_types,
+                                                          hidden))[0] if config.num_token_types else None
+        self._norm = read_encoder_layer_norm(source, f"{name}.LayerNorm")
+        weights.ignore_tensor(f"{name}.position_ids")  # older files have it, and it follows from the config
 
-    def __call__(self, inputs: TextInputs) -> Tensor:
+    def __call__(self, inputs: EncoderInputs) -> Tensor:
         """`[tokens, hidden]`"""
-        x = self._words.rows(inputs.tokens)
-        if self._type is not None:
-            x += self._type
-        return self._norm(x.add_(self._places.index_select(0, inputs.positions)))
+        x = self._word_embedding.embed_tokens(inputs.tokens)
+        if self._token_type_embedding is not None:
+            x += self._token_type_embedding
+        return self._norm(x.add_(self._position_embedding.index_select(0, inputs.positions)))
 
 
 class EncoderLayer:
-    def __init__(self, source: Source[EncoderConfig], name: str, names: Names) -> None:
+    def __init__(self, source: ModelSource[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
         config, hidden = source.config, source.config.hidden_size
-        mine = widened(source.heads, config.head_dim)
+        head_rows = select_head_rows(source.head_range, config.head_dim)
         self._head_dim = config.head_dim
-        self._qkv = column_linear(source.weights, [
-            Part(f"{name}.{part}", (hidden, hidden), mine, bias=True)
-            for part in (names.queries, names.keys, names.values)])
-        self._mixed = row_linear(source.weights, source.group, f"{name}.{names.mixed}", (hidden, hidden), mine,
-                                 bias=True)
-        self._attention_norm = layer_norm(source, f"{name}.{names.attention_norm}")
-        self._mlp = Mlp(source, f"{name}.{names.wide}", f"{name}.{names.narrow}", bias=True)
-        self._norm = layer_norm(source, f"{name}.{names.norm}")
+        self._qkv = read_column_parallel_linear(source.weights, [
+            LinearRows(f"{name}.{part}", (hidden, hidden), head_rows, has_bias=True)
+            for part in (module_names.queries, module_names.keys, module_names.values)])
+        self._attention_output = read_row_parallel_linear(source.weights, source.group,
+                                                          f"{name}.{module_names.attention_output}", (hidden, hidden),
+                                                          head_rows, bias=True)
+        self._attention_norm = read_encoder_layer_norm(source, f"{name}.{module_names.attention_norm}")
+        self._mlp = GeluMlp(source, f"{name}.{module_names.mlp_up}", f"{name}.{module_names.mlp_down}", bias=True)
+        self._output_norm = read_encoder_layer_norm(source, f"{name}.{module_names.output_norm}")
 
-    def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def __call__(self, x: Tensor, text_lengths: Sequence[int]) -> Tensor:
         """`x: [tokens, hidden]`, added to in place"""
         qkv = self._qkv(x).view(len(x), 3, -1, self._head_dim)  # [tokens, 3, heads, head_dim]
-        x = self._attention_norm(x.add_(self._mixed(attend(qkv, lengths))))
-        return self._norm(x.add_(self._mlp(x)))
+        x = self._attention_norm(x.add_(self._attention_output(bidirectional_attention(qkv, text_lengths))))
+        return self._output_norm(x.add_(self._mlp(x)))
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
     config: EncoderConfig
-    embedding: Callable[[TextInputs], Tensor]
+    embedding: Callable[[EncoderInputs], Tensor]
     layers: Sequence[EncoderLayer]
     classifier: Linear | None
 
-    def hidden(self, inputs: TextInputs) -> Tensor:
+    def forward(self, inputs: EncoderInputs) -> Tensor:
         """Return the hidden states after the last norm, `[tokens, hidden]`."""
         x = self.embedding(inputs)
         for layer in self.layers:
-            x = layer(x, inputs.lengths)
+            x = layer(x, inputs.text_lengths)
         return x
 
-    def probabilities(self, hidden: Tensor) -> Tensor:
+    def compute_label_probabilities(self, hidden_states: Tensor) -> Tensor:
         """Map `[tokens, hidden]` to float32 probabilities of the labels, `[tokens, labels]`."""
         assert self.classifier is not None
-        return self.classifier(hidden).float().softmax(-1)
+        return self.classifier(hidden_states).float().softmax(-1)
 
-    def cut(self, num_layers: int) -> "Encoder":
+    def truncate_layers(self, num_layers: int) -> "Encoder":
         """Return an encoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 
 
-def layer_norm(source: Source[EncoderConfig], name: str) -> Norm:
+def read_encoder_layer_norm(source: ModelSource[EncoderConfig], name: str) -> Norm:
     """Read a layer norm. In old files its tensors are named gamma and beta."""
-    weight, bias = ("weight", "bias") if source.weights.holds(f"{name}.weight") else ("gamma", "beta")
+    weight, bias = ("weight", "bias") if source.weights.has_tensor(f"{name}.weight") else ("gamma", "beta")
     shape = (source.config.hidden_size,)
-    return LayerNorm(source.weights.whole(f"{name}.{weight}", shape), source.config.norm_epsilon,
-                     source.weights.whole(f"{name}.{bias}", shape))
+    return LayerNorm(source.weights.read_tensor(f"{name}.{weight}", shape), source.config.norm_epsilon,
+                     source.weights.read_tensor(f"{name}.{bias}", shape))
 
 
-def read_encoder(source: Source[EncoderConfig], prefix: str, names: Names) -> Encoder:
+def read_encoder(source: ModelSource[EncoderConfig], prefix: str, module_names: EncoderModuleNames) -> Encoder:
     """Read an encoder. All tensor names but the classifier's begin with `prefix`, unless only the encoder was saved."""
     config, weights = source.config, source.weights
-    check_ranks(config, source.group.size)
-    before = prefix if weights.holds(f"{prefix}embeddings.word_embeddings.weight") else ""
-    weights.ignore_all(f"{before}pooler.")
-    embedding = EncoderEmbedding(source, f"{before}embeddings")
-    layers = [EncoderLayer(source, f"{before}{names.layers}.{number}", names) for number in range(config.num_layers)]
+    check_head_split(config, source.group.size)
+    found_prefix = prefix if weights.has_tensor(f"{prefix}embeddings.word_embeddings.weight") else ""
+    weights.ignore_prefix(f"{found_prefix}pooler.")
+    embedding = EncoderEmbedding(source, f"{found_prefix}embeddings")
+    layers = [EncoderLayer(source, f"{found_prefix}{module_names.layers}.{number}", module_names)
+              for number in range(config.num_layers)]
     return Encoder(config, embedding, layers, read_classifier(source) if config.labels else None)
 
 
-def read_classifier(source: Source[EncoderConfig]) -> Linear:
+def read_classifier(source: ModelSource[EncoderConfig]) -> Linear:
     """Read the classifier, whole on every rank because it is small."""
     shape = (len(source.config.labels), source.config.hidden_size)
-    return make_linear(source.weights.whole("classifier.weight", shape),
-                       source.weights.whole("classifier.bias", shape[:1]))
+    return make_linear(source.weights.read_tensor("classifier.weight", shape),
+                       source.weights.read_tensor("classifier.bias", shape[:1]))
 
 
-def labelled(given: Given, config: EncoderConfig) -> EncoderConfig:
+def with_token_labels(hf_config: JsonConfig, config: EncoderConfig) -> EncoderConfig:
     """Return a copy of the config with the labels of token classification."""
-    names = given.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    names = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     numbers = {str(number) for number in range(len(names))}
     if not isinstance(names, dict) or set(names) != numbers:
-        raise ValueError(f"{given.source}: id2label must name labels by numbers from 0 on, without a gap, got {names}")
+        raise ValueError(
+            f"{hf_config.source}: id2label must name labels by numbers from 0 on, without a gap, got {names}")
     return replace(config, labels=tuple(str(names[str(number)]) for number in range(len(names))))

@@ -6,89 +6,96 @@ Models with ALiBi instead of rotary embedding are rejected.
 
 from dataclasses import dataclass
 
-from shard.json_config import Given
-from shard.layers.parallel_linear import row_linear
-from shard.models.decoder import Decoder, Layer, Source, read_ends, read_layers
+from shard.json_config import JsonConfig
+from shard.layers.parallel_linear import read_row_parallel_linear
+from shard.models.decoder import Decoder, DecoderLayer, ModelSource, read_embedding_and_head, read_layers
 from shard.models.gpt import (
-    FusedAttention,
+    FusedQkvAttention,
+    GeluMlp,
     GptConfig,
-    Mlp,
-    ParallelLayer,
-    SequentialLayer,
-    grouped_parts,
-    layer_norm,
-    read_gelu,
-    share_evenly,
+    ParallelResidualLayer,
+    SequentialDecoderLayer,
+    compute_head_dim,
+    list_grouped_qkv_rows,
+    read_gelu_approximation,
+    read_layer_norm,
 )
-from shard.models.hf_config import describe
-from shard.models.llama import widened
+from shard.models.hf_config import parse_common_config
+from shard.models.llama import select_head_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconConfig(GptConfig):
-    num_norms: int  # of a layer
+    num_layer_norms: int  # of a layer
 
 
-def describe_falcon(given: Given) -> FalconConfig:
+def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
     for name in ("alibi", "apply_residual_connection_post_layernorm"):
-        if given.flag(name, default=False):
-            raise ValueError(f"{given.source}: {name} true is not supported; supported: false")
-    given = given.with_defaults(  # names in older files
-        num_attention_heads=given.get("n_head"), num_hidden_layers=given.get("n_layer"),
-        num_kv_heads=given.get("n_head_kv"), hidden_size=given.get("n_embed"))
-    hidden_size, num_heads = given.count("hidden_size"), given.count("num_attention_heads")
-    bias, grouped = given.flag("bias", default=False), given.flag("new_decoder_architecture", default=False)
-    parallel = grouped or given.flag("parallel_attn", default=True)
-    config: FalconConfig = describe(
-        given, FalconConfig, num_kv_heads=count_kv_heads(given, num_heads, grouped=grouped),
-        head_dim=share_evenly(given, hidden_size, num_heads),
-        intermediate_size=given.count("ffn_hidden_size", 4 * hidden_size),
-        norm_epsilon=given.number("layer_norm_epsilon", 1e-5), tied=given.flag("tie_word_embeddings", default=True),
-        attention_bias=bias, mlp_bias=bias, approximate=read_gelu(given, "activation", "gelu"), parallel=parallel,
-        num_norms=count_norms(given, grouped=grouped) if parallel else 2)
+        if hf_config.get_bool(name, default=False):
+            raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: false")
+    hf_config = hf_config.with_defaults(  # names in older files
+        num_attention_heads=hf_config.get("n_head"), num_hidden_layers=hf_config.get("n_layer"),
+        num_kv_heads=hf_config.get("n_head_kv"), hidden_size=hf_config.get("n_embed"))
+    hidden_size, num_heads = hf_config.get_positive_int("hidden_size"), hf_config.get_positive_int(
+        "num_attention_heads")
+    bias, new_architecture = hf_config.get_bool("bias", default=False), hf_config.get_bool("new_decoder_architecture",
+                                                                                           default=False)
+    parallel = new_architecture or hf_config.get_bool("parallel_attn", default=True)
+    config: FalconConfig = parse_common_config(
+        hf_config, FalconConfig, num_kv_heads=count_kv_heads(hf_config, num_heads, new_architecture=new_architecture),
+        head_dim=compute_head_dim(hf_config, hidden_size, num_heads),
+        intermediate_size=hf_config.get_positive_int("ffn_hidden_size", 4 * hidden_size),
+        norm_epsilon=hf_config.get_positive_number("layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True),
+        attention_bias=bias, mlp_bias=bias, gelu_approximate=read_gelu_approximation(hf_config, "activation", "gelu"),
+        parallel_residual=parallel,
+        num_layer_norms=count_layer_norms(hf_config, new_architecture=new_architecture) if parallel else 2)
     return config
 
 
-def count_kv_heads(given: Given, num_heads: int, *, grouped: bool) -> int:
+def count_kv_heads(hf_config: JsonConfig, num_heads: int, *, new_architecture: bool) -> int:
     """Return the number of KV heads. The older design has one for all queries or one for each, regardless of
     `num_kv_heads`."""
-    if grouped:
-        return given.count("num_kv_heads", num_heads)
-    return 1 if given.flag("multi_query", default=True) else num_heads
+    if new_architecture:
+        return hf_config.get_positive_int("num_kv_heads", num_heads)
+    return 1 if hf_config.get_bool("multi_query", default=True) else num_heads
 
 
-def count_norms(given: Given, *, grouped: bool) -> int:
+def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:
     """Return the number of norms before parallel attention and MLP."""
-    most = 2 if grouped else 1
-    count = given.count("num_ln_in_parallel_attn", most)
-    if count > most:
-        raise ValueError(f"{given.source}: num_ln_in_parallel_attn may be at most {most} with new_decoder_architecture "
-                         f"{str(grouped).lower()}, got {count}")
+    max_norms = 2 if new_architecture else 1
+    count = hf_config.get_positive_int("num_ln_in_parallel_attn", max_norms)
+    if count > max_norms:
+        raise ValueError(
+            f"{hf_config.source}: num_ln_in_parallel_attn may be at most {max_norms} with new_decoder_architecture "
+                         f"{str(new_architecture).lower()}, got {count}")
     return count
 
 
-def read_attention(source: Source[FalconConfig], layer: int, name: str) -> FusedAttention:
+def read_attention(source: ModelSource[FalconConfig], layer: int, name: str) -> FusedQkvAttention:
     config, bias = source.config, source.config.attention_bias
-    source.weights.ignore(f"{name}.rotary_emb.inv_freq")  # older files have it
-    output = row_linear(source.weights, source.group, f"{name}.dense", (config.hidden_size, config.hidden_size),
-                        widened(source.heads, config.head_dim), bias=bias)
-    return FusedAttention(source, layer, grouped_parts(source, f"{name}.query_key_value", bias=bias), output)
+    source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")  # older files have it
+    output = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
+                                      (config.hidden_size, config.hidden_size),
+                                      select_head_rows(source.head_range, config.head_dim), bias=bias)
+    return FusedQkvAttention(source, layer, list_grouped_qkv_rows(source, f"{name}.query_key_value", bias=bias), output)
 
 
-def read_layer(source: Source[FalconConfig], layer: int) -> Layer:
+def read_layer(source: ModelSource[FalconConfig], layer: int) -> DecoderLayer:
     config, name = source.config, f"transformer.h.{layer}"
     attention = read_attention(source, layer, f"{name}.self_attention")
-    mlp = Mlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", bias=config.mlp_bias)
-    if not config.parallel:
-        return SequentialLayer(layer_norm(source, f"{name}.input_layernorm"), attention,
-                               layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
-    if config.num_norms == 1:
-        return ParallelLayer(source.group, layer_norm(source, f"{name}.input_layernorm"), attention, None, mlp)
-    return ParallelLayer(source.group, layer_norm(source, f"{name}.ln_attn"), attention,
-                         layer_norm(source, f"{name}.ln_mlp"), mlp)
+    mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", bias=config.mlp_bias)
+    if not config.parallel_residual:
+        return SequentialDecoderLayer(read_layer_norm(source, f"{name}.input_layernorm"), attention,
+                                      read_layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
+    if config.num_layer_norms == 1:
+        return ParallelResidualLayer(source.group, read_layer_norm(source, f"{name}.input_layernorm"), attention,
+                                     None, mlp)
+    return ParallelResidualLayer(source.group, read_layer_norm(source, f"{name}.ln_attn"), attention,
+                                 read_layer_norm(source, f"{name}.ln_mlp"), mlp)
 
 
-def read_falcon(source: Source[FalconConfig]) -> Decoder:
-    embedding, head = read_ends(source, "transformer.word_embeddings.weight", "lm_head.weight")
-    return Decoder(source.config, len(source.kv_heads), embedding, source.rotary_table(),
-                   read_layers(source, read_layer), layer_norm(source, "transformer.ln_f"), head)
+def read_falcon(source: ModelSource[FalconConfig]) -> Decoder:
+    embedding, head = read_embedding_and_head(source, "transformer.word_embeddings.weight", "lm_head.weight")
+    return Decoder(source.config, len(source.kv_head_range), embedding, source.make_rotary_table(),
+                   read_layers(source, read_layer), read_layer_norm(source, "transformer.ln_f"), head)

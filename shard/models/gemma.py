@@ -9,63 +9,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.inputs import Inputs
-from shard.json_config import Given
+from shard.attention.inputs import ForwardInputs
+from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Embeds, Source, read_decoder
-from shard.models.hf_config import describe, refuse_activation
-from shard.models.llama import LlamaLayer, Mlp, SelfAttention
-from shard.ops.norm import WideRMSNorm
+from shard.models.decoder import Decoder, ModelSource, TokenEmbedding, read_decoder
+from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention
+from shard.ops.norm import Fp32WeightRMSNorm
 
-USUAL = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
+DEFAULT_SETTINGS = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 ACTIVATION = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledEmbedding:
-    embedding: Embeds
+    embedding: TokenEmbedding
     scale: float
 
-    def __call__(self, inputs: Inputs) -> Tensor:
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
         """`[tokens, hidden]`"""
         return self.embedding(inputs).mul_(self.scale)
 
 
-def describe_gemma(given: Given) -> ModelConfig:
+def parse_gemma_config(hf_config: JsonConfig) -> ModelConfig:
     """Return the config. `gelu` in the first files means its approximation by tanh."""
-    refuse_activation(given, ACTIVATION, "gelu")
-    config: ModelConfig = describe_any(given)
+    check_activation(hf_config, ACTIVATION, "gelu")
+    config: ModelConfig = parse_common_gemma_config(hf_config)
     return config
 
 
-def describe_any(given: Given, kind: type[ModelConfig] = ModelConfig, **differently: Any) -> Any:
-    """Return a `kind` with the settings that all generations of Gemma share."""
-    if given.flag("use_bidirectional_attention", default=False):
-        raise ValueError(f"{given.source}: use_bidirectional_attention is not supported; supported: attention to what "
+def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[ModelConfig] = ModelConfig,
+                              **overrides: Any) -> Any:
+    """Return a `config_class` with the settings that all generations of Gemma share."""
+    if hf_config.get_bool("use_bidirectional_attention", default=False):
+        raise ValueError(
+            f"{hf_config.source}: use_bidirectional_attention is not supported; supported: attention to what "
                          f"came before")
-    bias = given.flag("attention_bias", default=False)
-    return describe(given.usually(**USUAL), kind, attention_bias=bias, **differently)
+    bias = hf_config.get_bool("attention_bias", default=False)
+    return parse_common_config(hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS), config_class,
+                               attention_bias=bias, **overrides)
 
 
-def norm_from_one(source: Source[Any], name: str) -> WideRMSNorm:
-    return WideRMSNorm(from_one(source.norm_weight(name)), source.config.norm_epsilon)
+def read_gemma_norm(source: ModelSource[Any], name: str) -> Fp32WeightRMSNorm:
+    return Fp32WeightRMSNorm(add_one_to_weight(source.read_norm_weight(name)), source.config.norm_epsilon)
 
 
-def from_one(weight: Tensor) -> Tensor:
+def add_one_to_weight(weight: Tensor) -> Tensor:
     return weight.float() + 1
 
 
-def scaled(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+def scale_embedding(decoder: Decoder, dtype: torch.dtype) -> Decoder:
     """Scale the embedding by the square root of the hidden size, rounded to the embedding's dtype."""
-    root = float(torch.tensor(decoder.config.hidden_size ** 0.5, dtype=dtype))
-    return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, root))
+    scale = float(torch.tensor(decoder.config.hidden_size ** 0.5, dtype=dtype))
+    return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, scale))
 
 
-def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
-                      Mlp(source, layer, bias=False, activation=ACTIVATION), norm_from_one)
+                      GatedMlp(source, layer, bias=False, activation=ACTIVATION), read_gemma_norm)
 
 
-def read_gemma(source: Source[ModelConfig]) -> Decoder:
-    return scaled(read_decoder(source, read_layer, norm_from_one), source.weights.dtype)
+def read_gemma(source: ModelSource[ModelConfig]) -> Decoder:
+    return scale_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)

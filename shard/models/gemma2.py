@@ -5,21 +5,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shard.attention.backend import Attention
-from shard.attention.inputs import Inputs
-from shard.attention.kv_cache import Cache
-from shard.json_config import Given
-from shard.layers.attention_input import Turn
-from shard.layers.embedding import Head
+from shard.attention.backend import AttentionBackend
+from shard.attention.inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache
+from shard.json_config import JsonConfig
+from shard.layers.attention_input import RotaryEmbedding
+from shard.layers.embedding import LMHead
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.gemma import ACTIVATION, describe_any, norm_from_one, scaled
-from shard.models.hf_config import read_windows, refuse_activation
-from shard.models.llama import Mlp, SelfAttention
-from shard.ops.residual import Residual
+from shard.models.decoder import Decoder, ModelSource, read_decoder
+from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, scale_embedding
+from shard.models.hf_config import check_activation, read_sliding_windows
+from shard.models.llama import GatedMlp, SelfAttention
+from shard.ops.residual import ResidualStream
 
-USUAL = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
-         "final_logit_softcapping": 30.0}
+DEFAULT_SETTINGS = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+                    "final_logit_softcapping": 30.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,58 +28,62 @@ class Gemma2Config(ModelConfig):
 
 
 class Gemma2Layer:
-    def __init__(self, source: Source[Any], layer: int, attention: SelfAttention, mlp: Mlp) -> None:
+    def __init__(self, source: ModelSource[Any], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._attention, self._mlp = attention, mlp
-        self._before_attention = norm_from_one(source, f"{name}.input_layernorm")
-        self._after_attention = norm_from_one(source, f"{name}.post_attention_layernorm")
-        self._before_mlp = norm_from_one(source, f"{name}.pre_feedforward_layernorm")
-        self._after_mlp = norm_from_one(source, f"{name}.post_feedforward_layernorm")
-        self.products = attention.products + mlp.products
+        self._pre_attention_norm = read_gemma_norm(source, f"{name}.input_layernorm")
+        self._post_attention_norm = read_gemma_norm(source, f"{name}.post_attention_layernorm")
+        self._pre_mlp_norm = read_gemma_norm(source, f"{name}.pre_feedforward_layernorm")
+        self._post_mlp_norm = read_gemma_norm(source, f"{name}.post_feedforward_layernorm")
+        self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
-        x.add(self._after_attention(
-            self._attention(x.normed(self._before_attention), turn, inputs, cache, attention)))
-        x.add(self._after_mlp(self._mlp(x.normed(self._before_mlp))))
+    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> None:
+        x.add_deferred(self._post_attention_norm(
+            self._attention(x.add_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache, attention)))
+        x.add_deferred(self._post_mlp_norm(self._mlp(x.add_pending_and_norm(self._pre_mlp_norm))))
 
 
-def describe_gemma2(given: Given) -> Gemma2Config:
-    refuse_activation(given, ACTIVATION)
-    told = given.usually(**USUAL)
-    config: Gemma2Config = describe_any(
-        told, Gemma2Config, windows=alternating(told, 2), scale=query_scale(told),
-        softcap=bound(told, "attn_logit_softcapping"), logit_softcap=bound(told, "final_logit_softcapping"))
+def parse_gemma2_config(hf_config: JsonConfig) -> Gemma2Config:
+    check_activation(hf_config, ACTIVATION)
+    settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
+    config: Gemma2Config = parse_common_gemma_config(settings, Gemma2Config,
+                                                     sliding_windows=read_alternating_windows(settings, 2),
+                                                     attention_scale=read_query_scale(settings),
+                                                     attention_softcap=read_softcap(settings, "attn_logit_softcapping"),
+                                                     logit_softcap=read_softcap(settings, "final_logit_softcapping"))
     return config
 
 
-def bound(given: Given, name: str) -> float:
-    return 0.0 if given.get(name) is None else given.number(name)
+def read_softcap(hf_config: JsonConfig, name: str) -> float:
+    return 0.0 if hf_config.get(name) is None else hf_config.get_positive_number(name)
 
 
-def query_scale(given: Given) -> float:
-    return 1 / math.sqrt(given.number("query_pre_attn_scalar"))
+def read_query_scale(hf_config: JsonConfig) -> float:
+    return 1 / math.sqrt(hf_config.get_positive_number("query_pre_attn_scalar"))
 
 
-def alternating(given: Given, period: int) -> tuple[int, ...]:
+def read_alternating_windows(hf_config: JsonConfig, period: int) -> tuple[int, ...]:
     """Return the window sizes by layer: as in `layer_types`, or a window in all layers but the last of each period."""
-    num_layers = given.count("num_hidden_layers")
-    kinds = given.get("layer_types") or [
+    num_layers = hf_config.get_positive_int("num_hidden_layers")
+    kinds = hf_config.get("layer_types") or [
         "full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
-    size = given.count("sliding_window") if "sliding_attention" in kinds else None
-    return read_windows(Given({"layer_types": kinds, "sliding_window": size}, given.source), num_layers, usual=True)
+    size = hf_config.get_positive_int("sliding_window") if "sliding_attention" in kinds else None
+    return read_sliding_windows(JsonConfig({"layer_types": kinds, "sliding_window": size}, hf_config.source),
+                                num_layers, enabled_by_default=True)
 
 
-def capped(head: Head, softcap: float) -> Head:
+def apply_logit_softcap(head: LMHead, softcap: float) -> LMHead:
     """Return the head with logits soft-capped at `softcap`; 0: unchanged."""
-    return head.finished(lambda logits: logits.div_(softcap).tanh_().mul_(softcap)) if softcap else head
+    return head.with_logits_transform(lambda logits: logits.div_(softcap).tanh_().mul_(softcap)) if softcap else head
 
 
-def read_layer(source: Source[Gemma2Config], layer: int) -> Gemma2Layer:
+def read_layer(source: ModelSource[Gemma2Config], layer: int) -> Gemma2Layer:
     bias = source.config.attention_bias
     return Gemma2Layer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
-                       Mlp(source, layer, bias=False, activation=ACTIVATION))
+                       GatedMlp(source, layer, bias=False, activation=ACTIVATION))
 
 
-def read_gemma2(source: Source[Gemma2Config]) -> Decoder:
-    decoder = scaled(read_decoder(source, read_layer, norm_from_one), source.weights.dtype)
-    return replace(decoder, head=capped(decoder.head, source.config.logit_softcap))
+def read_gemma2(source: ModelSource[Gemma2Config]) -> Decoder:
+    decoder = scale_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)
+    return replace(decoder, head=apply_logit_softcap(decoder.head, source.config.logit_softcap))

@@ -2,65 +2,85 @@
 
 from dataclasses import dataclass
 
-from shard.json_config import Given
-from shard.layers.embedding import PlacedEmbedding
-from shard.layers.parallel_linear import Part, row_linear
-from shard.models.decoder import Decoder, Layer, Source, Unturned, read_ends, read_layers
-from shard.models.gpt import FusedAttention, GptConfig, Mlp, SequentialLayer, layer_norm, read_gelu, share_evenly
-from shard.models.hf_config import describe
-from shard.models.llama import widened
+from shard.json_config import JsonConfig
+from shard.layers.embedding import PositionedEmbedding
+from shard.layers.parallel_linear import LinearRows, read_row_parallel_linear
+from shard.models.decoder import (
+    Decoder,
+    DecoderLayer,
+    ModelSource,
+    NoPositionTable,
+    read_embedding_and_head,
+    read_layers,
+)
+from shard.models.gpt import (
+    FusedQkvAttention,
+    GeluMlp,
+    GptConfig,
+    SequentialDecoderLayer,
+    compute_head_dim,
+    read_gelu_approximation,
+    read_layer_norm,
+)
+from shard.models.hf_config import parse_common_config
+from shard.models.llama import select_head_rows
 
-PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files
+TENSOR_PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config(GptConfig):
-    attenuated: bool  # whether scores are divided by the layer's number, counted from 1
+    scale_by_inverse_layer: bool  # whether scores are divided by the layer's number, counted from 1
 
 
-def describe_gpt2(given: Given) -> Gpt2Config:
-    if given.flag("add_cross_attention", default=False):
-        raise ValueError(f"{given.source}: add_cross_attention true is not supported; supported: decoders without an "
-                         f"encoder")
-    hidden_size, num_heads = given.count("n_embd"), given.count("n_head")
-    config: Gpt2Config = describe(
-        given, Gpt2Config, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_heads,
-        num_layers=given.count("n_layer"), head_dim=share_evenly(given, hidden_size, num_heads),
-        intermediate_size=given.count("n_inner", 4 * hidden_size), max_positions=given.count("n_positions", 1024),
-        rotary=None, norm_epsilon=given.number("layer_norm_epsilon", 1e-5),
-        tied=given.flag("tie_word_embeddings", default=True), attention_bias=True, mlp_bias=True,
-        scale=None if given.flag("scale_attn_weights", default=True) else 1.0,
-        attenuated=given.flag("scale_attn_by_inverse_layer_idx", default=False),
-        approximate=read_gelu(given, "activation_function", "gelu_new"))
+def parse_gpt2_config(hf_config: JsonConfig) -> Gpt2Config:
+    if hf_config.get_bool("add_cross_attention", default=False):
+        raise ValueError(
+            f"{hf_config.source}: add_cross_attention true is not supported; supported: decoders without an "
+            f"encoder")
+    hidden_size, num_heads = hf_config.get_positive_int("n_embd"), hf_config.get_positive_int("n_head")
+    config: Gpt2Config = parse_common_config(
+        hf_config, Gpt2Config, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_heads,
+        num_layers=hf_config.get_positive_int("n_layer"), head_dim=compute_head_dim(hf_config, hidden_size, num_heads),
+        intermediate_size=hf_config.get_positive_int("n_inner", 4 * hidden_size),
+        max_positions=hf_config.get_positive_int("n_positions", 1024),
+        rotary=None, norm_epsilon=hf_config.get_positive_number("layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True), attention_bias=True, mlp_bias=True,
+        attention_scale=None if hf_config.get_bool("scale_attn_weights", default=True) else 1.0,
+        scale_by_inverse_layer=hf_config.get_bool("scale_attn_by_inverse_layer_idx", default=False),
+        gelu_approximate=read_gelu_approximation(hf_config, "activation_function", "gelu_new"))
     return config
 
 
-def read_attention(source: Source[Gpt2Config], layer: int, name: str) -> FusedAttention:
+def read_attention(source: ModelSource[Gpt2Config], layer: int, name: str) -> FusedQkvAttention:
     config, hidden = source.config, source.config.hidden_size
-    mine = widened(source.heads, config.head_dim)
+    head_rows = select_head_rows(source.head_range, config.head_dim)
     for buffer in ("bias", "masked_bias"):  # older files have them
-        source.weights.ignore(f"{name}.{buffer}")
-    qkv = [Part(f"{name}.c_attn", (3 * hidden, hidden), range(first + mine.start, first + mine.stop), bias=True,
-                turned=True) for first in (0, hidden, 2 * hidden)]
-    output = row_linear(source.weights, source.group, f"{name}.c_proj", (hidden, hidden), mine, bias=True, turned=True)
-    return FusedAttention(source, layer, qkv, output, 1 / (layer + 1) if config.attenuated else 1.0)
+        source.weights.ignore_tensor(f"{name}.{buffer}")
+    qkv = [LinearRows(f"{name}.c_attn", (3 * hidden, hidden), range(first + head_rows.start, first + head_rows.stop),
+                      has_bias=True, transposed=True) for first in (0, hidden, 2 * hidden)]
+    output = read_row_parallel_linear(source.weights, source.group, f"{name}.c_proj", (hidden, hidden), head_rows,
+                                      bias=True, transposed=True)
+    return FusedQkvAttention(source, layer, qkv, output, 1 / (layer + 1) if config.scale_by_inverse_layer else 1.0)
 
 
-def read_layer(source: Source[Gpt2Config], layer: int) -> Layer:
-    name = f"{prefix(source)}h.{layer}"
-    return SequentialLayer(
-        layer_norm(source, f"{name}.ln_1"), read_attention(source, layer, f"{name}.attn"),
-        layer_norm(source, f"{name}.ln_2"),
-        Mlp(source, f"{name}.mlp.c_fc", f"{name}.mlp.c_proj", bias=True, turned=True))
+def read_layer(source: ModelSource[Gpt2Config], layer: int) -> DecoderLayer:
+    name = f"{find_tensor_prefix(source)}h.{layer}"
+    return SequentialDecoderLayer(
+        read_layer_norm(source, f"{name}.ln_1"), read_attention(source, layer, f"{name}.attn"),
+        read_layer_norm(source, f"{name}.ln_2"),
+        GeluMlp(source, f"{name}.mlp.c_fc", f"{name}.mlp.c_proj", bias=True, transposed=True))
 
 
-def prefix(source: Source[Gpt2Config]) -> str:
-    return PREFIX if source.weights.holds(f"{PREFIX}wte.weight") else ""
+def find_tensor_prefix(source: ModelSource[Gpt2Config]) -> str:
+    return TENSOR_PREFIX if source.weights.has_tensor(f"{TENSOR_PREFIX}wte.weight") else ""
 
 
-def read_gpt2(source: Source[Gpt2Config]) -> Decoder:
-    config, before = source.config, prefix(source)
-    embedding, head = read_ends(source, f"{before}wte.weight", "lm_head.weight")
-    places = source.weights.whole(f"{before}wpe.weight", (config.max_positions, config.hidden_size))
-    return Decoder(config, len(source.kv_heads), PlacedEmbedding(embedding, places), Unturned(),
-                   read_layers(source, read_layer), layer_norm(source, f"{before}ln_f"), head)
+def read_gpt2(source: ModelSource[Gpt2Config]) -> Decoder:
+    config, tensor_prefix = source.config, find_tensor_prefix(source)
+    embedding, head = read_embedding_and_head(source, f"{tensor_prefix}wte.weight", "lm_head.weight")
+    position_weight = source.weights.read_tensor(f"{tensor_prefix}wpe.weight",
+                                                 (config.max_positions, config.hidden_size))
+    return Decoder(config, len(source.kv_head_range), PositionedEmbedding(embedding, position_weight),
+                   NoPositionTable(), read_layers(source, read_layer),
+                   read_layer_norm(source, f"{tensor_prefix}ln_f"), head)

@@ -8,114 +8,125 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shard.attention.backend import Attention
-from shard.attention.inputs import Inputs
-from shard.attention.kv_cache import Cache
-from shard.json_config import Given
-from shard.layers.attention_input import HeadNorm, Turn
-from shard.layers.parallel_linear import Part, column_linear, gated_linear, row_linear
+from shard.attention.backend import AttentionBackend
+from shard.attention.inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache
+from shard.json_config import JsonConfig
+from shard.layers.attention_input import QKNorm, RotaryEmbedding
+from shard.layers.parallel_linear import (
+    LinearRows,
+    read_column_parallel_linear,
+    read_gated_linear,
+    read_row_parallel_linear,
+)
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Product, ReadNorm, Source, read_decoder
-from shard.models.hf_config import describe, refuse_activation
-from shard.ops.residual import Residual
+from shard.models.decoder import Decoder, ModelSource, NormReader, SizedLinear, read_decoder
+from shard.models.hf_config import check_activation, parse_common_config
+from shard.ops.residual import ResidualStream
 
 
 class SelfAttention:
-    def __init__(self, source: Source[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
-                 head_norm: HeadNorm | None = None, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, source: ModelSource[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
+                 qk_norm: QKNorm | None = None, qkv_rows: Sequence[LinearRows] = ()) -> None:
         """`parts`: queries, keys and values, if the checkpoint has them in one tensor."""
         config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
-        self._layer, self._head_norm = layer, head_norm
+        self._layer, self._qk_norm = layer, qk_norm
         self._head_dim = config.head_dim
-        self._qkv = column_linear(source.weights, parts or qkv_parts(source, name, bias=qkv_bias))
-        self._output = row_linear(
+        self._qkv = read_column_parallel_linear(source.weights, qkv_rows or list_qkv_rows(source, name, bias=qkv_bias))
+        self._output_linear = read_row_parallel_linear(
             source.weights, source.group, f"{name}.o_proj", (hidden, config.num_heads * config.head_dim),
-            widened(source.heads, config.head_dim), bias=output_bias)
-        source.weights.ignore(f"{name}.rotary_emb.inv_freq")  # older files have it, and it follows from the config
+            select_head_rows(source.head_range, config.head_dim), bias=output_bias)
+        # older files have it, and it follows from the config
+        source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")
 
-        self.products: list[Product] = [
-            (self._qkv, hidden), (self._output, len(source.heads) * config.head_dim)]
+        self.linears: list[SizedLinear] = [
+            (self._qkv, hidden), (self._output_linear, len(source.head_range) * config.head_dim)]
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
-        queries = turn.enter(heads, self._head_norm, cache, self._layer, inputs.slots)
-        mixed = attention.run(queries, cache, self._layer, inputs.plan)
-        return self._output(mixed)  # [tokens, heads * head_dim] -> [tokens, hidden]
+    def __call__(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> Tensor:
+        qkv_heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
+        queries = rotary.rotate_and_cache(qkv_heads, self._qk_norm, cache, self._layer, inputs.slots)
+        mixed = attention.run(queries, cache, self._layer, inputs.attention_plan)
+        return self._output_linear(mixed)  # [tokens, heads * head_dim] -> [tokens, hidden]
 
 
-class Mlp:
-    def __init__(self, source: Source[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
-                 parts: Sequence[Part] = ()) -> None:
+class GatedMlp:
+    def __init__(self, source: ModelSource[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
+                 gate_up_rows: Sequence[LinearRows] = ()) -> None:
         """`parts`: gate and up, if the checkpoint has them in one tensor."""
         config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
         wide, narrow = config.intermediate_size, config.hidden_size
-        gate, up = parts or (Part(f"{name}.{projection}", (wide, narrow), source.intermediate, bias)
-                             for projection in ("gate_proj", "up_proj"))
-        self._gated = gated_linear(source.weights, gate, up, activation)
-        self._down = row_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
-                                source.intermediate, bias=bias)
-        self.products: list[Product] = [(self._gated.product, narrow), (self._down, len(source.intermediate))]
+        gate, up = gate_up_rows or (LinearRows(f"{name}.{projection}", (wide, narrow), source.intermediate_range, bias)
+                                    for projection in ("gate_proj", "up_proj"))
+        self._gate_up = read_gated_linear(source.weights, gate, up, activation)
+        self._down = read_row_parallel_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
+                                              source.intermediate_range, bias=bias)
+        self.linears: list[SizedLinear] = [(self._gate_up.linear, narrow), (self._down, len(source.intermediate_range))]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._gated(x))
+        return self._down(self._gate_up(x))
 
 
 class FeedForward(Protocol):
     """Feed-forward block of a layer: an MLP or a mixture of experts."""
 
-    products: list[Product]
+    linears: list[SizedLinear]
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class LlamaLayer:
-    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
-                 read_norm: ReadNorm = Source.norm) -> None:
+    def __init__(self, source: ModelSource[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
+                 read_norm: NormReader = ModelSource.read_norm) -> None:
         name = f"{source.prefix}.layers.{layer}"
-        self._before_attention = read_norm(source, f"{name}.input_layernorm")
+        self._pre_attention_norm = read_norm(source, f"{name}.input_layernorm")
         self._attention = attention
-        self._before_mlp = read_norm(source, f"{name}.post_attention_layernorm")
+        self._pre_mlp_norm = read_norm(source, f"{name}.post_attention_layernorm")
         self._mlp = mlp
-        self.products = attention.products + mlp.products
+        self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
-        x.add(self._attention(x.normed(self._before_attention), turn, inputs, cache, attention))
-        x.add(self._mlp(x.normed(self._before_mlp)))
+    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> None:
+        x.add_deferred(self._attention(x.add_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache,
+                                       attention))
+        x.add_deferred(self._mlp(x.add_pending_and_norm(self._pre_mlp_norm)))
 
 
-def qkv_parts(source: Source[ModelConfig], name: str, *, bias: bool) -> list[Part]:
+def list_qkv_rows(source: ModelSource[ModelConfig], name: str, *, bias: bool) -> list[LinearRows]:
     """Return this rank's heads of separate weights for queries, keys and values."""
     config = source.config
-    heads = ((source.heads, config.num_heads), *2 * [(source.kv_heads, config.num_kv_heads)])
-    return [Part(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
-                 widened(mine, config.head_dim), bias)
+    heads = ((source.head_range, config.num_heads), *2 * [(source.kv_head_range, config.num_kv_heads)])
+    return [LinearRows(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
+                       select_head_rows(mine, config.head_dim), bias)
             for projection, (mine, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
 
 
-def widened(heads: range, head_dim: int) -> range:
+def select_head_rows(head_range: range, head_dim: int) -> range:
     """Return the rows of a projection's weight that belong to these heads."""
-    return range(heads.start * head_dim, heads.stop * head_dim)
+    return range(head_range.start * head_dim, head_range.stop * head_dim)
 
 
-def describe_llama(given: Given) -> ModelConfig:
-    refuse_activation(given, "silu")
-    refuse_windows(given)
-    config: ModelConfig = describe(given, attention_bias=given.flag("attention_bias", default=False),
-                                   mlp_bias=given.flag("mlp_bias", default=False))
+def parse_llama_config(hf_config: JsonConfig) -> ModelConfig:
+    check_activation(hf_config, "silu")
+    reject_sliding_windows(hf_config)
+    config: ModelConfig = parse_common_config(hf_config,
+                                              attention_bias=hf_config.get_bool("attention_bias", default=False),
+                                              mlp_bias=hf_config.get_bool("mlp_bias", default=False))
     return config
 
 
-def refuse_windows(given: Given) -> None:
-    if set(given.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(f"{given.source}: layer_types {sorted(set(given.get('layer_types')))} are not supported; "
-                         f"supported: full_attention in every layer")
+def reject_sliding_windows(hf_config: JsonConfig) -> None:
+    if set(hf_config.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(
+            f"{hf_config.source}: layer_types {sorted(set(hf_config.get('layer_types')))} are not supported; "
+            f"supported: full_attention in every layer")
 
 
-def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
-                      Mlp(source, layer, bias=source.config.mlp_bias))
+                      GatedMlp(source, layer, bias=source.config.mlp_bias))
 
 
-def read_llama(source: Source[ModelConfig]) -> Decoder:
+def read_llama(source: ModelSource[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

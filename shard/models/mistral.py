@@ -1,30 +1,32 @@
 """Mistral: Llama with the same sliding window in all layers, or none."""
 
-from shard.json_config import Given
+from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Source
-from shard.models.hf_config import describe, refuse_activation
+from shard.models.decoder import Decoder, ModelSource
+from shard.models.hf_config import check_activation, parse_common_config
 from shard.models.llama import read_llama
 
-USUAL = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 
 
-def describe_mistral(given: Given) -> ModelConfig:
-    refuse_activation(given, "silu")
-    told = given.usually(**USUAL)
-    config: ModelConfig = describe(told, windows=one_window(told))
+def parse_mistral_config(hf_config: JsonConfig) -> ModelConfig:
+    check_activation(hf_config, "silu")
+    told = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
+    config: ModelConfig = parse_common_config(told, sliding_windows=read_uniform_window(told))
     return config
 
 
-def one_window(given: Given) -> tuple[int, ...]:
+def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
     """Return the window sizes by layer, which must all be the same."""
-    size = given.get("sliding_window")
-    kinds = set(given.get("layer_types") or ())
+    size = hf_config.get("sliding_window")
+    kinds = set(hf_config.get("layer_types") or ())
     if kinds - {"full_attention" if size is None else "sliding_attention"}:
-        raise ValueError(f"{given.source}: layer_types {sorted(kinds)} with sliding_window {size} are not supported; "
+        raise ValueError(
+            f"{hf_config.source}: layer_types {sorted(kinds)} with sliding_window {size} are not supported; "
                          f"supported: the same in every layer")
-    return () if size is None else (given.count("sliding_window"),) * given.count("num_hidden_layers")
+    return () if size is None else (hf_config.get_positive_int("sliding_window"),) * hf_config.get_positive_int(
+        "num_hidden_layers")
 
 
-def read_mistral(source: Source[ModelConfig]) -> Decoder:
+def read_mistral(source: ModelSource[ModelConfig]) -> Decoder:
     return read_llama(source)

@@ -7,93 +7,104 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from shard.json_config import Given
-from shard.layers.moe import Expert, Experts, Router
-from shard.layers.parallel_linear import Part, column_linear, gated_linear, row_linear
+from shard.json_config import JsonConfig
+from shard.layers.moe import Expert, ExpertGate, RoutedExperts
+from shard.layers.parallel_linear import (
+    LinearRows,
+    read_column_parallel_linear,
+    read_gated_linear,
+    read_row_parallel_linear,
+)
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Product, Source, read_decoder
-from shard.models.hf_config import describe, read_windows, refuse_activation
+from shard.models.decoder import Decoder, ModelSource, SizedLinear, read_decoder
+from shard.models.hf_config import check_activation, parse_common_config, read_sliding_windows
 from shard.models.llama import LlamaLayer, SelfAttention
-from shard.parallel.group import Alone, uneven_share
+from shard.parallel.group import SingleRankGroup, uneven_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureConfig(ModelConfig):
+class MoeConfig(ModelConfig):
     num_experts: int
-    num_chosen: int  # experts per token
-    expert_size: int  # inner width of one expert
-    normalised: bool = True  # whether the shares of the chosen experts sum to 1
+    num_experts_per_token: int  # experts per token
+    expert_intermediate_size: int  # inner width of one expert
+    normalize_routing_weights: bool = True  # whether the shares of the chosen experts sum to 1
     dense_layers: tuple[int, ...] = ()  # layers with an MLP instead of experts
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class MoeModuleNames:
     """Module names of a mixture of experts in a checkpoint."""
 
-    mixture: str
+    moe_block: str
     gate: str
     up: str
     down: str
 
 
-NAMES = Names("block_sparse_moe", "w1", "w3", "w2")
+MODULE_NAMES = MoeModuleNames("block_sparse_moe", "w1", "w3", "w2")
 
 
-class Mixture:
-    def __init__(self, source: Source[MixtureConfig], layer: int, names: Names) -> None:
-        config, name = source.config, f"model.layers.{layer}.{names.mixture}"
-        gate = column_linear(source.weights, [
-            Part(f"{name}.gate", (config.num_experts, config.hidden_size), range(config.num_experts), bias=False)])
-        experts = [self._read(source, f"{name}.experts.{number}", names) for number in range(config.num_experts)]
-        self._experts = Experts(Router(gate, config.num_chosen, normalised=config.normalised), experts, source.group,
-                                source.weights.sites.bearers)
+class MoeBlock:
+    def __init__(self, source: ModelSource[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
+        config, name = source.config, f"model.layers.{layer}.{module_names.moe_block}"
+        gate = read_column_parallel_linear(source.weights,
+                                           [LinearRows(f"{name}.gate", (config.num_experts, config.hidden_size),
+                                                       range(config.num_experts), has_bias=False)])
+        experts = [self._read_expert(source, f"{name}.experts.{number}", module_names)
+                   for number in range(config.num_experts)]
+        self._experts = RoutedExperts(ExpertGate(gate, config.num_experts_per_token,
+                                                 normalize_weights=config.normalize_routing_weights), experts,
+                                      source.group, source.weights.lora_targets.adapter_routing)
         # The linears that one token uses.
-        self.products: list[Product] = [(gate, config.hidden_size)]
-        for expert in experts[:config.num_chosen]:
-            self.products += [(expert.gated, config.hidden_size), (expert.down, len(self._mine(source)))]
+        self.linears: list[SizedLinear] = [(gate, config.hidden_size)]
+        for expert in experts[:config.num_experts_per_token]:
+            self.linears += [(expert.gate_up, config.hidden_size), (expert.down, len(self._expert_range(source)))]
 
     @staticmethod
-    def _mine(source: Source[MixtureConfig]) -> range:
-        return uneven_share(source.config.expert_size, source.group.rank, source.group.size)
+    def _expert_range(source: ModelSource[MoeConfig]) -> range:
+        return uneven_share(source.config.expert_intermediate_size, source.group.rank, source.group.size)
 
-    def _read(self, source: Source[MixtureConfig], name: str, names: Names) -> Expert:
-        wide, narrow, mine = source.config.expert_size, source.config.hidden_size, self._mine(source)
-        gate, up = (Part(f"{name}.{projection}", (wide, narrow), mine, bias=False)
-                    for projection in (names.gate, names.up))
-        gated = gated_linear(source.weights, gate, up)
+    def _read_expert(self, source: ModelSource[MoeConfig], name: str, module_names: MoeModuleNames) -> Expert:
+        wide, narrow, expert_range = (source.config.expert_intermediate_size, source.config.hidden_size,
+                                      self._expert_range(source))
+        gate, up = (LinearRows(f"{name}.{projection}", (wide, narrow), expert_range, has_bias=False)
+                    for projection in (module_names.gate, module_names.up))
+        gated = read_gated_linear(source.weights, gate, up)
         # Ranks sum once for all experts of a layer.
-        down = row_linear(source.weights, Alone(), f"{name}.{names.down}", (narrow, wide), mine, bias=False)
+        down = read_row_parallel_linear(source.weights, SingleRankGroup(), f"{name}.{module_names.down}",
+                                        (narrow, wide), expert_range, bias=False)
         return Expert(gated, down)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._experts(x)
 
 
-def describe_mixtral(given: Given) -> MixtureConfig:
-    refuse_activation(given, "silu")
-    config: MixtureConfig = describe(
-        given, MixtureConfig, windows=read_windows(given, given.count("num_hidden_layers"), usual=True),
-        num_experts=given.count("num_local_experts", 8), num_chosen=given.count("num_experts_per_tok", 2),
-        expert_size=given.count("intermediate_size"))
-    return checked(config, given)
+def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
+    check_activation(hf_config, "silu")
+    config: MoeConfig = parse_common_config(hf_config, MoeConfig, sliding_windows=read_sliding_windows(
+        hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
+                                            num_experts=hf_config.get_positive_int("num_local_experts", 8),
+                                            num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
+                                            expert_intermediate_size=hf_config.get_positive_int("intermediate_size"))
+    return check_experts_per_token(config, hf_config)
 
 
-def checked(config: MixtureConfig, given: Given) -> MixtureConfig:
-    if config.num_chosen > config.num_experts:
-        raise ValueError(f"{given.source}: num_experts_per_tok must be at most the number of experts "
-                         f"({config.num_experts}), got {config.num_chosen}")
+def check_experts_per_token(config: MoeConfig, hf_config: JsonConfig) -> MoeConfig:
+    if config.num_experts_per_token > config.num_experts:
+        raise ValueError(f"{hf_config.source}: num_experts_per_tok must be at most the number of experts "
+                         f"({config.num_experts}), got {config.num_experts_per_token}")
     return config
 
 
-def read_layer(source: Source[MixtureConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=False, output_bias=False),
-                      Mixture(source, layer, NAMES))
+                      MoeBlock(source, layer, MODULE_NAMES))
 
 
-def unsteady(decoder: Decoder) -> Decoder:
+def mark_not_capturable(decoder: Decoder) -> Decoder:
     """Return the decoder marked as not steady, since the tokens decide which experts run."""
-    return replace(decoder, steady=False)
+    return replace(decoder, is_capturable=False)
 
 
-def read_mixtral(source: Source[MixtureConfig]) -> Decoder:
-    return unsteady(read_decoder(source, read_layer))
+def read_mixtral(source: ModelSource[MoeConfig]) -> Decoder:
+    return mark_not_capturable(read_decoder(source, read_layer))

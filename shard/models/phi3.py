@@ -1,51 +1,54 @@
 """Phi-3 and Phi-4: Llama with queries, keys and values in one tensor of the checkpoint, and gate and up in another."""
 
-from shard.json_config import Given
-from shard.layers.parallel_linear import Part
+from shard.json_config import JsonConfig
+from shard.layers.parallel_linear import LinearRows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.hf_config import describe, refuse_activation
-from shard.models.llama import LlamaLayer, Mlp, SelfAttention, widened
-from shard.models.mistral import one_window
-from shard.models.rope_config import read_rotary
+from shard.models.decoder import Decoder, ModelSource, read_decoder
+from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention, select_head_rows
+from shard.models.mistral import read_uniform_window
+from shard.models.rope_config import read_rotary_config
 
-USUAL = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-RENAMED = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files
+DEFAULT_SETTINGS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+ROPE_TYPE_ALIASES = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files
 
 
-def describe_phi3(given: Given) -> ModelConfig:
-    refuse_activation(given, "silu")
-    told = given.usually(**USUAL)
-    rotary = read_rotary(told, told.count("max_position_embeddings"), renamed=RENAMED)
-    told.one_of("rope_type", rotary.kind, ("default", "longrope"))
-    config: ModelConfig = describe(told, rotary=rotary, windows=one_window(told))
+def parse_phi3_config(hf_config: JsonConfig) -> ModelConfig:
+    check_activation(hf_config, "silu")
+    settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
+    rotary = read_rotary_config(settings, settings.get_positive_int("max_position_embeddings"),
+                                rope_type_aliases=ROPE_TYPE_ALIASES)
+    settings.check_supported("rope_type", rotary.rope_type, ("default", "longrope"))
+    config: ModelConfig = parse_common_config(settings, rotary=rotary, sliding_windows=read_uniform_window(settings))
     return config
 
 
-def shifted(rows: range, by: int) -> range:
-    return range(rows.start + by, rows.stop + by)
+def shift_range(rows: range, offset: int) -> range:
+    return range(rows.start + offset, rows.stop + offset)
 
 
-def qkv_parts(source: Source[ModelConfig], layer: int) -> list[Part]:
+def list_fused_qkv_rows(source: ModelSource[ModelConfig], layer: int) -> list[LinearRows]:
     """Return this rank's heads of one weight that holds all queries, then all keys, then all values."""
     config = source.config
     firsts = (0, config.num_heads, config.num_heads + config.num_kv_heads)
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    return [Part(f"{source.prefix}.layers.{layer}.self_attn.qkv_proj", shape,
-                 widened(shifted(heads, first), config.head_dim), bias=False)
-            for first, heads in zip(firsts, (source.heads, source.kv_heads, source.kv_heads), strict=True)]
+    return [LinearRows(f"{source.prefix}.layers.{layer}.self_attn.qkv_proj", shape,
+                       select_head_rows(shift_range(heads, first), config.head_dim), has_bias=False) for first,
+            heads in zip(firsts, (source.head_range, source.kv_head_range, source.kv_head_range), strict=True)]
 
 
-def gate_up_parts(source: Source[ModelConfig], layer: int) -> list[Part]:
+def list_gate_up_rows(source: ModelSource[ModelConfig], layer: int) -> list[LinearRows]:
     wide = source.config.intermediate_size
-    return [Part(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
-                 shifted(source.intermediate, first), bias=False) for first in (0, wide)]
+    return [LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
+                       shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
 
 
-def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
-    attention = SelfAttention(source, layer, qkv_bias=False, output_bias=False, parts=qkv_parts(source, layer))
-    return LlamaLayer(source, layer, attention, Mlp(source, layer, bias=False, parts=gate_up_parts(source, layer)))
+def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
+    attention = SelfAttention(source, layer, qkv_bias=False, output_bias=False,
+                              qkv_rows=list_fused_qkv_rows(source, layer))
+    return LlamaLayer(source, layer, attention,
+                      GatedMlp(source, layer, bias=False, gate_up_rows=list_gate_up_rows(source, layer)))
 
 
-def read_phi3(source: Source[ModelConfig]) -> Decoder:
+def read_phi3(source: ModelSource[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

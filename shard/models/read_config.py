@@ -7,16 +7,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from shard.json_config import Given
+from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig
-from shard.models.registry import describe
-from shard.quantization.registry import read_quantization
+from shard.models.registry import parse_model_config
+from shard.quantization.registry import parse_quantization_config
 
 
-def read_config(folder: Path) -> ModelConfig:
-    path = folder / "config.json"
+def read_model_config(model_folder: Path) -> ModelConfig:
+    path = model_folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} holds no model: there is no config.json")
+        raise ValueError(f"{model_folder} holds no model: there is no config.json")
     try:
         values = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -24,12 +24,12 @@ def read_config(folder: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
     try:
-        return describe_model(Given(values, str(path)))
+        return parse_config_with_quantization(JsonConfig(values, str(path)))
     except (AttributeError, LookupError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path} has a value of the wrong kind: {error}") from error
 
 
-def describe_model(given: Given) -> ModelConfig:
-    described = describe(given)
-    told = given.get("quantization_config", "compression_config")
-    return replace(described, quantization=read_quantization(told, given.source))
+def parse_config_with_quantization(hf_config: JsonConfig) -> ModelConfig:
+    described = parse_model_config(hf_config)
+    told = hf_config.get("quantization_config", "compression_config")
+    return replace(described, quantization=parse_quantization_config(told, hf_config.source))

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shard.checkpoint.reader import Weights
-from shard.json_config import Given
+from shard.checkpoint.reader import CheckpointReader
+from shard.json_config import JsonConfig
 from shard.models import (
     bert,
     cohere,
@@ -27,89 +27,89 @@ from shard.models import (
     xlm_roberta,
 )
 from shard.models.config import ModelConfig
-from shard.models.decoder import LanguageModel, Source
+from shard.models.decoder import LanguageModel, ModelSource
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
-from shard.models.hf_fallback.probe import Unsuitable
-from shard.parallel.group import Group
+from shard.models.hf_fallback.probe import UnsupportedModel
+from shard.parallel.group import RankGroup
 
 
-class Architecture(NamedTuple):
-    describe: Callable[[Given], ModelConfig]
-    read: Callable[[Source[Any]], LanguageModel]
+class DecoderArchitecture(NamedTuple):
+    parse_config: Callable[[JsonConfig], ModelConfig]
+    read_model: Callable[[ModelSource[Any]], LanguageModel]
 
 
 class EncoderArchitecture(NamedTuple):
-    describe: Callable[[Given], EncoderConfig]
-    read: Callable[[Source[Any]], Encoder]
+    parse_config: Callable[[JsonConfig], EncoderConfig]
+    read_model: Callable[[ModelSource[Any]], Encoder]
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "CohereForCausalLM": Architecture(cohere.describe_cohere, cohere.read_cohere),
-    "FalconForCausalLM": Architecture(falcon.describe_falcon, falcon.read_falcon),
-    "GPT2LMHeadModel": Architecture(gpt2.describe_gpt2, gpt2.read_gpt2),
-    "GPTNeoXForCausalLM": Architecture(gpt_neox.describe_gpt_neox, gpt_neox.read_gpt_neox),
-    "Gemma2ForCausalLM": Architecture(gemma2.describe_gemma2, gemma2.read_gemma2),
-    "Gemma3ForCausalLM": Architecture(gemma3.describe_gemma3, gemma3.read_gemma3),
-    "Gemma3ForConditionalGeneration": Architecture(gemma3.describe_text_part, gemma3.read_text_part),
-    "GemmaForCausalLM": Architecture(gemma.describe_gemma, gemma.read_gemma),
-    "LlamaForCausalLM": Architecture(llama.describe_llama, llama.read_llama),
-    "MistralForCausalLM": Architecture(mistral.describe_mistral, mistral.read_mistral),
-    "MixtralForCausalLM": Architecture(mixtral.describe_mixtral, mixtral.read_mixtral),
-    "Olmo2ForCausalLM": Architecture(olmo2.describe_olmo2, olmo2.read_olmo2),
-    "Phi3ForCausalLM": Architecture(phi3.describe_phi3, phi3.read_phi3),
-    "Qwen2ForCausalLM": Architecture(qwen2.describe_qwen2, qwen2.read_qwen2),
-    "Qwen3ForCausalLM": Architecture(qwen3.describe_qwen3, qwen3.read_qwen3),
-    "Qwen3MoeForCausalLM": Architecture(qwen3_moe.describe_qwen3_moe, qwen3_moe.read_qwen3_moe),
-    "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
-}
+DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
+    "CohereForCausalLM": DecoderArchitecture(cohere.parse_cohere_config, cohere.read_cohere),
+    "FalconForCausalLM": DecoderArchitecture(falcon.parse_falcon_config, falcon.read_falcon),
+    "GPT2LMHeadModel": DecoderArchitecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
+    "GPTNeoXForCausalLM": DecoderArchitecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
+    "Gemma2ForCausalLM": DecoderArchitecture(gemma2.parse_gemma2_config, gemma2.read_gemma2),
+    "Gemma3ForCausalLM": DecoderArchitecture(gemma3.parse_gemma3_config, gemma3.read_gemma3),
+    "Gemma3ForConditionalGeneration": DecoderArchitecture(gemma3.parse_multimodal_config,
+                                                          gemma3.read_multimodal_gemma3),
+    "GemmaForCausalLM": DecoderArchitecture(gemma.parse_gemma_config, gemma.read_gemma),
+    "LlamaForCausalLM": DecoderArchitecture(llama.parse_llama_config, llama.read_llama),
+    "MistralForCausalLM": DecoderArchitecture(mistral.parse_mistral_config, mistral.read_mistral),
+    "MixtralForCausalLM": DecoderArchitecture(mixtral.parse_mixtral_config, mixtral.read_mixtral),
+    "Olmo2ForCausalLM": DecoderArchitecture(olmo2.parse_olmo2_config, olmo2.read_olmo2),
+    "Phi3ForCausalLM": DecoderArchitecture(phi3.parse_phi3_config, phi3.read_phi3),
+    "Qwen2ForCausalLM": DecoderArchitecture(qwen2.parse_qwen2_config, qwen2.read_qwen2),
+    "Qwen3ForCausalLM": DecoderArchitecture(qwen3.parse_qwen3_config, qwen3.read_qwen3),
+    "Qwen3MoeForCausalLM": DecoderArchitecture(qwen3_moe.parse_qwen3_moe_config, qwen3_moe.read_qwen3_moe),
+    "Starcoder2ForCausalLM": DecoderArchitecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),}
 
-ENCODERS: dict[str, EncoderArchitecture] = {
-    "BertForTokenClassification": EncoderArchitecture(bert.describe_bert_with_labels, bert.read_bert),
-    "BertModel": EncoderArchitecture(bert.describe_bert, bert.read_bert),
+ENCODER_ARCHITECTURES: dict[str, EncoderArchitecture] = {
+    "BertForTokenClassification": EncoderArchitecture(bert.parse_bert_classifier_config, bert.read_bert),
+    "BertModel": EncoderArchitecture(bert.parse_bert_config, bert.read_bert),
     "DistilBertForTokenClassification": EncoderArchitecture(
-        distilbert.describe_distilbert_with_labels, distilbert.read_distilbert),
-    "DistilBertModel": EncoderArchitecture(distilbert.describe_distilbert, distilbert.read_distilbert),
+        distilbert.parse_distilbert_classifier_config, distilbert.read_distilbert),
+    "DistilBertModel": EncoderArchitecture(distilbert.parse_distilbert_config, distilbert.read_distilbert),
     "XLMRobertaForTokenClassification": EncoderArchitecture(
-        xlm_roberta.describe_xlm_roberta_with_labels, xlm_roberta.read_xlm_roberta),
-    "XLMRobertaModel": EncoderArchitecture(xlm_roberta.describe_xlm_roberta, xlm_roberta.read_xlm_roberta),
+        xlm_roberta.parse_xlm_roberta_classifier_config, xlm_roberta.read_xlm_roberta),
+    "XLMRobertaModel": EncoderArchitecture(xlm_roberta.parse_xlm_roberta_config, xlm_roberta.read_xlm_roberta),
 }
 
 
-def describe_other(given: Given) -> ModelConfig:
+def parse_unlisted_config(hf_config: JsonConfig) -> ModelConfig:
     try:
-        return loader.describe_foreign(given)
-    except Unsuitable as unsuitable:
-        raise ValueError(f"{given.source}: architecture {read_architecture(given)} is not supported: {unsuitable}; "
-                         f"supported: {', '.join([*ARCHITECTURES, *ENCODERS])}, and decoders of text with plain "
-                         f"attention that transformers knows") from unsuitable
+        return loader.parse_fallback_config(hf_config)
+    except UnsupportedModel as unsuitable:
+        raise ValueError(f"{hf_config.source}: architecture {read_architecture_name(hf_config)} is not supported: "
+                         f"{unsuitable}; " f"supported: {', '.join([*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES])}, "
+                         f"and decoders of text with plain " f"attention that transformers knows") from unsuitable
 
 
-OTHERS = Architecture(describe_other, loader.read_foreign)
+FALLBACK_ARCHITECTURE = DecoderArchitecture(parse_unlisted_config, loader.read_fallback_model)
 
 
-def find_architecture(name: str) -> Architecture:
-    return ARCHITECTURES.get(name, OTHERS)
+def find_decoder_architecture(architecture_name: str) -> DecoderArchitecture:
+    return DECODER_ARCHITECTURES.get(architecture_name, FALLBACK_ARCHITECTURE)
 
 
-def read_architecture(given: Given) -> str:
+def read_architecture_name(hf_config: JsonConfig) -> str:
     """Return the first name in `architectures`, or "none"."""
-    names = given.get("architectures") or ["none"]
+    names = hf_config.get("architectures") or ["none"]
     if not isinstance(names, list) or not isinstance(names[0], str):
-        raise ValueError(f"{given.source}: architectures must be a list of names, got {names!r}")
+        raise ValueError(f"{hf_config.source}: architectures must be a list of names, got {names!r}")
     return names[0]
 
 
-def describe(given: Given) -> ModelConfig:
+def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
     """Return the config of the model, read by its architecture."""
-    name = read_architecture(given)
-    return (ENCODERS.get(name) or find_architecture(name)).describe(given)
+    name = read_architecture_name(hf_config)
+    return (ENCODER_ARCHITECTURES.get(name) or find_decoder_architecture(name)).parse_config(hf_config)
 
 
-def load_model(config: ModelConfig, weights: Weights, group: Group) -> LanguageModel:
+def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> LanguageModel:
     """Load this rank's part of the model, in the dtype and on the device of `weights`."""
-    return find_architecture(config.architecture).read(Source(config, weights, group))
+    return find_decoder_architecture(config.architecture).read_model(ModelSource(config, weights, group))
 
 
-def load_encoder(config: EncoderConfig, weights: Weights, group: Group) -> Encoder:
-    return ENCODERS[config.architecture].read(Source(config, weights, group))
+def load_encoder(config: EncoderConfig, weights: CheckpointReader, group: RankGroup) -> Encoder:
+    return ENCODER_ARCHITECTURES[config.architecture].read_model(ModelSource(config, weights, group))

@@ -1,24 +1,24 @@
 """XLM-RoBERTa: BERT whose positions begin at the id of the padding token plus one."""
 
-from shard.json_config import Given
-from shard.models.bert import NAMES, describe_bert
-from shard.models.decoder import Source
-from shard.models.encoder import Encoder, EncoderConfig, labelled, read_encoder
+from shard.json_config import JsonConfig
+from shard.models.bert import MODULE_NAMES, parse_bert_config
+from shard.models.decoder import ModelSource
+from shard.models.encoder import Encoder, EncoderConfig, read_encoder, with_token_labels
 
 
-def describe_xlm_roberta(given: Given) -> EncoderConfig:
-    padding = 1 if given.get("pad_token_id") is None else int(given.get("pad_token_id"))
-    num_places = given.count("max_position_embeddings", 514)
-    if not 0 <= padding < num_places - 1:
-        raise ValueError(f"{given.source}: pad_token_id must leave positions of the {num_places} of "
+def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
+    padding = 1 if hf_config.get("pad_token_id") is None else int(hf_config.get("pad_token_id"))
+    num_positions = hf_config.get_positive_int("max_position_embeddings", 514)
+    if not 0 <= padding < num_positions - 1:
+        raise ValueError(f"{hf_config.source}: pad_token_id must leave positions of the {num_positions} of "
                          f"max_position_embeddings, got {padding}")
-    return describe_bert(given, padding=padding, max_positions=num_places - padding - 1,
-                         num_types=given.count("type_vocab_size", 1))
+    return parse_bert_config(hf_config, padding_id=padding, max_positions=num_positions - padding - 1,
+                             num_token_types=hf_config.get_positive_int("type_vocab_size", 1))
 
 
-def describe_xlm_roberta_with_labels(given: Given) -> EncoderConfig:
-    return labelled(given, describe_xlm_roberta(given))
+def parse_xlm_roberta_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
+    return with_token_labels(hf_config, parse_xlm_roberta_config(hf_config))
 
 
-def read_xlm_roberta(source: Source[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "roberta.", NAMES)
+def read_xlm_roberta(source: ModelSource[EncoderConfig]) -> Encoder:
+    return read_encoder(source, "roberta.", MODULE_NAMES)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import Linear, exactly, make_linear, pack
+from shard.ops.linear import Linear, apply_row_exact, make_linear, pack_weight
 
 
-class ActivatedLinear:
+class GeluLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
         """`approximate` is none or tanh, as in torch."""
         self._linear = make_linear(weight, bias)
@@ -31,7 +31,7 @@ def exact_gelu(x: Tensor, approximate: str) -> Tensor:
     return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
 
 
-class SeparatelyActivatedLinear:
+class ExactGeluLinear:
     """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
     def __init__(self, linear: Linear, approximate: str) -> None:
@@ -42,19 +42,19 @@ class SeparatelyActivatedLinear:
         return exact_gelu(self._linear(x).float(), self._approximate).to(x.dtype)
 
 
-class PackedActivatedLinear:
+class PackedGeluLinear:
     """Packed linear with fused GELU, which is computed in float32 before the result is rounded."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
         """`weight` is copied, so the caller may free it."""
-        self._weight = pack(weight)
+        self._weight = pack_weight(weight)
         self._bias = bias
         self._approximate = approximate
-        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._mkldnn_linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return exactly(self._multiply, x)
+        return apply_row_exact(self._multiply_with_gelu, x)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        product: Tensor = self._product(x, self._weight, self._bias, "gelu", [], self._approximate)
-        return product
+    def _multiply_with_gelu(self, x: Tensor) -> Tensor:
+        result: Tensor = self._mkldnn_linear(x, self._weight, self._bias, "gelu", [], self._approximate)
+        return result

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import Linear, exactly, pack
+from shard.ops.linear import Linear, apply_row_exact, pack_weight
 
-Activation = Callable[[Tensor, Tensor], Tensor]
+GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
 
-def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def exact_silu_times(gate: Tensor, up: Tensor) -> Tensor:
+def exact_silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up by operations that give a number the same bits at any index of a tensor.
 
     For float32 only: smaller types would be rounded in between.
@@ -29,51 +29,51 @@ def exact_silu_times(gate: Tensor, up: Tensor) -> Tensor:
     return (gate * up).div_(gate.neg().exp_().add_(1))
 
 
-def gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
+def gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-def exact_gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
+def exact_gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute gelu(gate) * up like silu: with tanh, gelu is x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 *
     x^3)."""
     bent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
     return (gate * up).div_(bent.exp_().add_(1))
 
 
-class Gating(NamedTuple):
+class ActivationVariants(NamedTuple):
     """Implementations of one activation."""
 
-    plain: Activation  # torch's own; bits may depend on other rows
-    exact: Activation  # for float32
-    on_the_way: tuple[str, str]  # oneDNN's operation fused into a packed linear, and its algorithm
+    fast: GatedActivation  # torch's own; bits may depend on other rows
+    exact: GatedActivation  # for float32
+    onednn_fused: tuple[str, str]  # oneDNN's operation fused into a packed linear, and its algorithm
 
 
-GATINGS = {  # by their names in config.json
-    "silu": Gating(silu_times, exact_silu_times, ("swish", "")),
-    "gelu_pytorch_tanh": Gating(gelu_tanh_times, exact_gelu_tanh_times, ("gelu", "tanh")),
+GATED_ACTIVATIONS = {  # by their names in config.json
+    "silu": ActivationVariants(silu_and_mul, exact_silu_and_mul, ("swish", "")),
+    "gelu_pytorch_tanh": ActivationVariants(gelu_tanh_and_mul, exact_gelu_tanh_and_mul, ("gelu", "tanh")),
 }
 
 
-def rounded_times(gate: Tensor, up: Tensor, dtype: torch.dtype, times: Activation) -> Tensor:
-    """Apply `times` to float32 inputs and round the result to `dtype`."""
-    return times(gate, up).to(dtype)
+def apply_and_round(gate: Tensor, up: Tensor, dtype: torch.dtype, activation: GatedActivation) -> Tensor:
+    """Apply `activation` to float32 inputs and round the result to `dtype`."""
+    return activation(gate, up).to(dtype)
 
 
-def widened_times(gate: Tensor, up: Tensor, times: Activation) -> Tensor:
-    """Apply `times` to inputs of a smaller type in float32, and round the result to that type."""
-    return times(gate.float(), up.float()).to(gate.dtype)
+def apply_in_float32(gate: Tensor, up: Tensor, activation: GatedActivation) -> Tensor:
+    """Apply `activation` to inputs of a smaller type in float32, and round the result to that type."""
+    return activation(gate.float(), up.float()).to(gate.dtype)
 
 
 class GatedLinear:
     """One linear for gate and up, followed by the activation."""
 
-    def __init__(self, both: Linear, activation: Activation) -> None:
-        """`both` returns the outputs of gate, then those of up."""
-        self.product = both
+    def __init__(self, gate_up: Linear, activation: GatedActivation) -> None:
+        """`gate_up` returns the outputs of gate, then those of up."""
+        self.linear = gate_up
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.product(x).chunk(2, dim=-1)  # [rows, intermediate]
+        gate, up = self.linear(x).chunk(2, dim=-1)  # [rows, intermediate]
         return self._activation(gate, up)
 
 
@@ -81,24 +81,25 @@ class PackedGatedLinear:
     """Two packed linears with fused activation and multiplication, computed in float32 before the results are
     rounded."""
 
-    def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None,
-                 operation: tuple[str, str] = GATINGS["silu"].on_the_way) -> None:
-        """`gate` and `up` are copied, so the caller may free them."""
-        self._operation, self._algorithm = operation
-        self._gate, self._gate_bias = pack(gate), gate_bias
-        self._up, self._up_bias = pack(up), up_bias
-        self._activated = torch.ops.mkldnn._linear_pointwise.default
-        self._times = torch.ops.mkldnn._linear_pointwise.binary
+    def __init__(self, gate_weight: Tensor, up_weight: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None,
+                 onednn_activation: tuple[str, str] = GATED_ACTIVATIONS["silu"].onednn_fused) -> None:
+        """`gate_weight` and `up_weight` are copied, so the caller may free them."""
+        self._onednn_activation, self._algorithm = onednn_activation
+        self._gate_weight, self._gate_bias = pack_weight(gate_weight), gate_bias
+        self._up_weight, self._up_bias = pack_weight(up_weight), up_bias
+        self._mkldnn_linear_activation = torch.ops.mkldnn._linear_pointwise.default
+        self._mkldnn_linear_mul = torch.ops.mkldnn._linear_pointwise.binary
 
     @property
-    def product(self) -> Linear:
+    def linear(self) -> Linear:
         """Linear including the activation, which is fused into it."""
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        return exactly(self._multiply, x)
+        return apply_row_exact(self._multiply_gated, x)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        gate = self._activated(x, self._gate, self._gate_bias, self._operation, [], self._algorithm)
-        product: Tensor = self._times(x, gate, self._up, self._up_bias, "mul")
-        return product
+    def _multiply_gated(self, x: Tensor) -> Tensor:
+        gate = self._mkldnn_linear_activation(x, self._gate_weight, self._gate_bias, self._onednn_activation, [],
+                                              self._algorithm)
+        result: Tensor = self._mkldnn_linear_mul(x, gate, self._up_weight, self._up_bias, "mul")
+        return result

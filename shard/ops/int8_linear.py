@@ -15,138 +15,140 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import exactly, pack, packs
-from shard.quantization.format import Coded
+from shard.ops.linear import apply_row_exact, pack_weight, should_pack
+from shard.quantization.format import QuantizedSlice
 
 TILE_BYTES = 4 * 2**20  # limit of a converted tile; twice as many were no faster, half as many up to 1.3 times slower
-DEVICE_TILE_BYTES = 2**28  # limit on a GPU, where a tile stays in no cache and every tile costs kernel launches
-ROUND_TO = 16
+GPU_TILE_BYTES = 2**28  # limit on a GPU, where a tile stays in no cache and every tile costs kernel launches
+TILE_ROWS_MULTIPLE = 16
 
 
-class Buffer(Protocol):
+class DequantBuffer(Protocol):
     """Buffer for one tile of codes, converted to the compute dtype."""
 
-    def order(self, codes: Tensor) -> Tensor:
+    def arrange_codes(self, codes: Tensor) -> Tensor:
         """Return a copy of the codes, `[rows, columns]`, in the buffer's layout."""
 
-    def multiply(self, x: Tensor, codes: Tensor) -> Tensor:
-        """Multiply `x` with a tile of codes in the layout that `order` returns."""
+    def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
+        """Multiply `x` with a tile of codes in the layout that `arrange_codes` returns."""
 
 
-class PackedBuffer:
+class PackedDequantBuffer:
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._weight = pack(torch.zeros(shape, dtype=dtype))
-        self._numbers = numbers_of(self._weight, dtype)
-        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._weight = pack_weight(torch.zeros(shape, dtype=dtype))
+        self._memory_view = view_packed_memory(self._weight, dtype)
+        self._mkldnn_linear = torch.ops.mkldnn._linear_pointwise.default
 
-    def order(self, codes: Tensor) -> Tensor:
-        packed = pack(codes.to(self._numbers.dtype))
-        return numbers_of(packed, self._numbers.dtype).to(torch.int8)
+    def arrange_codes(self, codes: Tensor) -> Tensor:
+        packed = pack_weight(codes.to(self._memory_view.dtype))
+        return view_packed_memory(packed, self._memory_view.dtype).to(torch.int8)
 
-    def multiply(self, x: Tensor, codes: Tensor) -> Tensor:
-        self._numbers.copy_(codes)
-        return exactly(self._multiply, x)
+    def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
+        self._memory_view.copy_(codes)
+        return apply_row_exact(self._multiply_packed, x)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        product: Tensor = self._product(x, self._weight, None, "none", [], "")
-        return product
+    def _multiply_packed(self, x: Tensor) -> Tensor:
+        result: Tensor = self._mkldnn_linear(x, self._weight, None, "none", [], "")
+        return result
 
 
-class PlainBuffer:
+class PlainDequantBuffer:
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self._weight = torch.empty(shape, dtype=dtype, device=device)
 
-    def order(self, codes: Tensor) -> Tensor:
+    def arrange_codes(self, codes: Tensor) -> Tensor:
         return codes.clone()
 
-    def multiply(self, x: Tensor, codes: Tensor) -> Tensor:
+    def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
         return functional.linear(x, self._weight.copy_(codes))
 
 
-def numbers_of(packed: Tensor, dtype: torch.dtype) -> Tensor:
+def view_packed_memory(packed_weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a view of a packed weight's memory. The weight must outlive the view."""
-    size: int = torch.ops.mkldnn._nbytes(packed)
-    memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    size: int = torch.ops.mkldnn._nbytes(packed_weight)
+    memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed_weight))
     return torch.frombuffer(memory, dtype=dtype)
 
 
 @cache
-def can_fill(dtype: torch.dtype) -> bool:
+def can_overwrite_packed_weight(dtype: torch.dtype) -> bool:
     """Return whether a packed weight can be overwritten in place. The operators are private to torch, so this is
     tested."""
     weight = torch.arange(-480.0, 480.0).div_(8).round_().view(48, 20)
     x = torch.eye(20, dtype=dtype)
     try:
-        buffer = PackedBuffer((48, 20), dtype)
-        return torch.equal(buffer.multiply(x, buffer.order(weight.to(torch.int8))).float(), weight.t())
+        buffer = PackedDequantBuffer((48, 20), dtype)
+        return torch.equal(buffer.multiply_codes(x, buffer.arrange_codes(weight.to(torch.int8))).float(), weight.t())
     except (AttributeError, RuntimeError):
         return False
 
 
-class Buffers:
+class DequantBuffers:
     """Buffers by shape, shared by all linears, since these run one after the other."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
-        self._made: dict[tuple[int, int], Buffer] = {}
+        self._buffers_by_shape: dict[tuple[int, int], DequantBuffer] = {}
 
-    def height(self, num_outputs: int, num_inputs: int) -> int:
+    def choose_tile_rows(self, num_outputs: int, num_inputs: int) -> int:
         """Return the rows per tile, chosen such that the last tile needs little padding."""
-        most = TILE_BYTES if self._device.type == "cpu" else DEVICE_TILE_BYTES
-        num_tiles = -(-num_outputs * num_inputs * self._dtype.itemsize // most)
+        max_bytes = TILE_BYTES if self._device.type == "cpu" else GPU_TILE_BYTES
+        num_tiles = -(-num_outputs * num_inputs * self._dtype.itemsize // max_bytes)
         if num_tiles <= 1:
             return num_outputs
-        return -(-num_outputs // (num_tiles * ROUND_TO)) * ROUND_TO
+        return -(-num_outputs // (num_tiles * TILE_ROWS_MULTIPLE)) * TILE_ROWS_MULTIPLE
 
-    def get(self, num_rows: int, num_columns: int) -> Buffer:
+    def get_buffer(self, num_rows: int, num_columns: int) -> DequantBuffer:
         shape = num_rows, num_columns
-        if shape not in self._made:
-            self._made[shape] = self._make(shape)
-        return self._made[shape]
+        if shape not in self._buffers_by_shape:
+            self._buffers_by_shape[shape] = self._make_buffer(shape)
+        return self._buffers_by_shape[shape]
 
-    def _make(self, shape: tuple[int, int]) -> Buffer:
-        if packs(self._dtype, self._device) and can_fill(self._dtype):
-            return PackedBuffer(shape, self._dtype)
-        return PlainBuffer(shape, self._dtype, self._device)
+    def _make_buffer(self, shape: tuple[int, int]) -> DequantBuffer:
+        if should_pack(self._dtype, self._device) and can_overwrite_packed_weight(self._dtype):
+            return PackedDequantBuffer(shape, self._dtype)
+        return PlainDequantBuffer(shape, self._dtype, self._device)
 
 
-class TiledLinear:
+class Int8Linear:
     """Linear with an int8 weight. Scale and bias are applied in float32."""
 
-    def __init__(self, parts: Sequence[Coded], bias: Tensor | None, buffers: Buffers) -> None:
+    def __init__(self, quantized_slices: Sequence[QuantizedSlice], bias: Tensor | None,
+                 buffers: DequantBuffers) -> None:
         """The outputs are those of all parts, one after the other."""
-        self._scales = torch.cat([part.scales for part in parts]).view(-1)  # [out]
+        self._scales = torch.cat([part.scales for part in quantized_slices]).view(-1)  # [out]
         self._bias = None if bias is None else bias.float()
-        num_outputs, num_inputs = len(self._scales), parts[0].num_columns
-        self._height = buffers.height(num_outputs, num_inputs)
-        self._buffer = buffers.get(self._height, num_inputs)
-        self._tiles = [self._buffer.order(codes) for codes in tiles(parts, self._height)]
+        num_outputs, num_inputs = len(self._scales), quantized_slices[0].num_columns
+        self._tile_rows = buffers.choose_tile_rows(num_outputs, num_inputs)
+        self._buffer = buffers.get_buffer(self._tile_rows, num_inputs)
+        self._code_tiles = [self._buffer.arrange_codes(codes)
+                            for codes in iter_code_tiles(quantized_slices, self._tile_rows)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.unrounded(x).to(x.dtype)
+        return self.forward_float32(x).to(x.dtype)
 
-    def unrounded(self, x: Tensor) -> Tensor:
+    def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
         if len(x) == 1:  # a single row may be computed by another kernel
-            return self.unrounded(x.repeat(2, 1))[:1]
+            return self.forward_float32(x.repeat(2, 1))[:1]
         outputs = torch.empty(len(x), len(self._scales), device=x.device)
-        parts = zip(self._tiles, torch.split(outputs, self._height, dim=1), torch.split(self._scales, self._height),
-                    strict=True)
+        parts = zip(self._code_tiles, torch.split(outputs, self._tile_rows, dim=1),
+                    torch.split(self._scales, self._tile_rows), strict=True)
         for tile, output, scales in parts:
-            product = self._buffer.multiply(x, tile)
+            product = self._buffer.multiply_codes(x, tile)
             torch.mul(product[:, :len(scales)], scales, out=output)
         return outputs if self._bias is None else outputs.add_(self._bias)
 
 
-def tiles(parts: Sequence[Coded], height: int) -> Iterator[Tensor]:
+def iter_code_tiles(quantized_slices: Sequence[QuantizedSlice], tile_rows: int) -> Iterator[Tensor]:
     """Yield the tiles of codes, `[height, in]` each, the last one padded with zeros."""
-    num_outputs, num_inputs = sum(part.num_rows for part in parts), parts[0].num_columns
-    for first in range(0, num_outputs, height):
-        tile = torch.zeros(height, num_inputs, dtype=torch.int8, device=parts[0].scales.device)
+    num_outputs, num_inputs = sum(part.num_rows for part in quantized_slices), quantized_slices[0].num_columns
+    for first in range(0, num_outputs, tile_rows):
+        tile = torch.zeros(tile_rows, num_inputs, dtype=torch.int8, device=quantized_slices[0].scales.device)
         begin = 0
-        for part in parts:
-            low, high = max(first, begin), min(first + height, begin + part.num_rows)
+        for part in quantized_slices:
+            low, high = max(first, begin), min(first + tile_rows, begin + part.num_rows)
             if low < high:
-                tile[low - first:high - first] = part.unpack(low - begin, high - begin)
+                tile[low - first:high - first] = part.unpack_codes(low - begin, high - begin)
             begin += part.num_rows
         yield tile

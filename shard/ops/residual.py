@@ -5,23 +5,23 @@ from torch import Tensor
 from shard.ops.norm import Norm
 
 
-class Residual:
+class ResidualStream:
     def __init__(self, x: Tensor) -> None:
         """`x` is modified in place by every addition."""
-        self._x = x
-        self._delta: Tensor | None = None  # yet to be added
+        self._stream = x
+        self._pending_delta: Tensor | None = None  # yet to be added
 
-    def add(self, delta: Tensor) -> None:
-        self.whole()
-        self._delta = delta
+    def add_deferred(self, delta: Tensor) -> None:
+        self.add_pending()
+        self._pending_delta = delta
 
-    def normed(self, norm: Norm) -> Tensor:
-        delta, self._delta = self._delta, None
-        return norm(self._x) if delta is None else norm.after(self._x, delta)
+    def add_pending_and_norm(self, norm: Norm) -> Tensor:
+        delta, self._pending_delta = self._pending_delta, None
+        return norm(self._stream) if delta is None else norm.add_and_norm(self._stream, delta)
 
-    def whole(self) -> Tensor:
+    def add_pending(self) -> Tensor:
         """Apply the deferred addition and return the stream."""
-        delta, self._delta = self._delta, None
+        delta, self._pending_delta = self._pending_delta, None
         if delta is not None:
-            self._x += delta
-        return self._x
+            self._stream += delta
+        return self._stream

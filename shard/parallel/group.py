@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its list
 
-from shard.parallel.shared_memory import Exchange
+from shard.parallel.shared_memory import SharedMemoryExchange
 
-TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes."""
 
     rank: int
@@ -39,7 +39,7 @@ class Group(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class SingleRankGroup:
     """Group of one rank."""
 
     rank = 0
@@ -61,56 +61,58 @@ class Alone:
         pass
 
 
-class HostRanks:
+class SharedMemoryGroup:
     """Group over shared memory: each rank adds all parts by itself. GPU tensors are copied through host memory."""
 
-    def __init__(self, rank: int, size: int, meeting_point: str) -> None:
-        self.rank, self.size = rank, size
-        self._exchange = Exchange(rank, size, meeting_point, TIMEOUT.total_seconds())
+    def __init__(self, rank: int, world_size: int, meeting_point: str) -> None:
+        self.rank, self.size = rank, world_size
+        self._exchange = SharedMemoryExchange(rank, world_size, meeting_point, COLLECTIVE_TIMEOUT.total_seconds())
 
     def sum(self, x: Tensor) -> Tensor:
-        return joined([add_up(parts) for parts in self._exchange.parts(x.cpu())]).view(x.shape).to(x.device)
+        return concatenate_pieces([sum_in_rank_order(parts)
+                                   for parts in self._exchange.all_gather(x.cpu())]).view(x.shape).to(x.device)
 
     def gather(self, x: Tensor) -> Tensor | None:
-        wanted = 0 if self.rank else self.size
-        pieces = [[part.clone() for part in parts[:wanted]] for parts in self._exchange.parts(x.cpu())]
+        num_parts = 0 if self.rank else self.size
+        pieces = [[part.clone() for part in parts[:num_parts]] for parts in self._exchange.all_gather(x.cpu())]
         if self.rank:
             return None
-        return torch.cat([joined(part).view(x.shape) for part in zip(*pieces, strict=True)], dim=-1).to(x.device)
+        return torch.cat([concatenate_pieces(part).view(x.shape) for part in zip(*pieces, strict=True)],
+                         dim=-1).to(x.device)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        wanted = 1 if self.rank else 0
-        pieces = [part.clone() for parts in self._exchange.parts(x.cpu()) for part in parts[:wanted]]
-        return x.copy_(joined(pieces).view(x.shape)) if self.rank else x
+        num_parts = 1 if self.rank else 0
+        pieces = [part.clone() for parts in self._exchange.all_gather(x.cpu()) for part in parts[:num_parts]]
+        return x.copy_(concatenate_pieces(pieces).view(x.shape)) if self.rank else x
 
     def minimum(self, number: int) -> int:
-        [parts] = self._exchange.parts(torch.tensor([number]))
+        [parts] = self._exchange.all_gather(torch.tensor([number]))
         return min(int(part) for part in parts)
 
     def close(self) -> None:
         self._exchange.close()
 
 
-class NcclRanks:
+class NcclGroup:
     """Group over NCCL: one GPU per rank, the current one of the process, which can have only one such group."""
 
-    def __init__(self, rank: int, size: int, meeting_point: str) -> None:
-        self.rank, self.size = rank, size
-        store = FileStore(meeting_point, size)
-        store.set_timeout(TIMEOUT)
+    def __init__(self, rank: int, world_size: int, meeting_point: str) -> None:
+        self.rank, self.size = rank, world_size
+        store = FileStore(meeting_point, world_size)
+        store.set_timeout(COLLECTIVE_TIMEOUT)
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
-            "nccl", store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=device)
+            "nccl", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, device_id=device)
 
     def sum(self, x: Tensor) -> Tensor:
         if self.size > 2:
-            return add_up(self._all(x))
+            return sum_in_rank_order(self._all_gather(x))
         total = x.clone()
         distributed.all_reduce(total)
         return total
 
     def gather(self, x: Tensor) -> Tensor | None:
-        parts = self._all(x)
+        parts = self._all_gather(x)
         return None if self.rank else torch.cat(parts, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -125,70 +127,73 @@ class NcclRanks:
     def close(self) -> None:
         distributed.destroy_process_group()
 
-    def _all(self, x: Tensor) -> list[Tensor]:
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         distributed.all_gather(parts, x.contiguous())
         return parts
 
 
-Members = Callable[[int, int, str], Group]
+GroupFactory = Callable[[int, int, str], RankGroup]
 
-BACKENDS: dict[str, Members] = {
-    "memory": HostRanks,
-    "nccl": NcclRanks,
+GROUP_BACKENDS: dict[str, GroupFactory] = {
+    "memory": SharedMemoryGroup,
+    "nccl": NcclGroup,
 }
 
 
-def join(rank: int, size: int, backend: str, meeting_point: str) -> Group:
+def join_group(rank: int, world_size: int, backend: str, meeting_point: str) -> RankGroup:
     """Join the group and return when all ranks have. No other group may have used the file `meeting_point`."""
-    return Alone() if size == 1 else BACKENDS[backend](rank, size, meeting_point)
+    return SingleRankGroup() if world_size == 1 else GROUP_BACKENDS[backend](rank, world_size, meeting_point)
 
 
-def choose_backend(asked: str, device: str, size: int, num_gpus: int) -> str:
+def choose_dist_backend(requested: str, device: str, world_size: int, num_gpus: int) -> str:
     """Return the key in BACKENDS; `device` is cpu or cuda, `num_gpus` the number of GPUs of this machine."""
-    fits = device == "cuda" and num_gpus >= size
-    if asked == "nccl" and not fits:
-        raise ValueError(f"--dist-backend nccl needs a GPU for every shard, there are {num_gpus} for {size} shards on "
+    can_use_nccl = device == "cuda" and num_gpus >= world_size
+    if requested == "nccl" and not can_use_nccl:
+        raise ValueError(
+            f"--dist-backend nccl needs a GPU for every shard, there are {num_gpus} for {world_size} shards on "
                          f"--device {device}; use --dist-backend memory")
-    if asked != "auto":
-        return asked
-    return "nccl" if fits else "memory"
+    if requested != "auto":
+        return requested
+    return "nccl" if can_use_nccl else "memory"
 
 
-def add_up(parts: list[Tensor]) -> Tensor:
+def sum_in_rank_order(parts: list[Tensor]) -> Tensor:
     total = parts[0] + parts[1]
     for part in parts[2:]:
         total += part
     return total
 
 
-def joined(pieces: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+def concatenate_pieces(pieces: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def share(count: int, rank: int, size: int) -> range:
-    """Return a rank's part of `count` items that must be shared evenly."""
-    if count % size:
-        raise ValueError(f"{count} cannot be shared evenly by {size} shards; choose a --num-shard that divides it")
-    return range(count // size * rank, count // size * (rank + 1))
+def even_share(num_items: int, rank: int, world_size: int) -> range:
+    """Return a rank's part of `num_items` items that must be shared evenly."""
+    if num_items % world_size:
+        raise ValueError(
+            f"{num_items} cannot be shared evenly by {world_size} shards; choose a --num-shard that divides it")
+    return range(num_items // world_size * rank, num_items // world_size * (rank + 1))
 
 
-def uneven_share(count: int, rank: int, size: int) -> range:
-    """Return a rank's part of `count` items that need not be shared evenly."""
-    return range(count * rank // size, count * (rank + 1) // size)
+def uneven_share(num_items: int, rank: int, world_size: int) -> range:
+    """Return a rank's part of `num_items` items that need not be shared evenly."""
+    return range(num_items * rank // world_size, num_items * (rank + 1) // world_size)
 
 
-def padded_share(count: int, rank: int, size: int) -> range:
-    """Return a rank's part of `count` items. All parts have one length; the last ones may be partly or wholly past the
-    end."""
-    width = -(-count // size)
+def padded_share(num_items: int, rank: int, world_size: int) -> range:
+    """Return a rank's part of `num_items` items. All parts have one length; the last ones may be partly or wholly past
+    the end."""
+    width = -(-num_items // world_size)
     return range(width * rank, width * (rank + 1))
 
 
-def copied_share(count: int, rank: int, size: int) -> range:
-    """Return a rank's part of `count` items. If there are fewer items than ranks, neighbours hold copies of one."""
-    if count >= size:
-        return share(count, rank, size)
-    if size % count:
-        raise ValueError(f"{count} cannot be copied evenly to {size} shards; choose a --num-shard that it divides")
-    return range(rank * count // size, rank * count // size + 1)
+def replicated_share(num_items: int, rank: int, world_size: int) -> range:
+    """Return a rank's part of `num_items` items. If there are fewer items than ranks, neighbours hold copies of one."""
+    if num_items >= world_size:
+        return even_share(num_items, rank, world_size)
+    if world_size % num_items:
+        raise ValueError(
+            f"{num_items} cannot be copied evenly to {world_size} shards; choose a --num-shard that it divides")
+    return range(rank * num_items // world_size, rank * num_items // world_size + 1)

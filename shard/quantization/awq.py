@@ -8,56 +8,70 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.json_config import Given
-from shard.quantization.format import Coded, Slice, Tensors
-from shard.quantization.packing import cover, cut, integers, regular, slab, unpacked
-from shard.quantization.settings import group_size
+from shard.json_config import JsonConfig
+from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
+from shard.quantization.packing import (
+    find_word_range,
+    make_consecutive_groups,
+    make_integer_slice,
+    read_packed_words,
+    trim_to_codes,
+    unpack_words,
+)
+from shard.quantization.settings import check_group_size
 
-PER_WORD = 8
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # by output, the index of its code among the eight of a word
-VERSION = "gemm"
+CODES_PER_WORD = 8
+CODE_ORDER_IN_WORD = (0, 4, 1, 5, 2, 6, 3, 7)  # by output, the index of its code among the eight of a word
+SUPPORTED_VERSION = "gemm"
 
 
-def in_order(words: Tensor) -> Tensor:
-    """Unpack `[rows, words]` to `[rows, words * 8]`, in the order of the outputs."""
-    places = torch.tensor(PLACES, device=words.device)
-    return unpacked(words, 4).view(len(words), -1, PER_WORD).index_select(2, places).flatten(1)
+def unpack_in_output_order(words: Tensor) -> Tensor:
+    """Unpack `[rows, word_range]` to `[rows, word_range * 8]`, in the order of the outputs."""
+    places = torch.tensor(CODE_ORDER_IN_WORD, device=words.device)
+    return unpack_words(words, 4).view(len(words), -1, CODES_PER_WORD).index_select(2, places).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class AwqFormat:
     group_size: int
 
     @property
-    def note(self) -> str:
+    def description(self) -> str:
         return f"AWQ, 4 bits, {'no groups' if self.group_size == -1 else f'groups of {self.group_size}'}"
 
-    def stands_for(self, tensors: Tensors, name: str) -> bool:
-        return name.endswith(".weight") and tensors.stored(f"{name.removesuffix('.weight')}.qweight") is not None
+    def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
+        return weight_name.endswith(".weight") and reader.find_dtype_and_shape(
+            f"{weight_name.removesuffix('.weight')}.qweight") is not None
 
-    def read(self, tensors: Tensors, wanted: Slice) -> Coded:
-        outputs, inputs = wanted.shape
+    def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
+        outputs, inputs = matrix_slice.shape
         group_size = inputs if self.group_size == -1 else self.group_size
-        num_groups, num_words = -(-inputs // group_size), -(-outputs // PER_WORD)
-        words = cover(wanted.rows, PER_WORD)
-        packed = slab(tensors, f"{wanted.base}.qweight", (inputs, num_words), wanted.columns, words)
-        zeros = tensors.columns(f"{wanted.base}.qzeros", (num_groups, num_words), words, torch.int32)
-        scales = tensors.columns(f"{wanted.base}.scales", (num_groups, outputs), wanted.rows, torch.float32)
+        num_groups, num_words = -(-inputs // group_size), -(-outputs // CODES_PER_WORD)
+        word_range = find_word_range(matrix_slice.rows, CODES_PER_WORD)
+        packed_words = read_packed_words(reader, f"{matrix_slice.module_name}.qweight", (inputs, num_words),
+                                         matrix_slice.columns, word_range)
+        zero_words = reader.read_columns(f"{matrix_slice.module_name}.qzeros", (num_groups, num_words), word_range,
+                                         torch.int32)
+        scales = reader.read_columns(f"{matrix_slice.module_name}.scales", (num_groups, outputs), matrix_slice.rows,
+                                     torch.float32)
 
-        def codes(first: int, last: int) -> Tensor:
-            rows = range(wanted.rows.start + first, wanted.rows.start + last)
-            held = cover(rows, PER_WORD)
-            needed = packed[:, held.start - words.start:held.stop - words.start]
-            return cut(in_order(needed), rows, PER_WORD).t().contiguous()
+        def read_codes(first: int, last: int) -> Tensor:
+            rows = range(matrix_slice.rows.start + first, matrix_slice.rows.start + last)
+            held = find_word_range(rows, CODES_PER_WORD)
+            needed = packed_words[:, held.start - word_range.start:held.stop - word_range.start]
+            return trim_to_codes(unpack_in_output_order(needed), rows, CODES_PER_WORD).t().contiguous()
 
-        return integers(codes, cut(in_order(zeros), wanted.rows, PER_WORD).t().to(torch.int16),
-                        scales.t().contiguous(), regular(wanted, group_size, tensors.device), 4)
+        return make_integer_slice(read_codes, trim_to_codes(unpack_in_output_order(zero_words), matrix_slice.rows,
+                                                            CODES_PER_WORD).t().to(torch.int16),
+                                  scales.t().contiguous(),
+                                  make_consecutive_groups(matrix_slice, group_size, reader.device), 4)
 
-    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - no tensor may be left unread
+    def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:  # noqa: ARG002 - no tensor may be left unread
         return False
 
 
-def read_awq(given: Given) -> Awq:
-    given.one_of("bits", given.get("bits", "w_bit"), (4,))
-    given.one_of("version", str(given.get("version") or VERSION).lower(), (VERSION,))
-    return Awq(group_size(given, given.get("group_size", "q_group_size")))
+def parse_awq_config(quant_config: JsonConfig) -> AwqFormat:
+    quant_config.check_supported("bits", quant_config.get("bits", "w_bit"), (4,))
+    quant_config.check_supported("version", str(quant_config.get("version") or SUPPORTED_VERSION).lower(),
+                                 (SUPPORTED_VERSION,))
+    return AwqFormat(check_group_size(quant_config, quant_config.get("group_size", "q_group_size")))

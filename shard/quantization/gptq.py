@@ -9,76 +9,95 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.json_config import Given
-from shard.quantization.format import Coded, Slice, Tensors
-from shard.quantization.packing import BITS, cover, cut, integers, regular, slab, unpacked
-from shard.quantization.settings import group_size
+from shard.json_config import JsonConfig
+from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
+from shard.quantization.packing import (
+    SUPPORTED_BITS,
+    find_word_range,
+    make_consecutive_groups,
+    make_integer_slice,
+    read_packed_words,
+    trim_to_codes,
+    unpack_words,
+)
+from shard.quantization.settings import check_group_size
 
-ZEROS_LESS_ONE = "gptq"  # the older format, which stores zero points minus one
-FORMATS = (ZEROS_LESS_ONE, "gptq_v2")
+GPTQ_V1_FORMAT = "gptq"  # the older format, which stores zero points minus one
+CHECKPOINT_FORMATS = (GPTQ_V1_FORMAT, "gptq_v2")
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class GptqFormat:
     bits: int
     group_size: int
-    zeros_added: int
+    zero_point_offset: int
 
     @property
-    def note(self) -> str:
+    def description(self) -> str:
         return f"GPTQ, {self.bits} bits, {'no groups' if self.group_size == -1 else f'groups of {self.group_size}'}"
 
-    def stands_for(self, tensors: Tensors, name: str) -> bool:
-        return name.endswith(".weight") and tensors.stored(f"{name.removesuffix('.weight')}.qweight") is not None
+    def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
+        return weight_name.endswith(".weight") and reader.find_dtype_and_shape(
+            f"{weight_name.removesuffix('.weight')}.qweight") is not None
 
-    def read(self, tensors: Tensors, wanted: Slice) -> Coded:
-        per_word, (outputs, inputs) = 32 // self.bits, wanted.shape
-        packed = slab(tensors, f"{wanted.base}.qweight", (-(-inputs // per_word), outputs),
-                      cover(wanted.columns, per_word), wanted.rows)
+    def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
+        per_word, (outputs, inputs) = 32 // self.bits, matrix_slice.shape
+        packed = read_packed_words(reader, f"{matrix_slice.module_name}.qweight", (-(-inputs // per_word), outputs),
+                                   find_word_range(matrix_slice.columns, per_word), matrix_slice.rows)
 
-        def codes(first: int, last: int) -> Tensor:
-            return cut(unpacked(packed[:, first:last].t(), self.bits), wanted.columns, per_word)
+        def read_codes(first: int, last: int) -> Tensor:
+            return trim_to_codes(unpack_words(packed[:, first:last].t(), self.bits), matrix_slice.columns, per_word)
 
-        return integers(codes, self._zeros(tensors, wanted), self._scales(tensors, wanted),
-                        self._groups(tensors, wanted), self.bits)
+        return make_integer_slice(read_codes, self._read_zero_points(reader, matrix_slice),
+                                  self._read_scales(reader, matrix_slice),
+                                  self._read_column_groups(reader, matrix_slice), self.bits)
 
-    def spare(self, tensors: Tensors, name: str) -> bool:
+    def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
         """Return whether the tensor is a bias of zeros: some tools write one for every linear."""
-        stored = tensors.stored(name)
-        return name.endswith(".bias") and stored is not None and not tensors.whole(name, stored[1]).any()
+        stored = reader.find_dtype_and_shape(tensor_name)
+        return tensor_name.endswith(".bias") and stored is not None and not reader.read_tensor(tensor_name,
+                                                                                               stored[1]).any()
 
-    def _num_groups(self, wanted: Slice) -> int:
-        return 1 if self.group_size == -1 else -(-wanted.shape[1] // self.group_size)
+    def _count_groups(self, matrix_slice: MatrixSlice) -> int:
+        return 1 if self.group_size == -1 else -(-matrix_slice.shape[1] // self.group_size)
 
-    def _zeros(self, tensors: Tensors, wanted: Slice) -> Tensor:
+    def _read_zero_points(self, reader: TensorReader, matrix_slice: MatrixSlice) -> Tensor:
         per_word = 32 // self.bits
-        packed = tensors.columns(
-            f"{wanted.base}.qzeros", (self._num_groups(wanted), -(-wanted.shape[0] // per_word)),
-            cover(wanted.rows, per_word), torch.int32)
-        return cut(unpacked(packed, self.bits), wanted.rows, per_word).t().to(torch.int16) + self.zeros_added
+        packed = reader.read_columns(f"{matrix_slice.module_name}.qzeros",
+                                     (self._count_groups(matrix_slice), -(-matrix_slice.shape[0] // per_word)),
+                                     find_word_range(matrix_slice.rows, per_word), torch.int32)
+        return trim_to_codes(unpack_words(packed, self.bits), matrix_slice.rows,
+                             per_word).t().to(torch.int16) + self.zero_point_offset
 
-    def _scales(self, tensors: Tensors, wanted: Slice) -> Tensor:
-        shape = (self._num_groups(wanted), wanted.shape[0])
-        return tensors.columns(f"{wanted.base}.scales", shape, wanted.rows, torch.float32).t().contiguous()
+    def _read_scales(self, reader: TensorReader, matrix_slice: MatrixSlice) -> Tensor:
+        shape = (self._count_groups(matrix_slice), matrix_slice.shape[0])
+        return reader.read_columns(f"{matrix_slice.module_name}.scales", shape, matrix_slice.rows,
+                                   torch.float32).t().contiguous()
 
-    def _groups(self, tensors: Tensors, wanted: Slice) -> Tensor:
-        name, inputs = f"{wanted.base}.g_idx", wanted.shape[1]
-        if tensors.stored(name) is None:
-            return regular(wanted, inputs if self.group_size == -1 else self.group_size, tensors.device)
-        return check_groups(name, tensors.rows(name, (inputs,), wanted.columns, torch.int32), self._num_groups(wanted))
-
-
-def check_groups(name: str, groups: Tensor, num_groups: int) -> Tensor:
-    if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
-        raise ValueError(f"{name} names groups from {int(groups.min())} to {int(groups.max())}; there are {num_groups}")
-    return groups.long()
+    def _read_column_groups(self, reader: TensorReader, matrix_slice: MatrixSlice) -> Tensor:
+        name, inputs = f"{matrix_slice.module_name}.g_idx", matrix_slice.shape[1]
+        if reader.find_dtype_and_shape(name) is None:
+            return make_consecutive_groups(matrix_slice, inputs if self.group_size == -1 else self.group_size,
+                                           reader.device)
+        return check_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns, torch.int32),
+                                   self._count_groups(matrix_slice))
 
 
-def read_gptq(given: Given) -> Gptq:
-    bits = given.one_of("bits", given.get("bits"), BITS)
-    form = given.one_of("checkpoint_format", given.get("checkpoint_format", "format") or ZEROS_LESS_ONE, FORMATS)
-    given.one_of("pack_dtype", given.get("pack_dtype") or "int32", ("int32",))
-    if varied := [rule for rule in given.within("dynamic").values if not rule.startswith("-:")]:
-        raise ValueError(f"{given.source}: dynamic gives {varied[0]} a quantisation of its own, which is not supported"
-                         f"; supported: one for all, and rules that leave weights out (-:)")
-    return Gptq(bits, group_size(given, given.get("group_size")), zeros_added=int(form == ZEROS_LESS_ONE))
+def check_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Tensor:
+    if len(column_groups) and not 0 <= int(column_groups.min()) <= int(column_groups.max()) < num_groups:
+        raise ValueError(f"{name} names groups from {int(column_groups.min())} to {int(column_groups.max())}; there "
+                         f"are {num_groups}")
+    return column_groups.long()
+
+
+def parse_gptq_config(quant_config: JsonConfig) -> GptqFormat:
+    bits = quant_config.check_supported("bits", quant_config.get("bits"), SUPPORTED_BITS)
+    checkpoint_format = quant_config.check_supported("checkpoint_format",
+                                                     quant_config.get("checkpoint_format", "format") or GPTQ_V1_FORMAT,
+                                                     CHECKPOINT_FORMATS)
+    quant_config.check_supported("pack_dtype", quant_config.get("pack_dtype") or "int32", ("int32",))
+    if overriding_rules := [rule for rule in quant_config.get_subconfig("dynamic").values if not rule.startswith("-:")]:
+        raise ValueError(f"{quant_config.source}: dynamic gives {overriding_rules[0]} a quantisation of its own, which "
+                         f"is not supported" f"; supported: one for all, and rules that leave weights out (-:)")
+    return GptqFormat(bits, check_group_size(quant_config, quant_config.get("group_size")),
+                      zero_point_offset=int(checkpoint_format == GPTQ_V1_FORMAT))

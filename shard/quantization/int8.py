@@ -7,27 +7,28 @@ any number of ranks.
 import torch
 from torch import Tensor
 
-from shard.quantization.format import CHUNK, Coded, Slice, Tensors
-from shard.quantization.packing import regular
+from shard.quantization.format import CODES_PER_CHUNK, MatrixSlice, QuantizedSlice, TensorReader
+from shard.quantization.packing import make_consecutive_groups
 
-MOST = 127
+MAX_CODE = 127
 
 
-def read_int8(tensors: Tensors, wanted: Slice) -> Coded:
-    codes = torch.empty(len(wanted.rows), len(wanted.columns), dtype=torch.int8, device=tensors.device)
-    scales = torch.empty(len(wanted.rows), 1, device=tensors.device)
-    step, columns = max(1, CHUNK // wanted.shape[1]), slice(wanted.columns.start, wanted.columns.stop)
-    for first in range(0, len(wanted.rows), step):
-        rows = wanted.rows[first:first + step]
-        weight = tensors.rows(wanted.name, wanted.shape, rows, torch.float32)
-        scale = scale_of(weight)
+def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
+    codes = torch.empty(len(matrix_slice.rows), len(matrix_slice.columns), dtype=torch.int8, device=reader.device)
+    scales = torch.empty(len(matrix_slice.rows), 1, device=reader.device)
+    step, columns = max(1, CODES_PER_CHUNK // matrix_slice.shape[1]), slice(matrix_slice.columns.start,
+                                                                            matrix_slice.columns.stop)
+    for first in range(0, len(matrix_slice.rows), step):
+        rows = matrix_slice.rows[first:first + step]
+        weight = reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, rows, torch.float32)
+        scale = compute_row_scales(weight)
         scales[first:first + step] = scale
-        codes[first:first + step] = weight[:, columns].div(scale).round_().clamp_(-MOST, MOST)
-    return Coded(lambda first, last: codes[first:last], scales, regular(wanted, wanted.shape[1], tensors.device),
-                 signed_bytes=True)
+        codes[first:first + step] = weight[:, columns].div(scale).round_().clamp_(-MAX_CODE, MAX_CODE)
+    return QuantizedSlice(lambda first, last: codes[first:last], scales,
+                          make_consecutive_groups(matrix_slice, matrix_slice.shape[1], reader.device), is_int8=True)
 
 
-def scale_of(weight: Tensor) -> Tensor:
-    """Return the scales of `[rows, columns]`, `[rows, 1]`; 1 for a row of zeros."""
+def compute_row_scales(weight: Tensor) -> Tensor:
+    """Return the scales of `[read_rows, columns]`, `[read_rows, 1]`; 1 for a row of zeros."""
     largest = weight.abs().amax(dim=1, keepdim=True)
-    return largest.div_(MOST).masked_fill_(largest == 0, 1.0)
+    return largest.div_(MAX_CODE).masked_fill_(largest == 0, 1.0)

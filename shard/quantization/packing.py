@@ -5,59 +5,62 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shard.quantization.format import Coded, Shape, Slice, Tensors, spread
+from shard.quantization.format import MatrixSlice, QuantizedSlice, Shape, TensorReader, expand_groups_to_columns
 
-BITS = (4, 8)
+SUPPORTED_BITS = (4, 8)
 
-Codes = Callable[[int, int], Tensor]  # (first row, last row, exclusive) -> [rows, columns], unsigned bytes
+CodesReader = Callable[[int, int], Tensor]  # (first row, last row, exclusive) -> [rows, columns], unsigned bytes
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unpack `[rows, words]` to unsigned codes, `[rows, words * 32 / bits]`, the lowest bits first."""
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """Unpack `[read_rows, words]` to unsigned codes, `[read_rows, words * 32 / bits]`, the lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
     return octets if bits == 8 else torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 
-def cover(places: range, per_word: int) -> range:
-    """Return the range of words that hold the codes `places`."""
-    return range(places.start // per_word, -(-places.stop // per_word))
+def find_word_range(code_range: range, codes_per_word: int) -> range:
+    """Return the range of words that hold the codes `code_range`."""
+    return range(code_range.start // codes_per_word, -(-code_range.stop // codes_per_word))
 
 
-def cut(codes: Tensor, places: range, per_word: int) -> Tensor:
-    """Cut the codes `places` out of those of the words that `cover` returns: `[rows, covered] -> [rows, places]`."""
-    first = places.start % per_word
-    return codes[:, first:first + len(places)]
+def trim_to_codes(codes: Tensor, code_range: range, codes_per_word: int) -> Tensor:
+    """Cut the codes `code_range` out of those of the words that `find_word_range` returns: `[read_rows, covered] ->
+    [read_rows, code_range]`."""
+    first = code_range.start % codes_per_word
+    return codes[:, first:first + len(code_range)]
 
 
-def slab(tensors: Tensors, name: str, shape: Shape, rows: range, columns: range) -> Tensor:
+def read_packed_words(reader: TensorReader, name: str, shape: Shape, rows: range, columns: range) -> Tensor:
     """Read some rows or some columns of a tensor of packed words."""
     if len(columns) == shape[1]:
-        return tensors.rows(name, shape, rows, torch.int32)
-    return tensors.columns(name, shape, columns, torch.int32)
+        return reader.read_rows(name, shape, rows, torch.int32)
+    return reader.read_columns(name, shape, columns, torch.int32)
 
 
-def without_zeros(codes: Tensor, zeros: Tensor, groups: Tensor, *, signed_bytes: bool) -> Tensor:
-    """Subtract zero points, int16 `[rows, groups]`, from unsigned codes, `[rows, columns]`."""
-    if signed_bytes:  # negative results wrap around, and viewing them as int8 restores the sign
-        return (codes - spread(zeros, groups).to(torch.uint8)).view(torch.int8)
-    return codes.to(torch.int16) - spread(zeros, groups)
+def subtract_zero_points(codes: Tensor, zero_points: Tensor, column_groups: Tensor, *, is_int8: bool) -> Tensor:
+    """Subtract zero points, int16 `[read_rows, column_groups]`, from unsigned codes, `[read_rows, read_columns]`."""
+    if is_int8:  # negative results wrap around, and viewing them as int8 restores the sign
+        return (codes - expand_groups_to_columns(zero_points, column_groups).to(torch.uint8)).view(torch.int8)
+    return codes.to(torch.int16) - expand_groups_to_columns(zero_points, column_groups)
 
 
-def fit_bytes(zeros: Tensor, bits: int) -> bool:
+def fit_into_int8(zero_points: Tensor, bits: int) -> bool:
     """Return whether codes minus zero points fit into int8."""
-    return bits < 8 or bool((zeros == 128).all())
+    return bits < 8 or bool((zero_points == 128).all())
 
 
-def regular(wanted: Slice, group_size: int, device: torch.device) -> Tensor:
+def make_consecutive_groups(matrix_slice: MatrixSlice, group_size: int, device: torch.device) -> Tensor:
     """Return the group of each column, where each group is a run of consecutive columns."""
-    return torch.arange(wanted.columns.start, wanted.columns.stop, device=device) // group_size
+    return torch.arange(matrix_slice.columns.start, matrix_slice.columns.stop, device=device) // group_size
 
 
-def integers(codes: Codes, zeros: Tensor, scales: Tensor, groups: Tensor, bits: int) -> Coded:
-    """Return the quantised slice of integers with zero points. `zeros` and `scales` are `[rows, groups]`."""
-    signed_bytes = fit_bytes(zeros, bits)
+def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
+                       bits: int) -> QuantizedSlice:
+    """Return the quantised slice of integers with zero points. `zero_points` and `scales` are `[read_rows,
+    column_groups]`."""
+    is_int8 = fit_into_int8(zero_points, bits)
 
-    def unpack(first: int, last: int) -> Tensor:
-        return without_zeros(codes(first, last), zeros[first:last], groups, signed_bytes=signed_bytes)
+    def unpack_codes(first: int, last: int) -> Tensor:
+        return subtract_zero_points(read_codes(first, last), zero_points[first:last], column_groups, is_int8=is_int8)
 
-    return Coded(unpack, scales, groups, signed_bytes)
+    return QuantizedSlice(unpack_codes, scales, column_groups, is_int8)

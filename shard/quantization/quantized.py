@@ -9,57 +9,61 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.quantization.format import Coded, Format, Slice, Tensors
-from shard.quantization.int8 import read_int8
+from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice, TensorReader
+from shard.quantization.int8 import read_and_quantize_to_int8
 
-ON_LOAD = "int8"
+INT8_ON_LOAD = "int8"
 
 
-class Quantized:
-    def __init__(self, form: Format | None, on_load: str) -> None:
-        """`form`: format of a quantised checkpoint. `on_load`: type to which unquantised weights are quantised while
-        they are loaded (--quantize); empty: they are not."""
-        if form is not None and on_load:
-            raise ValueError(f"--quantize {on_load} is for weights that are not quantised, and these are: {form.note}; "
-                             f"leave it out")
-        self._form = form
-        self._on_load = on_load
-        self._kept: set[str] = set()
-        self._expanded: set[str] = set()
+class QuantizedWeights:
+    def __init__(self, checkpoint_format: QuantizationFormat | None, quantize_on_load: str) -> None:
+        """`checkpoint_format`: format of a quantised checkpoint. `quantize_on_load`: type to which unquantised weights
+        are quantised while they are loaded (--quantize); empty: they are not."""
+        if checkpoint_format is not None and quantize_on_load:
+            raise ValueError(f"--quantize {quantize_on_load} is for weights that are not quantised, and these are: "
+                             f"{checkpoint_format.description}; " f"leave it out")
+        self._checkpoint_format = checkpoint_format
+        self._quantize_on_load = quantize_on_load
+        self._kept_names: set[str] = set()
+        self._dequantized_names: set[str] = set()
 
-    def fill(self, tensors: Tensors, wanted: Slice, target: Tensor) -> bool:
+    def try_dequantize_into(self, reader: TensorReader, matrix_slice: MatrixSlice, target: Tensor) -> bool:
         """Dequantise the weight into `target` if it is quantised, and return whether it is."""
-        if self._form is None or not self._form.stands_for(tensors, wanted.name):
+        if self._checkpoint_format is None or not self._checkpoint_format.is_quantized(reader,
+                                                                                       matrix_slice.weight_name):
             return False
-        self._expanded.add(wanted.name)
-        self._form.read(tensors, wanted).fill(target)
+        self._dequantized_names.add(matrix_slice.weight_name)
+        self._checkpoint_format.read_slice(reader, matrix_slice).dequantize_into(target)
         return True
 
-    def stands_for(self, tensors: Tensors, name: str) -> bool:
-        return self._form is not None and self._form.stands_for(tensors, name)
+    def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
+        return self._checkpoint_format is not None and self._checkpoint_format.is_quantized(reader, weight_name)
 
-    def codes(self, tensors: Tensors, parts: Sequence[Slice]) -> list[Coded] | None:
+    def read_kept_slices(self, reader: TensorReader,
+                         matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
         """Return the codes for one linear of all parts; None if it is not to be kept quantised."""
-        coded = self._read(tensors, parts)
-        if coded is None or not all(part.keepable for part in coded):
+        quantized_slices = self._read_slices(reader, matrix_slices)
+        if quantized_slices is None or not all(part.can_stay_quantized for part in quantized_slices):
             return None
-        self._kept.update(part.name for part in parts)
-        return coded
+        self._kept_names.update(part.weight_name for part in matrix_slices)
+        return quantized_slices
 
-    def _read(self, tensors: Tensors, parts: Sequence[Slice]) -> list[Coded] | None:
-        if self._on_load == ON_LOAD:
-            return [read_int8(tensors, part) for part in parts]
-        if self._form is None or not all(self._form.stands_for(tensors, part.name) for part in parts):
+    def _read_slices(self, reader: TensorReader, matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
+        if self._quantize_on_load == INT8_ON_LOAD:
+            return [read_and_quantize_to_int8(reader, part) for part in matrix_slices]
+        if self._checkpoint_format is None or not all(self._checkpoint_format.is_quantized(reader, part.weight_name)
+                                                      for part in matrix_slices):
             return None
-        return [self._form.read(tensors, part) for part in parts]
+        return [self._checkpoint_format.read_slice(reader, part) for part in matrix_slices]
 
-    def is_spare(self, tensors: Tensors, name: str) -> bool:
-        return self._form is not None and self._form.spare(tensors, name)
+    def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
+        return self._checkpoint_format is not None and self._checkpoint_format.may_skip_tensor(reader, tensor_name)
 
-    def note(self, dtype: torch.dtype) -> str:
+    def describe(self, dtype: torch.dtype) -> str:
         """Return one line about the quantised weights and how they are kept, or an empty string."""
-        kept, expanded = len(self._kept), len(self._expanded - self._kept)
-        if self._form is None:
-            return f"{kept} weights quantised to {self._on_load} and kept so" if self._on_load else ""
-        return (f"quantised checkpoint ({self._form.note}): {kept} weights kept as int8, {expanded} made into "
-                f"{str(dtype).removeprefix('torch.')} at load")
+        num_kept, num_dequantized = len(self._kept_names), len(self._dequantized_names - self._kept_names)
+        if self._checkpoint_format is None:
+            return (f"{num_kept} weights quantised to {self._quantize_on_load} and kept so" if self._quantize_on_load
+                    else "")
+        return (f"quantised checkpoint ({self._checkpoint_format.description}): {num_kept} weights kept as int8, "
+                f"{num_dequantized} made into " f"{str(dtype).removeprefix('torch.')} at load")

@@ -6,33 +6,34 @@ To add one, add a file to this package and a line here.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shard.json_config import Given
-from shard.quantization.awq import read_awq
-from shard.quantization.compressed_tensors import read_compressed
-from shard.quantization.format import Format
-from shard.quantization.fp8 import read_fp8
-from shard.quantization.gptq import read_gptq
+from shard.json_config import JsonConfig
+from shard.quantization.awq import parse_awq_config
+from shard.quantization.compressed_tensors import parse_compressed_tensors_config
+from shard.quantization.format import QuantizationFormat
+from shard.quantization.fp8 import parse_fp8_config
+from shard.quantization.gptq import parse_gptq_config
 
-METHODS: dict[str, Callable[[Given], Format]] = {
-    "gptq": read_gptq,
-    "awq": read_awq,
-    "fp8": read_fp8,
-    "compressed-tensors": read_compressed,
+CONFIG_PARSERS: dict[str, Callable[[JsonConfig], QuantizationFormat]] = {
+    "gptq": parse_gptq_config,
+    "awq": parse_awq_config,
+    "fp8": parse_fp8_config,
+    "compressed-tensors": parse_compressed_tensors_config,
 }
 
 
-def read_quantization(values: object, source: str) -> Format | None:
+def parse_quantization_config(quantization_config: object, config_path: str) -> QuantizationFormat | None:
     """Return the format described by `quantization_config`, or None without one."""
-    if values is None:
+    if quantization_config is None:
         return None
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{source}: quantization_config must be an object, got {values!r}")
-    method = method_of(values)
-    if method not in METHODS:
-        raise ValueError(f"{source}: weights quantised as {method} are not supported; supported: {', '.join(METHODS)}, "
+    if not isinstance(quantization_config, Mapping):
+        raise ValueError(f"{config_path}: quantization_config must be an object, got {quantization_config!r}")
+    method = get_quant_method(quantization_config)
+    if method not in CONFIG_PARSERS:
+        raise ValueError(
+            f"{config_path}: weights quantised as {method} are not supported; supported: {', '.join(CONFIG_PARSERS)}, "
                          f"and weights that are not quantised")
-    return METHODS[method](Given(dict(values), f"{source}: quantization_config"))
+    return CONFIG_PARSERS[method](JsonConfig(dict(quantization_config), f"{config_path}: quantization_config"))
 
 
-def method_of(values: Mapping[str, Any]) -> str:
+def get_quant_method(values: Mapping[str, Any]) -> str:
     return str(values.get("quant_method") or "something that quant_method does not name")

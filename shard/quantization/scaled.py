@@ -8,62 +8,66 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shard.quantization.format import Coded, Slice, Tensors
-from shard.quantization.packing import regular
+from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
+from shard.quantization.packing import make_consecutive_groups
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-Block = tuple[int, int]  # rows and columns that share a scale
-
-
-def bytes_of(tensors: Tensors, wanted: Slice, dtype: torch.dtype) -> Tensor:
-    if len(wanted.columns) == wanted.shape[1]:
-        return tensors.rows(wanted.name, wanted.shape, wanted.rows, dtype)
-    return tensors.columns(wanted.name, wanted.shape, wanted.columns, dtype)
+FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+BlockShape = tuple[int, int]  # rows and columns that share a scale
 
 
-def floats(tensors: Tensors, wanted: Slice, dtype: torch.dtype, scales: Tensor, groups: Tensor) -> Coded:
+def read_byte_codes(reader: TensorReader, matrix_slice: MatrixSlice, dtype: torch.dtype) -> Tensor:
+    if len(matrix_slice.columns) == matrix_slice.shape[1]:
+        return reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, matrix_slice.rows, dtype)
+    return reader.read_columns(matrix_slice.weight_name, matrix_slice.shape, matrix_slice.columns, dtype)
+
+
+def read_float8_slice(reader: TensorReader, matrix_slice: MatrixSlice, dtype: torch.dtype, scales: Tensor,
+                      column_groups: Tensor) -> QuantizedSlice:
     """Return the quantised slice of eight-bit floats, whose "codes" are their values in float32.
 
     Values are looked up in a table, since torch's conversion takes several times as long.
     """
-    held = bytes_of(tensors, wanted, dtype).view(torch.uint8)
-    table = torch.arange(256, dtype=torch.uint8, device=held.device).view(dtype).float()
+    byte_codes = read_byte_codes(reader, matrix_slice, dtype).view(torch.uint8)
+    value_table = torch.arange(256, dtype=torch.uint8, device=byte_codes.device).view(dtype).float()
 
-    def unpack(first: int, last: int) -> Tensor:
-        part = held[first:last]
-        return table.index_select(0, part.reshape(-1).int()).view(part.shape)
+    def unpack_codes(first: int, last: int) -> Tensor:
+        part = byte_codes[first:last]
+        return value_table.index_select(0, part.reshape(-1).int()).view(part.shape)
 
-    return Coded(unpack, scales, groups, signed_bytes=False)
+    return QuantizedSlice(unpack_codes, scales, column_groups, is_int8=False)
 
 
-def read_scales(tensors: Tensors, name: str, wanted: Slice, block: Block | None,
+def read_scales(reader: TensorReader, scale_name: str, matrix_slice: MatrixSlice, block_shape: BlockShape | None,
                 dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return the scales, `[rows, groups]`, and the group of each column."""
-    stored, (outputs, inputs) = tensors.stored(name), wanted.shape
+    """Return the scales, `[read_rows, column_groups]`, and the group of each column."""
+    stored, (outputs, inputs) = reader.find_dtype_and_shape(scale_name), matrix_slice.shape
     shape = stored[1] if stored else (outputs, 1)  # if the tensor is missing, reading it below raises the error
     if prod(shape) == 1 and outputs > 1:
-        scales = tensors.whole(name, shape, dtype).reshape(1, 1).expand(len(wanted.rows), 1)
-        return scales.contiguous(), regular(wanted, inputs, tensors.device)
-    if block is not None:
-        return read_blocks(tensors, name, wanted, block)
-    check_scales(name, shape, wanted)
-    scales = tensors.rows(name, shape, wanted.rows, dtype).view(len(wanted.rows), -1)
-    return scales, regular(wanted, inputs // scales.shape[1], tensors.device)
+        scales = reader.read_tensor(scale_name, shape, dtype).reshape(1, 1).expand(len(matrix_slice.rows), 1)
+        return scales.contiguous(), make_consecutive_groups(matrix_slice, inputs, reader.device)
+    if block_shape is not None:
+        return read_block_scales(reader, scale_name, matrix_slice, block_shape)
+    check_scales_shape(scale_name, shape, matrix_slice)
+    scales = reader.read_rows(scale_name, shape, matrix_slice.rows, dtype).view(len(matrix_slice.rows), -1)
+    return scales, make_consecutive_groups(matrix_slice, inputs // scales.shape[1], reader.device)
 
 
-def read_blocks(tensors: Tensors, name: str, wanted: Slice, block: Block) -> tuple[Tensor, Tensor]:
-    height, width = block
-    blocks = tensors.whole(name, (-(-wanted.shape[0] // height), -(-wanted.shape[1] // width)), torch.float32)
-    rows = torch.arange(wanted.rows.start, wanted.rows.stop, device=tensors.device) // height
-    return blocks.index_select(0, rows), regular(wanted, width, tensors.device)
+def read_block_scales(reader: TensorReader, scale_name: str, matrix_slice: MatrixSlice,
+                      block_shape: BlockShape) -> tuple[Tensor, Tensor]:
+    height, width = block_shape
+    block_scales = reader.read_tensor(scale_name, (-(-matrix_slice.shape[0] // height),
+                                                   -(-matrix_slice.shape[1] // width)), torch.float32)
+    rows = torch.arange(matrix_slice.rows.start, matrix_slice.rows.stop, device=reader.device) // height
+    return block_scales.index_select(0, rows), make_consecutive_groups(matrix_slice, width, reader.device)
 
 
-def check_scales(name: str, shape: tuple[int, ...], wanted: Slice) -> None:
-    outputs, inputs = wanted.shape
+def check_scales_shape(scale_name: str, shape: tuple[int, ...], matrix_slice: MatrixSlice) -> None:
+    outputs, inputs = matrix_slice.shape
     match shape:
         case (rows,) | (rows, 1) if rows == outputs:
             return
         case (rows, groups) if rows == outputs and groups and inputs % groups == 0:
             return
-    raise ValueError(f"{name} is {list(shape)}, which does not fit a weight of {list(wanted.shape)}; supported: one "
+    raise ValueError(
+        f"{scale_name} is {list(shape)}, which does not fit a weight of {list(matrix_slice.shape)}; supported: one "
                      f"scale for all, [{outputs}, 1], or [{outputs}, groups] with equal groups")

@@ -1,8 +1,8 @@
 """The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back.
 
 The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later ones
-of the epoch. A `Later` is waited for in another thread and finished in the compute thread, behind the messages that
-arrived meanwhile or by one of them.
+of the epoch. A `PendingResult` is waited for in another thread and finished in the compute thread, behind the messages
+that arrived meanwhile or by one of them.
 """
 
 import asyncio
@@ -16,212 +16,217 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from shard.deferred import Later
-from shard.errors import Exhausted, Malformed, NoRoom, Refused
+from shard.deferred import PendingResult
+from shard.errors import MalformedMessage, RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.pb import shard_pb2 as pb
 
-Code = grpc.StatusCode
+StatusCode = grpc.StatusCode
 Answer = TypeVar("Answer")
-Ordered = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
+OrderedRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class RpcFailure:
     """Status that is sent instead of an answer."""
 
     code: Any
     reason: str
 
 
-STOPS = Trouble(Code.UNAVAILABLE, "the shard stops")
+SHARD_STOPPING = RpcFailure(StatusCode.UNAVAILABLE, "the shard stops")
 
 
 @dataclass(slots=True)
-class Arrival(Generic[Answer]):
+class ReceivedMessage(Generic[Answer]):
     """A received message and the future of its outcome. It is applied even if the client disconnects, since the other
     ranks apply it too."""
 
-    call: Callable[[], Answer | Later[Answer]]
-    outcome: "asyncio.Future[Answer | Trouble]"
+    call: Callable[[], Answer | PendingResult[Answer]]
+    outcome: "asyncio.Future[Answer | RpcFailure]"
 
 
 @dataclass(slots=True)
 class Epoch:
     number: int
-    lost: str = ""  # why nothing more is queued; written by the event loop
-    failed: str = ""  # why nothing more is applied; written by the compute thread
-    broken: str = ""  # why results of steps under way are discarded: a step with a `Later` failed
-    next: int = 1  # the lowest order that is not queued yet
-    early: dict[int, Arrival[Any]] = field(default_factory=dict)  # held back until their turn
-    refused: set[int] = field(default_factory=set)  # orders that came after the end
-    gap: "asyncio.TimerHandle | None" = None
-    gap_at: int = 0  # the order that the timer waits for
+    closed_reason: str = ""  # why nothing more is queued; written by the event loop
+    failure_reason: str = ""  # why nothing more is applied; written by the compute thread
+    discard_reason: str = ""  # why results of steps under way are discarded: a step with a `PendingResult` failed
+    next_order: int = 1  # the lowest order that is not queued yet
+    early_messages: dict[int, ReceivedMessage[Any]] = field(default_factory=dict)  # held back until their turn
+    rejected_orders: set[int] = field(default_factory=set)  # orders that came after the end
+    gap_timer: "asyncio.TimerHandle | None" = None
+    missing_order: int = 0  # the order that the timer waits for
 
     @property
-    def end(self) -> str:
-        return self.failed or self.lost
+    def end_reason(self) -> str:
+        return self.failure_reason or self.closed_reason
 
-    def used(self, order: int) -> bool:
-        return order < self.next or order in self.early or order in self.refused
+    def is_order_used(self, order: int) -> bool:
+        return order < self.next_order or order in self.early_messages or order in self.rejected_orders
 
 
-class Orders:
+class MessageSequencer:
     """Sequencer of the messages of the current epoch."""
 
-    def __init__(self, compute: ThreadPoolExecutor, waiting: ThreadPoolExecutor, gap_timeout: float) -> None:
+    def __init__(self, compute_executor: ThreadPoolExecutor, waiting_executor: ThreadPoolExecutor,
+                 gap_timeout: float) -> None:
         """Create the sequencer. Each of the executors has one thread."""
-        self._compute = compute
-        self._waiting = waiting
+        self._compute_executor = compute_executor
+        self._waiting_executor = waiting_executor
         self._gap_timeout = gap_timeout
-        self.epoch = Epoch(0, lost="there was no Reset yet")
+        self.epoch = Epoch(0, closed_reason="there was no Reset yet")
 
-    def begin(self, number: int, reset: Callable[[], Answer]) -> Arrival[Answer]:
+    def begin_epoch(self, number: int, reset: Callable[[], Answer]) -> ReceivedMessage[Answer]:
         """Begin an epoch, which is current at once, though steps of the one before may still be under way."""
-        self.end("another epoch was started")
+        self.end_epoch("another epoch was started")
         self.epoch = Epoch(number)
-        arrival = arrive(reset)
-        self._queue(self.epoch, arrival)
-        return arrival
+        received = make_received_message(reset)
+        self._queue_message(self.epoch, received)
+        return received
 
-    def end(self, reason: str) -> None:
-        self._end(self.epoch, reason)
+    def end_epoch(self, reason: str) -> None:
+        self._close_epoch(self.epoch, reason)
 
-    def other_epoch(self, number: int) -> str:
+    def describe_wrong_epoch(self, number: int) -> str:
         return f"the message is of epoch {number}, in force is {self.epoch.number}"
 
-    def take(self, request: Ordered, verb: Callable[[Any], Answer | Later[Answer]]) -> Arrival[Answer]:
-        epoch, arrival = self.epoch, arrive(partial(verb, request))
+    def receive(self, request: OrderedRequest,
+                verb: Callable[[Any], Answer | PendingResult[Answer]]) -> ReceivedMessage[Answer]:
+        epoch, received = self.epoch, make_received_message(partial(verb, request))
         if request.epoch != epoch.number:
-            trouble(arrival, Code.FAILED_PRECONDITION, self.other_epoch(request.epoch))
+            fail_message(received, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
         elif not request.order:
-            trouble(arrival, Code.INVALID_ARGUMENT, "orders are counted from 1")
-        elif epoch.used(request.order):
-            trouble(arrival, Code.ALREADY_EXISTS, f"message {request.order} was taken before")
+            fail_message(received, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
+        elif epoch.is_order_used(request.order):
+            fail_message(received, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
-            epoch.early[request.order] = arrival
-            self._go_on(epoch)
-        return arrival
+            epoch.early_messages[request.order] = received
+            self._queue_ready(epoch)
+        return received
 
-    def _go_on(self, epoch: Epoch) -> None:
+    def _queue_ready(self, epoch: Epoch) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
-        while not epoch.end and epoch.next in epoch.early:
-            self._queue(epoch, epoch.early.pop(epoch.next))
-            epoch.next += 1
-        if epoch.end:
-            self._refuse_early(epoch)
-        self._watch_gap(epoch)
+        while not epoch.end_reason and epoch.next_order in epoch.early_messages:
+            self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
+            epoch.next_order += 1
+        if epoch.end_reason:
+            self._reject_early(epoch)
+        self._update_gap_timer(epoch)
 
-    def _queue(self, epoch: Epoch, arrival: Arrival[Any]) -> None:
-        job = asyncio.get_running_loop().run_in_executor(self._compute, self._apply, epoch, arrival)
-        job.add_done_callback(partial(self._applied, epoch, arrival))
+    def _queue_message(self, epoch: Epoch, received: ReceivedMessage[Any]) -> None:
+        job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch, received)
+        job.add_done_callback(partial(self._on_applied, epoch, received))
 
-    def _apply(self, epoch: Epoch, arrival: Arrival[Answer]) -> Answer | Trouble | Later[Answer]:
+    def _apply_message(self, epoch: Epoch,
+                       received: ReceivedMessage[Answer]) -> Answer | RpcFailure | PendingResult[Answer]:
         """Apply a message in the compute thread, and so in order."""
-        outcome = apply(epoch, arrival.call)
-        if isinstance(outcome, Later):
-            outcome.answer.add_done_callback(partial(self._come, epoch, arrival))
-            self._waiting.submit(self._see_through, epoch, arrival, outcome)
+        outcome = call_unless_failed(epoch, received.call)
+        if isinstance(outcome, PendingResult):
+            outcome.future.add_done_callback(partial(self._post_pending_result, epoch, received))
+            self._waiting_executor.submit(self._wait_and_finish, epoch, received, outcome)
         return outcome
 
-    def _see_through(self, epoch: Epoch, arrival: Arrival[Any], later: Later[Any]) -> None:
-        """Wait for a `Later` in the waiting thread, then finish it in the compute thread."""
+    def _wait_and_finish(self, epoch: Epoch, received: ReceivedMessage[Any],
+                         pending_result: PendingResult[Any]) -> None:
+        """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `settle` meets the same error
-            later.wait()
-        stops = partial(self._post, epoch, arrival, STOPS)
+            pending_result.wait()
+        post_stopping = partial(self._post_outcome, epoch, received, SHARD_STOPPING)
         try:
-            self._compute.submit(later.settle).add_done_callback(lambda job: stops() if job.cancelled() else None)
+            self._compute_executor.submit(pending_result.finish_without_raising).add_done_callback(
+                lambda job: post_stopping() if job.cancelled() else None)
         except RuntimeError:  # the compute thread has been shut down
-            stops()
+            post_stopping()
 
-    def _come(self, epoch: Epoch, arrival: Arrival[Any], answer: "Future[Any]") -> None:
-        """Post the outcome of a `Later`, in the compute thread. A failure of a message behind it does not matter, a
-        failed `Later` before it does."""
-        outcome: Any = over(epoch, epoch.broken) or attempt(answer.result)
-        if isinstance(outcome, Trouble):
-            epoch.broken = epoch.broken or outcome.reason
-            epoch.failed = epoch.failed or outcome.reason
-        self._post(epoch, arrival, outcome)
+    def _post_pending_result(self, epoch: Epoch, received: ReceivedMessage[Any], future: "Future[Any]") -> None:
+        """Post the outcome of a `PendingResult`, in the compute thread. A failure of a message behind it does not
+        matter, a failed `PendingResult` before it does."""
+        outcome: Any = make_epoch_over_failure(epoch, epoch.discard_reason) or call_or_failure(future.result)
+        if isinstance(outcome, RpcFailure):
+            epoch.discard_reason = epoch.discard_reason or outcome.reason
+            epoch.failure_reason = epoch.failure_reason or outcome.reason
+        self._post_outcome(epoch, received, outcome)
 
-    def _post(self, epoch: Epoch, arrival: Arrival[Any], outcome: object) -> None:
-        arrival.outcome.get_loop().call_soon_threadsafe(self._settle, epoch, arrival, outcome)
+    def _post_outcome(self, epoch: Epoch, received: ReceivedMessage[Any], outcome: object) -> None:
+        received.outcome.get_loop().call_soon_threadsafe(self._set_outcome, epoch, received, outcome)
 
-    def _applied(self, epoch: Epoch, arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
-        outcome = told(job)
-        if not isinstance(outcome, Later):
-            self._settle(epoch, arrival, outcome)
+    def _on_applied(self, epoch: Epoch, received: ReceivedMessage[Any], job: "asyncio.Future[Any]") -> None:
+        outcome = get_job_outcome(job)
+        if not isinstance(outcome, PendingResult):
+            self._set_outcome(epoch, received, outcome)
 
-    def _settle(self, epoch: Epoch, arrival: Arrival[Any], outcome: object) -> None:
-        if not arrival.outcome.done():  # the shard may stop while a step ends
-            arrival.outcome.set_result(outcome)
-        if epoch.failed:
-            self._go_on(epoch)
+    def _set_outcome(self, epoch: Epoch, received: ReceivedMessage[Any], outcome: object) -> None:
+        if not received.outcome.done():  # the shard may stop while a step ends
+            received.outcome.set_result(outcome)
+        if epoch.failure_reason:
+            self._queue_ready(epoch)
 
-    def _watch_gap(self, epoch: Epoch) -> None:
+    def _update_gap_timer(self, epoch: Epoch) -> None:
         """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
-        missing = epoch.next if epoch.early else 0
-        if missing != epoch.gap_at and epoch.gap is not None:
-            epoch.gap.cancel()
-        if missing != epoch.gap_at and missing:
-            late = f"message {missing} did not arrive within {self._gap_timeout} seconds of a later one"
-            epoch.gap = asyncio.get_running_loop().call_later(self._gap_timeout, self._end, epoch, late)
-        epoch.gap_at = missing
+        missing = epoch.next_order if epoch.early_messages else 0
+        if missing != epoch.missing_order and epoch.gap_timer is not None:
+            epoch.gap_timer.cancel()
+        if missing != epoch.missing_order and missing:
+            reason = f"message {missing} did not arrive within {self._gap_timeout} seconds of a later one"
+            epoch.gap_timer = asyncio.get_running_loop().call_later(self._gap_timeout, self._close_epoch, epoch, reason)
+        epoch.missing_order = missing
 
-    def _end(self, epoch: Epoch, reason: str) -> None:
+    def _close_epoch(self, epoch: Epoch, reason: str) -> None:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
-        epoch.lost = epoch.lost or reason
-        self._go_on(epoch)
+        epoch.closed_reason = epoch.closed_reason or reason
+        self._queue_ready(epoch)
 
-    def _refuse_early(self, epoch: Epoch) -> None:
-        for arrival in epoch.early.values():
-            arrival.outcome.set_result(over(epoch, epoch.end))
-        epoch.refused.update(epoch.early)
-        epoch.early.clear()
-
-
-def arrive(call: Callable[[], Answer | Later[Answer]]) -> Arrival[Answer]:
-    return Arrival(call, asyncio.get_running_loop().create_future())
+    def _reject_early(self, epoch: Epoch) -> None:
+        for received in epoch.early_messages.values():
+            received.outcome.set_result(make_epoch_over_failure(epoch, epoch.end_reason))
+        epoch.rejected_orders.update(epoch.early_messages)
+        epoch.early_messages.clear()
 
 
-def settle(arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
-    arrival.outcome.set_result(told(job))
+def make_received_message(call: Callable[[], Answer | PendingResult[Answer]]) -> ReceivedMessage[Answer]:
+    return ReceivedMessage(call, asyncio.get_running_loop().create_future())
 
 
-def told(job: "asyncio.Future[Any]") -> Any:
-    return STOPS if job.cancelled() else job.result()
+def set_outcome(received: ReceivedMessage[Any], job: "asyncio.Future[Any]") -> None:
+    received.outcome.set_result(get_job_outcome(job))
 
 
-def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
-    arrival.outcome.set_result(Trouble(code, reason))
+def get_job_outcome(job: "asyncio.Future[Any]") -> Any:
+    return SHARD_STOPPING if job.cancelled() else job.result()
 
 
-def apply(epoch: Epoch, call: Callable[[], Answer]) -> Answer | Trouble:
+def fail_message(received: ReceivedMessage[Any], code: Any, reason: str) -> None:
+    received.outcome.set_result(RpcFailure(code, reason))
+
+
+def call_unless_failed(epoch: Epoch, call: Callable[[], Answer]) -> Answer | RpcFailure:
     """Run a message's call in the compute thread, unless the epoch has failed."""
-    if (refusal := over(epoch, epoch.failed)) is not None:
+    if (refusal := make_epoch_over_failure(epoch, epoch.failure_reason)) is not None:
         return refusal
-    outcome = attempt(call)
-    if isinstance(outcome, Trouble):
-        epoch.failed = outcome.reason
+    outcome = call_or_failure(call)
+    if isinstance(outcome, RpcFailure):
+        epoch.failure_reason = outcome.reason
     return outcome
 
 
-def over(epoch: Epoch, why: str) -> Trouble | None:
-    return Trouble(Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {why}") if why else None
+def make_epoch_over_failure(epoch: Epoch, reason: str) -> RpcFailure | None:
+    return RpcFailure(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}") if reason else None
 
 
-def attempt(call: Callable[[], Answer]) -> Answer | Trouble:
+def call_or_failure(call: Callable[[], Answer]) -> Answer | RpcFailure:
     try:
         return call()
-    except Malformed as error:
-        return Trouble(Code.INVALID_ARGUMENT, str(error))
-    except NoRoom as error:
-        return Trouble(Code.RESOURCE_EXHAUSTED, str(error))
-    except Refused as error:
-        return Trouble(Code.FAILED_PRECONDITION, str(error))
-    except Exhausted as error:
+    except MalformedMessage as error:
+        return RpcFailure(StatusCode.INVALID_ARGUMENT, str(error))
+    except StartupOutOfMemory as error:
+        return RpcFailure(StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except RejectedMessage as error:
+        return RpcFailure(StatusCode.FAILED_PRECONDITION, str(error))
+    except StepOutOfMemory as error:
         logger.exception("there was no memory for a step")
-        return Trouble(Code.RESOURCE_EXHAUSTED, str(error))
+        return RpcFailure(StatusCode.RESOURCE_EXHAUSTED, str(error))
     except Exception as error:
         logger.exception("a step failed")
-        return Trouble(Code.INTERNAL, f"{type(error).__name__}: {error}")
+        return RpcFailure(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -13,16 +13,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from shard.deferred import Later
+from shard.deferred import PendingResult
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
-from shard.rpc.ordering import Answer, Arrival, Code, Orders, Trouble, arrive, attempt, settle, trouble
-from shard.rpc.step_stream import Line
-from shard.telemetry.startup_progress import READY, OnProgress, untold
-from shard.telemetry.step_log import RunStep, untimed
+from shard.rpc.ordering import (
+    Answer,
+    MessageSequencer,
+    ReceivedMessage,
+    RpcFailure,
+    StatusCode,
+    call_or_failure,
+    fail_message,
+    make_received_message,
+    set_outcome,
+)
+from shard.rpc.step_stream import StepStream
+from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
+from shard.telemetry.step_log import RunStep, run_untimed
 
 
-class Context(Protocol):
+class AbortableContext(Protocol):
     """The part of grpc.aio.ServicerContext that is used."""
 
     async def abort(self, code: Any, details: str) -> NoReturn: ...
@@ -30,7 +40,7 @@ class Context(Protocol):
 
 class Worker(Protocol):
     """Interface of workers, which run the steps. A worker raises Malformed or Refused before anything has changed, and
-    anything else if a step failed. A decode may return a `Later`.
+    anything else if a step failed. A decode may return a `PendingResult`.
 
     `info` is called at any time, `load` and `unload` while steps run, `close` once, to wake up a call that waits.
     """
@@ -39,7 +49,7 @@ class Worker(Protocol):
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer: ...
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer: ...
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer: ...
-    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | Later[pb.StepAnswer]: ...
+    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | PendingResult[pb.StepAnswer]: ...
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement: ...
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement: ...
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer: ...
@@ -49,181 +59,185 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StreamedMessage:
     """Message received on a `Steps` stream."""
 
-    arrival: Arrival[Any]
-    step: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
+    received: ReceivedMessage[Any]
+    step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
-def on_time(_epoch: int, _order: int) -> float:
+def no_delay(_epoch: int, _order: int) -> float:
     return 0.0
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
-    def __init__(self, worker: Worker, gap_timeout: float, lateness: Callable[[int, int], float] = on_time,
-                 run_step: RunStep = untimed, compute: ThreadPoolExecutor | None = None, *,
-                 on_progress: OnProgress = untold) -> None:
-        """Create the service. `lateness` returns by how many seconds the answer to a step, given by epoch and order, is
-        delayed. `run_step` calls the verb with the request, in the compute thread: that of `compute`, in which the
-        worker was made if it must be made where it computes. The service owns `compute` from now on. `on_progress` is
-        called when the shard is warm."""
+    def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
+                 run_step: RunStep = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
+                 on_progress: OnProgress = ignore_progress) -> None:
+        """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
+        order, is delayed. `run_step` calls the verb with the request, in the compute thread: that of
+        `compute_executor`, in which the worker was made if it must be made where it computes. The service owns
+        `compute_executor` from now on. `on_progress` is called when the shard is warm."""
         self.worker = worker
-        self.calls: Counter[str] = Counter()
-        self._lateness = lateness
+        self.num_calls: Counter[str] = Counter()
+        self._answer_delay = answer_delay
         self._run_step = run_step
         self._on_progress = on_progress
-        self._compute = compute or ThreadPoolExecutor(1, "compute")
-        self._waiting = ThreadPoolExecutor(1, "waiting")
-        self._orders = Orders(self._compute, self._waiting, gap_timeout)
-        self._loading = ThreadPoolExecutor(1, "loading")
-        self._calling: set[asyncio.Task[Any]] = set()
-        self._lines: set[Line[Taken]] = set()
+        self._compute_executor = compute_executor or ThreadPoolExecutor(1, "compute")
+        self._waiting_executor = ThreadPoolExecutor(1, "waiting")
+        self._sequencer = MessageSequencer(self._compute_executor, self._waiting_executor, gap_timeout)
+        self._loading_executor = ThreadPoolExecutor(1, "loading")
+        self._open_calls: set[asyncio.Task[Any]] = set()
+        self._step_streams: set[StepStream[StreamedMessage]] = set()
 
     def stop(self) -> None:
         """Begin no new work, and let the calls under way end soon."""
-        self._orders.end("the shard stops")
+        self._sequencer.end_epoch("the shard stops")
         self.worker.close()
-        for line in self._lines:
-            line.end()
+        for stream in self._step_streams:
+            stream.end_call()
 
     def close(self) -> None:
         """Cancel queued messages and wait for the threads."""
-        for executor in (self._compute, self._loading):
+        for executor in (self._compute_executor, self._loading_executor):
             executor.shutdown(cancel_futures=True)
-        self._waiting.shutdown()  # each of its jobs finds that the compute thread has been shut down
+        self._waiting_executor.shutdown()  # each of its jobs finds that the compute thread has been shut down
 
-    async def silence(self) -> None:
+    async def wait_for_calls(self) -> None:
         """Wait until every call has ended."""
-        if self._calling:
-            await asyncio.wait(self._calling)
+        if self._open_calls:
+            await asyncio.wait(self._open_calls)
 
     # -- the calls
 
-    async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoAnswer:  # noqa: ARG002
-        self.calls["Info"] += 1
+    async def Info(self, request: pb.InfoRequest, context: AbortableContext) -> pb.InfoAnswer:  # noqa: ARG002
+        self.num_calls["Info"] += 1
         answer = self.worker.info()
-        answer.epoch = self._orders.epoch.number  # current, though its Reset may still be queued
+        answer.epoch = self._sequencer.epoch.number  # current, though its Reset may still be queued
         return answer
 
-    async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupAnswer:
-        self.calls["Warmup"] += 1
-        answer = await self._beside(self._compute, partial(self.worker.warmup, request), context)
-        self._on_progress(READY, 0, 0)
+    async def Warmup(self, request: pb.WarmupRequest, context: AbortableContext) -> pb.WarmupAnswer:
+        self.num_calls["Warmup"] += 1
+        answer = await self._run_unordered(self._compute_executor, partial(self.worker.warmup, request), context)
+        self._on_progress(READY_PHASE, 0, 0)
         return answer
 
-    async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetAnswer:
-        self.calls["Reset"] += 1
-        number = self._orders.epoch.number
-        if request.epoch <= number:
-            await context.abort(Code.FAILED_PRECONDITION, f"epoch {number} is in force, {request.epoch} is not higher")
-        arrival = self._orders.begin(request.epoch, partial(self.worker.reset, request))
-        return await self._answer(arrival, context)
+    async def Reset(self, request: pb.ResetRequest, context: AbortableContext) -> pb.ResetAnswer:
+        self.num_calls["Reset"] += 1
+        current_epoch = self._sequencer.epoch.number
+        if request.epoch <= current_epoch:
+            await context.abort(StatusCode.FAILED_PRECONDITION,
+                                f"epoch {current_epoch} is in force, {request.epoch} is not higher")
+        received = self._sequencer.begin_epoch(request.epoch, partial(self.worker.reset, request))
+        return await self._await_answer(received, context)
 
-    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepAnswer:
-        self.calls["Prefill"] += 1
-        return await self._step(request, self.worker.prefill, context)
+    async def Prefill(self, request: pb.PrefillRequest, context: AbortableContext) -> pb.StepAnswer:
+        self.num_calls["Prefill"] += 1
+        return await self._answer_step(request, self.worker.prefill, context)
 
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepAnswer:
-        self.calls["Decode"] += 1
-        return await self._step(request, self.worker.decode, context)
+    async def Decode(self, request: pb.DecodeRequest, context: AbortableContext) -> pb.StepAnswer:
+        self.num_calls["Decode"] += 1
+        return await self._answer_step(request, self.worker.decode, context)
 
-    async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.Acknowledgement:
-        self.calls["Filter"] += 1
-        return await self._answer(self._orders.take(request, self.worker.filter), context)
+    async def Filter(self, request: pb.FilterRequest, context: AbortableContext) -> pb.Acknowledgement:
+        self.num_calls["Filter"] += 1
+        return await self._await_answer(self._sequencer.receive(request, self.worker.filter), context)
 
-    async def Concat(self, request: pb.ConcatRequest, context: Context) -> pb.Acknowledgement:
-        self.calls["Concat"] += 1
-        return await self._answer(self._orders.take(request, self.worker.concat), context)
+    async def Concat(self, request: pb.ConcatRequest, context: AbortableContext) -> pb.Acknowledgement:
+        self.num_calls["Concat"] += 1
+        return await self._await_answer(self._sequencer.receive(request, self.worker.concat), context)
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedAnswer:
-        self.calls["Embed"] += 1
-        return await self._step(request, self.worker.embed, context)
+    async def Embed(self, request: pb.EmbedRequest, context: AbortableContext) -> pb.EmbedAnswer:
+        self.num_calls["Embed"] += 1
+        return await self._answer_step(request, self.worker.embed, context)
 
     async def Steps(self, messages: AsyncIterator[pb.StepMessage], context: Any) -> None:
-        line = Line(self._take_message, self._outcome)
-        self._lines.add(line)
+        stream = StepStream(self._receive_message, self._await_outcome)
+        self._step_streams.add(stream)
         try:
-            self._note_call()
-            await line.serve(messages, context)
+            self._track_call()
+            await stream.serve(messages, context)
         finally:
-            self._lines.discard(line)
+            self._step_streams.discard(stream)
 
-    async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadAnswer:
-        self.calls["Load"] += 1
+    async def Load(self, request: pb.LoadRequest, context: AbortableContext) -> pb.LoadAnswer:
+        self.num_calls["Load"] += 1
         await self._check_epoch(request.epoch, context)
-        return await self._beside(self._loading, partial(self.worker.load, request), context)
+        return await self._run_unordered(self._loading_executor, partial(self.worker.load, request), context)
 
-    async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadAnswer:
-        self.calls["Unload"] += 1
+    async def Unload(self, request: pb.UnloadRequest, context: AbortableContext) -> pb.UnloadAnswer:
+        self.num_calls["Unload"] += 1
         await self._check_epoch(request.epoch, context)
-        return await self._beside(self._loading, partial(self.worker.unload, request), context)
+        return await self._run_unordered(self._loading_executor, partial(self.worker.unload, request), context)
 
-    def _note_call(self) -> None:
+    def _track_call(self) -> None:
         call = asyncio.current_task()
         assert call is not None
-        self._calling.add(call)
-        call.add_done_callback(self._calling.discard)
+        self._open_calls.add(call)
+        call.add_done_callback(self._open_calls.discard)
 
-    async def _answer(self, arrival: Arrival[Answer], context: Context) -> Answer:
-        self._note_call()
-        outcome = await asyncio.shield(arrival.outcome)
-        if isinstance(outcome, Trouble):
+    async def _await_answer(self, received: ReceivedMessage[Answer], context: AbortableContext) -> Answer:
+        self._track_call()
+        outcome = await asyncio.shield(received.outcome)
+        if isinstance(outcome, RpcFailure):
             await context.abort(outcome.code, outcome.reason)
         return outcome
 
     # -- messages with an order
 
-    async def _step(self, request: Any, verb: Callable[[Any], Answer | Later[Answer]], context: Context) -> Answer:
-        done: Answer = await self._answer(self._orders.take(request, partial(self._run_step, verb)), context)
-        if late := self._lateness(request.epoch, request.order):
-            await asyncio.sleep(late)
-        return done
+    async def _answer_step(self, request: Any, verb: Callable[[Any], Answer | PendingResult[Answer]],
+                           context: AbortableContext) -> Answer:
+        answer: Answer = await self._await_answer(self._sequencer.receive(request, partial(self._run_step, verb)),
+                                                  context)
+        if delay := self._answer_delay(request.epoch, request.order):
+            await asyncio.sleep(delay)
+        return answer
 
-    def _take_message(self, message: pb.StepMessage) -> Taken:
+    def _receive_message(self, message: pb.StepMessage) -> StreamedMessage:
         match message.WhichOneof("verb"):
             case "prefill":
-                return self._take_step("Prefill", message.prefill, self.worker.prefill)
+                return self._receive_step("Prefill", message.prefill, self.worker.prefill)
             case "decode":
-                return self._take_step("Decode", message.decode, self.worker.decode)
+                return self._receive_step("Decode", message.decode, self.worker.decode)
             case "embed":
-                return self._take_step("Embed", message.embed, self.worker.embed)
+                return self._receive_step("Embed", message.embed, self.worker.embed)
             case "filter":
-                self.calls["Filter"] += 1
-                return Taken(self._orders.take(message.filter, self.worker.filter), None)
+                self.num_calls["Filter"] += 1
+                return StreamedMessage(self._sequencer.receive(message.filter, self.worker.filter), None)
             case "concat":
-                self.calls["Concat"] += 1
-                return Taken(self._orders.take(message.concat, self.worker.concat), None)
-        arrival = arrive(lambda: None)
-        trouble(arrival, Code.INVALID_ARGUMENT, "the message names no verb")
-        return Taken(arrival, None)
+                self.num_calls["Concat"] += 1
+                return StreamedMessage(self._sequencer.receive(message.concat, self.worker.concat), None)
+        received = make_received_message(lambda: None)
+        fail_message(received, StatusCode.INVALID_ARGUMENT, "the message names no verb")
+        return StreamedMessage(received, None)
 
-    def _take_step(self, name: str, request: Any, verb: Callable[[Any], Any]) -> Taken:
-        self.calls[name] += 1
-        return Taken(self._orders.take(request, partial(self._run_step, verb)), request)
+    def _receive_step(self, verb_name: str, request: Any, verb: Callable[[Any], Any]) -> StreamedMessage:
+        self.num_calls[verb_name] += 1
+        return StreamedMessage(self._sequencer.receive(request, partial(self._run_step, verb)), request)
 
-    async def _outcome(self, taken: Taken) -> pb.StepOutcome:
-        outcome = await asyncio.shield(taken.arrival.outcome)
-        if isinstance(outcome, Trouble):
+    async def _await_outcome(self, streamed: StreamedMessage) -> pb.StepOutcome:
+        outcome = await asyncio.shield(streamed.received.outcome)
+        if isinstance(outcome, RpcFailure):
             return pb.StepOutcome(trouble=pb.Trouble(code=outcome.code.value[0], reason=outcome.reason))
-        if taken.step is None:
+        if streamed.step_request is None:
             return pb.StepOutcome(acknowledgement=outcome)
-        if late := self._lateness(taken.step.epoch, taken.step.order):
-            await asyncio.sleep(late)
-        if isinstance(taken.step, pb.EmbedRequest):
+        if delay := self._answer_delay(streamed.step_request.epoch, streamed.step_request.order):
+            await asyncio.sleep(delay)
+        if isinstance(streamed.step_request, pb.EmbedRequest):
             return pb.StepOutcome(embed=outcome)
         return pb.StepOutcome(step=outcome)
 
     # -- messages without an order
 
-    async def _beside(self, executor: ThreadPoolExecutor, call: Callable[[], Answer], context: Context) -> Answer:
-        arrival = arrive(call)
-        job = asyncio.get_running_loop().run_in_executor(executor, attempt, call)
-        job.add_done_callback(partial(settle, arrival))
-        return await self._answer(arrival, context)
+    async def _run_unordered(self, executor: ThreadPoolExecutor, call: Callable[[], Answer],
+                             context: AbortableContext) -> Answer:
+        received = make_received_message(call)
+        job = asyncio.get_running_loop().run_in_executor(executor, call_or_failure, call)
+        job.add_done_callback(partial(set_outcome, received))
+        return await self._await_answer(received, context)
 
-    async def _check_epoch(self, number: int, context: Context) -> None:
-        if number != self._orders.epoch.number:
-            await context.abort(Code.FAILED_PRECONDITION, self._orders.other_epoch(number))
+    async def _check_epoch(self, epoch_number: int, context: AbortableContext) -> None:
+        if epoch_number != self._sequencer.epoch.number:
+            await context.abort(StatusCode.FAILED_PRECONDITION, self._sequencer.describe_wrong_epoch(epoch_number))

@@ -4,38 +4,38 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-Taken = TypeVar("Taken")
+Received = TypeVar("Received")
 
 
-class Context(Protocol):
+class WritableContext(Protocol):
     """The part of grpc.aio.ServicerContext that is used."""
 
     async def write(self, message: Any) -> None: ...
 
 
-class Line(Generic[Taken]):
-    def __init__(self, take: Callable[[Any], Taken], outcome: Callable[[Taken], Awaitable[Any]]) -> None:
-        """Create the stream. `take` is called when a message arrives, `outcome` when its answer is due."""
-        self._take = take
-        self._outcome = outcome
-        self._taken: asyncio.Queue[Taken | None] = asyncio.Queue()
+class StepStream(Generic[Received]):
+    def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:
+        """Create the stream. `receive` is called when a message arrives, `await_outcome` when its answer is due."""
+        self._receive = receive
+        self._await_outcome = await_outcome
+        self._received_messages: asyncio.Queue[Received | None] = asyncio.Queue()
 
-    async def serve(self, messages: AsyncIterator[Any], context: Context) -> None:
-        reading = asyncio.create_task(self._read(messages))
+    async def serve(self, messages: AsyncIterator[Any], context: WritableContext) -> None:
+        reader = asyncio.create_task(self._read_messages(messages))
         try:
-            while (taken := await self._taken.get()) is not None:
-                await context.write(await self._outcome(taken))
+            while (received := await self._received_messages.get()) is not None:
+                await context.write(await self._await_outcome(received))
         finally:
-            reading.cancel()
-            await asyncio.wait([reading])
+            reader.cancel()
+            await asyncio.wait([reader])
 
-    async def _read(self, messages: AsyncIterator[Any]) -> None:
+    async def _read_messages(self, messages: AsyncIterator[Any]) -> None:
         try:
             async for message in messages:
-                self._taken.put_nowait(self._take(message))
+                self._received_messages.put_nowait(self._receive(message))
         finally:
-            self.end()
+            self.end_call()
 
-    def end(self) -> None:
+    def end_call(self) -> None:
         """End the call once all messages received so far are answered."""
-        self._taken.put_nowait(None)
+        self._received_messages.put_nowait(None)

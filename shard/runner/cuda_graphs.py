@@ -17,203 +17,213 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, cuda
 
-from shard.adapters.lora_work import StandingWork, Work
-from shard.adapters.routing import Bearers
-from shard.attention.backend import Attention, Framing
-from shard.attention.inputs import DUMMY_TOKEN, Inputs, place
-from shard.attention.kv_cache import Cache
-from shard.attention.span import Span
-from shard.host.device import Arriving, Bringing, Standing
-from shard.sampling.device_sampler import Found, Picker, is_drawn, is_plain
-from shard.state.sequence import EXPECTED, Sequence
+from shard.adapters.lora_work import LoraWork, StaticLoraWork
+from shard.adapters.routing import AdapterRouting
+from shard.attention.backend import AttentionBackend, CapturableAttentionBackend
+from shard.attention.inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
+from shard.attention.kv_cache import KVCache
+from shard.attention.span import TokenSpan
+from shard.host.device import HostCopier, HostCopy, StaticDeviceBuffers
+from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
+from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.transaction import Step
 
-Call = Callable[[], object]
-Capture = Callable[[Call], Call]  # from a function that launches a step to one that repeats it with the same tensors
-FEWEST = 2  # rows: a product may give a single row other bits
-FINE, COARSE = 64, 256  # captured numbers of rows are 8 apart up to FINE, 32 apart up to COARSE, then 64
+LaunchFunction = Callable[[], object]
+# from a function that launches a step to one that repeats it with the same tensors
+CaptureFunction = Callable[[LaunchFunction], LaunchFunction]
+MIN_CAPTURED_ROWS = 2  # rows: a product may give a single row other bits
+# captured numbers of rows are 8 apart up to FINE, 32 apart up to COARSE, then 64
+MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
 
 
-class Model(Protocol):
-    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor: ...
-    def logits(self, hidden: Tensor) -> Tensor | None: ...
+class CapturableModel(Protocol):
+    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor: ...
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None: ...
 
 
-class Made(NamedTuple):
+class GraphOutputs(NamedTuple):
     """Outputs of a captured step, one row per decode, which are valid until the next step."""
 
-    hidden: Tensor  # [rows, hidden_size]
+    hidden_states: Tensor  # [rows, hidden_size]
     logits: Tensor  # [rows, vocabulary]
 
-    def first(self, rows: int) -> "Made":
-        return Made(self.hidden[:rows], self.logits[:rows])
+    def first_rows(self, num_rows: int) -> "GraphOutputs":
+        return GraphOutputs(self.hidden_states[:num_rows], self.logits[:num_rows])
 
 
-class Begun:
+class InFlightReplay:
     """Step under way whose tokens are chosen on the device."""
 
-    def __init__(self, sequences: list[Sequence], arriving: Arriving) -> None:
-        self.rows = {sequence.id: row for row, sequence in enumerate(sequences)}
-        self._arriving = arriving
+    def __init__(self, sequences: list[Sequence], host_copy: HostCopy) -> None:
+        self.row_by_sequence = {sequence.id: row for row, sequence in enumerate(sequences)}
+        self._host_copy = host_copy
 
     def wait(self) -> None:
         """Wait until the step is over. Any thread may call this."""
-        self._arriving.wait()
+        self._host_copy.wait()
 
-    def choices(self) -> list[tuple[int, float]] | None:
+    def get_sampled_tokens(self) -> list[tuple[int, float]] | None:
         """Return every row's token and its logprob, or None if a row needs a decision of the host: then the step must
         be run again."""
-        told = self._arriving.rows()
-        return [(int(token), logprob) for token, logprob, _ in told] if all(fine for *_, fine in told) else None
+        rows = self._host_copy.read_rows()
+        return [(int(token), logprob) for token, logprob, _ in rows] if all(is_valid for *_, is_valid in rows) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class MaxDecodeSize:
     """Size of the largest step."""
 
-    rows: int
-    length: int  # of a sequence
+    max_rows: int
+    max_sequence_length: int  # of a sequence
 
 
-class Captured(NamedTuple):
+class CapturedStep(NamedTuple):
     """Captured calls for one number of rows."""
 
-    make: Call
-    best: Call  # picks the best tokens from the outputs of `make`
-    drawn: Call  # draws tokens from them instead
+    forward: LaunchFunction
+    sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `make`
+    sample_random: LaunchFunction  # draws tokens from them instead
 
 
-class Replays:
+class CudaGraphRunner:
     """Captured decode steps of a model with one cache, by number of rows. The largest is captured first so that the
     others reuse its memory; all share their output buffers."""
 
     @torch.inference_mode()
-    def __init__(self, model: Model, attention: Framing, cache: Cache, extent: Extent, capture: Capture, *,
-                 bearers: Bearers | None = None) -> None:
-        """Capture steps of all sizes; with `bearers` also steps in which some rows use adapters."""
-        *fewer, most = sizes_up_to(extent.rows)
+    def __init__(self, model: CapturableModel, attention: CapturableAttentionBackend, cache: KVCache,
+                 max_size: MaxDecodeSize, capture: CaptureFunction, *,
+                 adapter_routing: AdapterRouting | None = None) -> None:
+        """Capture steps of all sizes; with `adapter_routing` also steps in which some rows use adapters."""
+        *smaller_sizes, max_rows = iter_capture_sizes(max_size.max_rows)
         self._model, self._attention, self._cache = model, attention, cache
-        self._frames = attention.frames(most, extent.length, cache)
-        self._nobodys = [cache.scratch_block]  # block table of padding rows
-        self._columns = Standing([most] * 3, torch.int64, cache.device)
-        self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # chosen by the last step
-        self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, whether valid
-        self._bringing = Bringing(self._told)
-        self._bearers, self._work = bearers, StandingWork(most, cache.device)
-        self._write([], most)
-        self._made = Made(*map(torch.empty_like, self._launched(self._inputs(most))))
-        self._picker = Picker(most, self._made.logits.shape[-1], cache.device)
-        self._captured: dict[int, Captured] = {}
-        self._adapted: dict[int, Call] = {}  # `make` for steps in which some rows use adapters
-        for rows in (most, *reversed(fewer)):
-            self._write([], rows)
-            make = partial(self._make, self._inputs(rows))
-            calls = make, partial(self._pick, self._picker.best, rows), partial(self._pick, self._picker.drawn, rows)
-            self._captured[rows] = Captured(*map(capture, calls))
-            if bearers is not None:
-                self._adapted[rows] = capture(partial(adapted, bearers, self._work.of(rows), make))
+        self._static_plans = attention.make_static_plans(max_rows, max_size.max_sequence_length, cache)
+        self._padding_blocks = [cache.scratch_block]  # block table of padding rows
+        self._input_buffers = StaticDeviceBuffers([max_rows] * 3, torch.int64, cache.device)
+        # chosen by the last step
+        self._last_sampled_tokens = torch.zeros(max_rows, dtype=torch.int64, device=cache.device)
+        # token, logprob, whether valid
+        self._sampling_results = torch.zeros(max_rows, 3, dtype=torch.float64, device=cache.device)
+        self._result_copier = HostCopier(self._sampling_results)
+        self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWork(max_rows, cache.device)
+        self._write_inputs([], max_rows)
+        self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
+        self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
+        self._captured_steps: dict[int, CapturedStep] = {}
+        self._forwards_with_adapters: dict[int, LaunchFunction] = {}  # `make` for steps in which some rows use adapters
+        for rows in (max_rows, *reversed(smaller_sizes)):
+            self._write_inputs([], rows)
+            forward = partial(self._forward_into_outputs, self._make_inputs(rows))
+            calls = forward, partial(self._sample_into_buffers, self._device_sampler.sample_greedy,
+                                     rows), partial(self._sample_into_buffers, self._device_sampler.sample_random, rows)
+            self._captured_steps[rows] = CapturedStep(*map(capture, calls))
+            if adapter_routing is not None:
+                self._forwards_with_adapters[rows] = capture(partial(forward_with_adapters, adapter_routing,
+                                                                     self._lora_work.view_rows(rows), forward))
 
     @torch.inference_mode()
-    def run(self, step: Step, cache: Cache) -> Made | None:
+    def run(self, step: Step, cache: KVCache) -> GraphOutputs | None:
         """Run the step. Return None if no capture fits: it has chunks, too many rows, adapters that do more than add to
         linears, or needs more room in the attention plan than was allocated."""
-        prepared = self._prepared(step, cache, {})
-        if prepared is None:
+        captured = self._prepare_step(step, cache, {})
+        if captured is None:
             return None
-        prepared.make()
-        return self._made.first(len(step.decodes))
+        captured.forward()
+        return self._outputs.first_rows(len(step.decodes))
 
     @torch.inference_mode()
-    def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
-        """Begin the step and choose its tokens on the device. The last tokens of sequences in the step `behind` need
+    def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
+        """Begin the step and choose its tokens on the device. The last tokens of sequences in the step `previous` need
         not be known. Return None where `run` does, and if a sequence needs more than `sampling/device_sampler.py`
         does."""
         sequences = step.decodes
-        if not sequences or not all(map(is_plain, sequences)):
+        if not sequences or not all(map(can_sample_on_device, sequences)):
             return None
-        prepared = self._prepared(step, cache, behind.rows if behind else {})
-        if prepared is None:
+        captured = self._prepare_step(step, cache, previous.row_by_sequence if previous else {})
+        if captured is None:
             return None
-        pick = prepared.best
-        if is_drawn(sequences):
-            self._picker.write(sequences, [len(sequence.tokens) for sequence in sequences])
-            pick = prepared.drawn
-        self._bringing.await_begun()
-        prepared.make()
-        pick()
-        return Begun(sequences, self._bringing.begin(len(sequences)))
+        sample = captured.sample_greedy
+        if has_random_sampling(sequences):
+            self._device_sampler.write_parameters(sequences, [len(sequence.tokens) for sequence in sequences])
+            sample = captured.sample_random
+        self._result_copier.block_stream_until_copied()
+        captured.forward()
+        sample()
+        return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
-    def _prepared(self, step: Step, cache: Cache, before: dict[int, int]) -> Captured | None:
-        """Send the numbers of this step and return the captured calls for it. `before` has the rows of the tokens that
-        the last step chose, by sequence."""
+    def _prepare_step(self, step: Step, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
+        """Send the numbers of this step and return the captured calls for it. `previous_rows` has the rows of the
+        tokens that the last step chose, by sequence."""
         count = len(step.decodes)
-        rows = min((rows for rows in self._captured if rows >= count), default=0)
+        rows = min((rows for rows in self._captured_steps if rows >= count), default=0)
         if not rows or step.chunks or cache is not self._cache:
             return None
-        captured, adapters = self._captured[rows], [sequence.adapter for sequence in step.decodes]
+        captured, adapters = self._captured_steps[rows], [sequence.adapter_id for sequence in step.decodes]
         if any(adapters):
-            if self._bearers is None or not self._bearers.write(self._work, adapters):
+            if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
                 return None
-            captured = captured._replace(make=self._adapted[rows])
-        return captured if self._write(self._rows(step, before), rows) else None
+            captured = captured._replace(forward=self._forwards_with_adapters[rows])
+        return captured if self._write_inputs(self._list_tokens_and_spans(step, previous_rows), rows) else None
 
-    def _launched(self, inputs: Inputs) -> Made:
-        hidden = self._model.hidden(inputs, self._cache, self._attention)
-        logits = self._model.logits(hidden)
+    def _forward(self, inputs: ForwardInputs) -> GraphOutputs:
+        hidden_states = self._model.forward(inputs, self._cache, self._attention)
+        logits = self._model.compute_logits(hidden_states)
         assert logits is not None, "only a model on one rank is captured"
-        return Made(hidden, logits)
+        return GraphOutputs(hidden_states, logits)
 
-    def _make(self, inputs: Inputs) -> None:
-        codes = inputs.tokens
-        tokens = torch.where(codes < 0, self._tokens[(-1 - codes).clamp(min=0)], codes)
-        made = self._launched(replace(inputs, tokens=tokens))
-        for kept, new in zip(self._made.first(len(tokens)), made, strict=True):
-            kept.copy_(new)
+    def _forward_into_outputs(self, inputs: ForwardInputs) -> None:
+        token_codes = inputs.tokens
+        tokens = torch.where(token_codes < 0, self._last_sampled_tokens[(-1 - token_codes).clamp(min=0)], token_codes)
+        outputs = self._forward(replace(inputs, tokens=tokens))
+        for buffer, output in zip(self._outputs.first_rows(len(tokens)), outputs, strict=True):
+            buffer.copy_(output)
 
-    def _pick(self, choose: Callable[[Tensor], Found], rows: int) -> None:
-        made = self._made.first(rows)
-        found = choose(made.logits)
-        self._tokens[:rows].copy_(found.tokens)
-        told = found.tokens, found.logprobs, found.fine & made.hidden.isfinite().all(-1)
-        for column, values in enumerate(told):
-            self._told[:rows, column].copy_(values)
+    def _sample_into_buffers(self, sample: Callable[[Tensor], DeviceSamples], num_rows: int) -> None:
+        outputs = self._outputs.first_rows(num_rows)
+        samples = sample(outputs.logits)
+        self._last_sampled_tokens[:num_rows].copy_(samples.tokens)
+        columns = samples.tokens, samples.logprobs, samples.is_valid & outputs.hidden_states.isfinite().all(-1)
+        for column, values in enumerate(columns):
+            self._sampling_results[:num_rows, column].copy_(values)
 
-    def _rows(self, step: Step, before: dict[int, int]) -> list[tuple[int, Span]]:
+    def _list_tokens_and_spans(self, step: Step, previous_rows: dict[int, int]) -> list[tuple[int, TokenSpan]]:
         """Return the token and span of each sequence; a token -1 - row refers to that row of the last step's tokens."""
-        tokens = (sequence.tokens[-1] if sequence.tokens[-1] != EXPECTED else -1 - before[sequence.id]
+        tokens = (sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id]
                   for sequence in step.decodes)
-        return [*zip(tokens, place(step), strict=True)]
+        return [*zip(tokens, iter_token_spans(step), strict=True)]
 
-    def _write(self, taken: list[tuple[int, Span]], rows: int) -> bool:
-        nobodys = [(DUMMY_TOKEN, Span(row, 0, 1, self._nobodys)) for row in range(len(taken), rows)]
-        tokens, spans = zip(*taken, *nobodys, strict=True)
-        if not self._frames.write([*spans]):
+    def _write_inputs(self, tokens_and_spans: list[tuple[int, TokenSpan]], num_rows: int) -> bool:
+        padding = [(DUMMY_TOKEN, TokenSpan(row, 0, 1, self._padding_blocks))
+                   for row in range(len(tokens_and_spans), num_rows)]
+        tokens, spans = zip(*tokens_and_spans, *padding, strict=True)
+        if not self._static_plans.write_spans([*spans]):
             return False
-        slots = chain(*(self._cache.slots(span.blocks, span.start, span.end) for span in spans))
-        self._columns.send([tokens, [span.start for span in spans], [*slots]])
+        slots = chain(*(self._cache.list_slots(span.blocks, span.start, span.end) for span in spans))
+        self._input_buffers.copy_to_device([tokens, [span.start for span in spans], [*slots]])
         return True
 
-    def _inputs(self, rows: int) -> Inputs:
-        tokens, positions, slots = (column[:rows] for column in self._columns.lists)
-        return Inputs(tokens, positions, slots, torch.arange(rows, device=tokens.device), self._frames.plan(rows))
+    def _make_inputs(self, num_rows: int) -> ForwardInputs:
+        tokens, positions, slots = (column[:num_rows] for column in self._input_buffers.device_lists)
+        return ForwardInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
+                             self._static_plans.plan_rows(num_rows))
 
 
-def adapted(bearers: Bearers, work: Work, make: Call) -> None:
-    with bearers.standing(work):
-        make()
+def forward_with_adapters(adapter_routing: AdapterRouting, lora_work: LoraWork, forward: LaunchFunction) -> None:
+    with adapter_routing.use_static_work(lora_work):
+        forward()
 
 
-def sizes_up_to(rows: int) -> Iterator[int]:
+def iter_capture_sizes(max_rows: int) -> Iterator[int]:
     """Yield the numbers of rows to capture, close enough that steps have little padding."""
-    size = FEWEST
-    while size < rows:
-        yield size
-        size += size if size < 8 else 8 if size < FINE else 32 if size < COARSE else 64
-    yield size
+    num_rows = MIN_CAPTURED_ROWS
+    while num_rows < max_rows:
+        yield num_rows
+        num_rows += (num_rows if num_rows < 8 else 8 if num_rows < MAX_ROWS_SPACED_BY_8 else 32 if num_rows
+                     < MAX_ROWS_SPACED_BY_32 else 64)
+    yield num_rows
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection: a CUDA graph that it destroys would spoil the one that is being captured."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -224,20 +234,21 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_capture(device: torch.device) -> Capture:
+def make_cuda_graph_capture(device: torch.device) -> CaptureFunction:
     """Return a function that captures CUDA graphs, which share their memory. All are captured on one stream, since
     libraries keep a workspace per stream."""
-    pool, aside = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
+    pool, capture_stream = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
 
-    def capture(make: Call) -> Call:
-        here = cuda.current_stream(device)
-        aside.wait_stream(here)
-        with cuda.stream(aside):
-            make()  # compiles kernels and allocates workspaces of libraries
-        here.wait_stream(aside)
+    def capture(launch: LaunchFunction) -> LaunchFunction:
+        current_stream = cuda.current_stream(device)
+        capture_stream.wait_stream(current_stream)
+        with cuda.stream(capture_stream):
+            launch()  # compiles kernels and allocates workspaces of libraries
+        current_stream.wait_stream(capture_stream)
         graph = cuda.CUDAGraph()
-        with uncollected(), cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
-            make()
+        with without_garbage_collection(), cuda.graph(graph, pool=pool, stream=capture_stream,
+                                                      capture_error_mode="thread_local"):
+            launch()
         return graph.replay
 
     return capture

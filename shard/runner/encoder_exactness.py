@@ -8,42 +8,44 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shard.models.encoder import Encoder, lay_out
-from shard.runner.exactness import same_bits
-from shard.state.columns import Text
+from shard.models.encoder import Encoder, build_encoder_inputs
+from shard.runner.exactness import have_same_bits
+from shard.state.columns import PoolingText
 
-LENGTHS = (1, 7, 100)  # tokens of the texts that are compared
-COMPANIES = ((1,), (16,), (299,), (3, 2, 40))  # tokens of the texts in the batch: these before the text and behind it
+TEXT_LENGTHS = (1, 7, 100)  # tokens of the texts that are compared
+# tokens of the texts in the batch: these before the text and behind it
+NEIGHBOUR_LENGTHS = ((1,), (16,), (299,), (3, 2, 40))
 
 
 @torch.inference_mode()
-def verdict(model: Encoder, device: torch.device) -> str:
+def find_difference(model: Encoder, device: torch.device) -> str:
     """Return what differs, or an empty string. `model` needs one layer."""
-    for length in LENGTHS:
-        text = drawn(model, length)
-        alone = states(model, [text], 0, device)
-        for company in companies(model):
-            among = [*company, text, *company]
-            if not all(map(same_bits, states(model, among, len(company), device), alone)):
-                return f"a text of {len(text.tokens)} tokens has other bits among {len(among)} texts than alone"
+    for length in TEXT_LENGTHS:
+        text = make_random_text(model, length)
+        alone = compute_outputs(model, [text], 0, device)
+        for neighbours in iter_neighbours(model):
+            batch = [*neighbours, text, *neighbours]
+            if not all(map(have_same_bits, compute_outputs(model, batch, len(neighbours), device), alone)):
+                return f"a text of {len(text.tokens)} tokens has other bits among {len(batch)} texts than alone"
     return ""
 
 
-def companies(model: Encoder) -> Iterator[list[Text]]:
-    return ([drawn(model, length) for length in lengths] for lengths in COMPANIES)
+def iter_neighbours(model: Encoder) -> Iterator[list[PoolingText]]:
+    return ([make_random_text(model, length) for length in lengths] for lengths in NEIGHBOUR_LENGTHS)
 
 
-def drawn(model: Encoder, length: int) -> Text:
+def make_random_text(model: Encoder, length: int) -> PoolingText:
     config, generator = model.config, torch.Generator().manual_seed(length)
     length = min(length, config.max_positions)
-    return Text(torch.randint(config.vocabulary_size, (length,), generator=generator).tolist())
+    return PoolingText(torch.randint(config.vocabulary_size, (length,), generator=generator).tolist())
 
 
-def states(model: Encoder, texts: list[Text], place: int, device: torch.device) -> list[Tensor]:
-    """Return the hidden states of the text at index `place`, and its probabilities of labels if there is a classifier.
+def compute_outputs(model: Encoder, texts: list[PoolingText], index: int, device: torch.device) -> list[Tensor]:
+    """Return the hidden states of the text at index `index`, and its probabilities of labels if there is a classifier.
     """
-    hidden = model.hidden(lay_out(texts, model.config, device))
-    first = sum(len(text.tokens) for text in texts[:place])
-    rows = slice(first, first + len(texts[place].tokens))
-    told = [hidden] if model.classifier is None else [hidden, model.probabilities(hidden)]
-    return [states[rows].contiguous() for states in told]
+    hidden_states = model.forward(build_encoder_inputs(texts, model.config, device))
+    first = sum(len(text.tokens) for text in texts[:index])
+    rows = slice(first, first + len(texts[index].tokens))
+    outputs = [hidden_states] if model.classifier is None else [hidden_states,
+                                                                model.compute_label_probabilities(hidden_states)]
+    return [output[rows].contiguous() for output in outputs]

@@ -8,37 +8,38 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import Bearers, Run
-from shard.attention.encoder import rows_of
-from shard.models.encoder import Encoder, lay_out
+from shard.adapters.routing import AdapterRouting, AdapterRun
+from shard.attention.encoder import iter_text_slices
+from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.pooling import Pooling
-from shard.state.columns import Text
-from shard.state.results import Labelled
+from shard.state.columns import PoolingText
+from shard.state.results import TokenLabels
 
 
-class Encoding:
-    def __init__(self, model: Encoder, pooling: Pooling, bearers: Bearers, device: torch.device) -> None:
-        """Create the runner; the model's linears read from `bearers` which adapter each row uses."""
+class EncoderRunner:
+    def __init__(self, model: Encoder, pooling: Pooling, adapter_routing: AdapterRouting, device: torch.device) -> None:
+        """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
         self._model = model
         self._pooling = pooling
-        self._bearers = bearers
+        self._adapter_routing = adapter_routing
         self._device = device
 
     @torch.inference_mode()
-    def vectors(self, texts: Sequence[Text]) -> list[list[float] | None]:
+    def embed(self, texts: Sequence[PoolingText]) -> list[list[float] | None]:
         """Return the embedding of each text; None where it is not finite."""
-        return self._pooling.embeddings(self._hidden(texts), [len(text.tokens) for text in texts])
+        return self._pooling.compute_embeddings(self._compute_hidden_states(texts),
+                                                [len(text.tokens) for text in texts])
 
     @torch.inference_mode()
-    def labels(self, texts: Sequence[Text]) -> list[Labelled | None]:
+    def label_tokens(self, texts: Sequence[PoolingText]) -> list[TokenLabels | None]:
         """Return the labels of each text's tokens; None where a probability is not finite."""
-        probabilities = self._model.probabilities(self._hidden(texts))  # [tokens, labels]
+        probabilities = self._model.compute_label_probabilities(self._compute_hidden_states(texts))  # [tokens, labels]
         scores, labels = probabilities.max(-1)
-        fine = probabilities.isfinite().all(-1)
-        return [Labelled(labels[rows].tolist(), scores[rows].tolist()) if bool(fine[rows].all()) else None
-                for rows in rows_of([len(text.tokens) for text in texts])]
+        is_finite = probabilities.isfinite().all(-1)
+        return [TokenLabels(labels[rows].tolist(), scores[rows].tolist()) if bool(is_finite[rows].all()) else None
+                for rows in iter_text_slices([len(text.tokens) for text in texts])]
 
-    def _hidden(self, texts: Sequence[Text]) -> Tensor:
-        """Return the hidden states `[tokens, hidden]`."""
-        with self._bearers.rows([Run(text.adapter, len(text.tokens)) for text in texts]):
-            return self._model.hidden(lay_out(texts, self._model.config, self._device))
+    def _compute_hidden_states(self, texts: Sequence[PoolingText]) -> Tensor:
+        """Return the hidden states `[tokens, forward]`."""
+        with self._adapter_routing.route_rows([AdapterRun(text.adapter_id, len(text.tokens)) for text in texts]):
+            return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))

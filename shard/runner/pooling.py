@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.attention.encoder import rows_of
-from shard.json_config import Given
+from shard.attention.encoder import iter_text_slices
+from shard.json_config import JsonConfig
 
-MODULES, POOLING = "modules.json", "1_Pooling"
-FLAG = "pooling_mode_"  # prefix of each kind's key
-KINDS = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # by the rest of the key: key in REDUCTIONS
-STAGES = ("Transformer", "Pooling", "Normalize")
+MODULES_FILE, POOLING_FOLDER = "modules.json", "1_Pooling"
+MODE_KEY_PREFIX = "pooling_mode_"  # prefix of each kind's key
+# by the rest of the key: key in REDUCTIONS
+REDUCTION_BY_MODE = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}
+SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hidden]
     "first": lambda hidden: hidden[0],
     "mean": lambda hidden: hidden.mean(0),
@@ -30,66 +31,71 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hi
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    kind: str  # a key in REDUCTIONS
-    width: int  # of the embedding: this many first values are kept
-    normalized: bool = False
+    reduction: str  # a key in REDUCTIONS
+    embedding_dim: int  # of the embedding: this many first values are kept
+    normalizes: bool = False
 
-    def embeddings(self, hidden: Tensor, lengths: Sequence[int]) -> list[list[float] | None]:
-        """Return the embeddings of texts of these lengths, concatenated in `hidden`; None where one is not finite."""
-        vectors = torch.stack([self.pooled(hidden[rows]) for rows in rows_of(lengths)]).cpu()  # [texts, width]
-        told = zip(vectors.tolist(), vectors.isfinite().all(-1).tolist(), strict=True)
-        return [vector if is_fine else None for vector, is_fine in told]
+    def compute_embeddings(self, hidden_states: Tensor, lengths: Sequence[int]) -> list[list[float] | None]:
+        """Return the embeddings of texts of these lengths, concatenated in `hidden_states`; None where one is not
+        finite."""
+        # [texts, width]
+        vectors = torch.stack([self.pool_text(hidden_states[rows]) for rows in iter_text_slices(lengths)]).cpu()
+        rows = zip(vectors.tolist(), vectors.isfinite().all(-1).tolist(), strict=True)
+        return [vector if is_finite else None for vector, is_finite in rows]
 
-    def pooled(self, hidden: Tensor) -> Tensor:
-        """Return `[width]` in float32 from `[tokens, hidden]` of one text. Its bits depend on the text alone, since
-        each text is summed in its own shape."""
-        vector = REDUCTIONS[self.kind](hidden.float())[:self.width]
-        return functional.normalize(vector, dim=0) if self.normalized else vector
+    def pool_text(self, hidden_states: Tensor) -> Tensor:
+        """Return `[embedding_dim]` in float32 from `[tokens, hidden_states]` of one text. Its bits depend on the text
+        alone, since each text is summed in its own shape."""
+        vector = REDUCTIONS[self.reduction](hidden_states.float())[:self.embedding_dim]
+        return functional.normalize(vector, dim=0) if self.normalizes else vector
 
 
-def read_pooling(folder: Path, usual: str, hidden_size: int, embedding_dim: int) -> Pooling:
-    """Read the pooling of a model. `usual` is the kind if the folder has none; `embedding_dim` is the setting."""
+def read_pooling(folder: Path, default_reduction: str, hidden_size: int, embedding_dim: int) -> Pooling:
+    """Read the pooling of a model. `default_reduction` is the kind if the folder has none; `embedding_dim` is the
+    setting."""
     if embedding_dim > hidden_size:
         raise ValueError(f"--embedding-dim must be at most {hidden_size}, which is what the model has, got "
                          f"{embedding_dim}")
-    stages = read_stages(folder)
-    path = folder / (stages.get("Pooling") or POOLING) / "config.json"
-    kind = read_kind(Given(read_object(path), str(path))) if path.is_file() else usual
-    return Pooling(kind, embedding_dim or hidden_size, "Normalize" in stages)
+    module_folders = read_module_folders(folder)
+    path = folder / (module_folders.get("Pooling") or POOLING_FOLDER) / "config.json"
+    reduction = read_reduction(JsonConfig(read_json_object(path), str(path))) if path.is_file() else default_reduction
+    return Pooling(reduction, embedding_dim or hidden_size, "Normalize" in module_folders)
 
 
-def read_stages(folder: Path) -> dict[str, str]:
+def read_module_folders(folder: Path) -> dict[str, str]:
     """Return the stages of modules.json, and the folder of each."""
-    path = folder / MODULES
+    path = folder / MODULES_FILE
     if not path.is_file():
         return {}
-    stages = {}
-    for stage in read_json(path, list):
-        if not isinstance(stage, Mapping):
-            raise ValueError(f"{path}: a module must be an object, got {stage!r}")
-        given = Given(dict(stage), str(path))
-        name = str(given.get("type")).rpartition(".")[2]
-        stages[given.one_of("module", name, STAGES)] = str(given.get("path") or "")
-    return stages
+    module_folders = {}
+    for module in read_json(path, list):
+        if not isinstance(module, Mapping):
+            raise ValueError(f"{path}: a module must be an object, got {module!r}")
+        module_config = JsonConfig(dict(module), str(path))
+        name = str(module_config.get("type")).rpartition(".")[2]
+        module_folders[module_config.check_supported("module", name,
+                                                     SUPPORTED_MODULES)] = str(module_config.get("path") or "")
+    return module_folders
 
 
-def read_kind(given: Given) -> str:
-    chosen = [name.removeprefix(FLAG) for name, value in given.values.items() if value is True and FLAG in name]
-    if len(chosen) != 1:
-        raise ValueError(f"{given.source}: one way of pooling must be chosen, got {', '.join(chosen) or 'none'}")
-    return KINDS[given.one_of("pooling_mode", chosen[0], KINDS)]
+def read_reduction(config: JsonConfig) -> str:
+    modes = [name.removeprefix(MODE_KEY_PREFIX) for name,
+             value in config.values.items() if value is True and MODE_KEY_PREFIX in name]
+    if len(modes) != 1:
+        raise ValueError(f"{config.source}: one way of pooling must be chosen, got {', '.join(modes) or 'none'}")
+    return REDUCTION_BY_MODE[config.check_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(path, dict)
-    return found
+def read_json_object(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = read_json(path, dict)
+    return value
 
 
-def read_json(path: Path, kind: type) -> Any:
+def read_json(path: Path, expected_type: type) -> Any:
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, kind):
-        raise ValueError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}")
-    return found
+    if not isinstance(value, expected_type):
+        raise ValueError(f"{path} must hold a JSON {'object' if expected_type is dict else 'list'}")
+    return value

@@ -12,175 +12,183 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import NONE, Bearers, Run
-from shard.attention.backend import Attention
-from shard.attention.inputs import Inputs, build
-from shard.attention.kv_cache import Cache
-from shard.parallel.group import Group
+from shard.adapters.routing import NO_ADAPTER, AdapterRouting, AdapterRun
+from shard.attention.backend import AttentionBackend
+from shard.attention.inputs import ForwardInputs, build_forward_inputs
+from shard.attention.kv_cache import KVCache
+from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
-from shard.runner.cuda_graphs import Begun, Replays
-from shard.sampling.sampler import Chosen, Sampler
-from shard.state.results import PromptPart, Said
+from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
+from shard.sampling.sampler import SampledBatch, Sampler
+from shard.state.results import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
-from shard.state.transaction import Chunk, Step
+from shard.state.transaction import PrefillChunk, Step
 
-PROMPT_PIECE = 64  # rows of logits that are held at once for prompt logprobs
-FAILURES = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # by the code broadcast instead of a token
+MAX_PROMPT_LOGIT_ROWS = 64  # rows of logits that are held at once for prompt logprobs
+FAILURE_BY_CODE = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # by the code broadcast instead of a token
 
 
-class Model(Protocol):
+class RunnableModel(Protocol):
     """One rank's part of a model."""
 
-    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor: ...  # [tokens, hidden_size]
-    def logits(self, hidden: Tensor) -> Tensor | None: ...  # [rows, vocabulary] on rank 0, None elsewhere
+    # [tokens, hidden_size]
+    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor: ...
+    # [rows, vocabulary] on rank 0, None elsewhere
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    said: dict[int, Said]  # by sequence; on rank 0 with logprobs
-    prompts: dict[int, PromptPart]
+class StepResult:
+    outputs: dict[int, SequenceOutput]  # by sequence; on rank 0 with logprobs
+    prompt_logprobs: dict[int, PromptLogprobs]
     failures: dict[int, pb.Failure]
 
 
-class Runner:
+class ModelRunner:
     """Model runner of one rank."""
 
-    def __init__(self, model: Model, attention: Attention, sampler: Sampler, group: Group, bearers: Bearers, *,
-                 device: torch.device) -> None:
-        """Create the runner; the model's linears read from `bearers` which adapter each row uses."""
+    def __init__(self, model: RunnableModel, attention: AttentionBackend, sampler: Sampler, group: RankGroup,
+                 adapter_routing: AdapterRouting, *, device: torch.device) -> None:
+        """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
         self.model = model
         self._attention = attention
         self._sampler = sampler
         self._group = group
-        self._bearers = bearers
+        self._adapter_routing = adapter_routing
         self._device = device
-        self.replay(None)
+        self.use_cuda_graphs(None)
 
-    def replay(self, replays: Replays | None) -> None:
+    def use_cuda_graphs(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
         """Use these captured steps from now on wherever they fit; None uses none."""
-        self._replays = replays
+        self._cuda_graph_runner = cuda_graph_runner
 
     @torch.inference_mode()
-    def run(self, step: Step, cache: Cache) -> Outcome:
-        made = None if self._replays is None else self._replays.run(step, cache)
-        hidden, logits = self._launched(step, cache) if made is None else (made.hidden, lambda: made.logits)
-        failed = non_finite(step, hidden)
-        for sequence, start, end in written(step):
-            if sequence.id in failed:
-                cache.zero(blocks_between(sequence, start, end, cache.block_size))
-        prompts = {chunk.sequence.id: self._prompt_logprobs(chunk, rows, hidden)
-                   for chunk, rows in chunk_rows(step) if asks_for_prompt(chunk) and chunk.sequence.id not in failed}
-        failed |= self._without_number(prompts)
-        said, silent = self._say(step.yielding, logits()) if step.yielding else ({}, {})
-        failures = silent | dict.fromkeys(sorted(failed), pb.NON_FINITE)
-        prompts = {number: part for number, part in prompts.items() if number not in failures}
-        return Outcome({number: word for number, word in said.items() if number not in failures}, prompts, failures)
+    def run(self, step: Step, cache: KVCache) -> StepResult:
+        graph_outputs = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(step, cache)
+        hidden_states, logits = self._forward(step, cache) if graph_outputs is None else (graph_outputs.hidden_states,
+                                                                                          lambda: graph_outputs.logits)
+        failed_ids = find_non_finite(step, hidden_states)
+        for sequence, start, end in list_written_positions(step):
+            if sequence.id in failed_ids:
+                cache.zero_blocks(find_blocks_between(sequence, start, end, cache.block_size))
+        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, rows, hidden_states) for chunk,
+                           rows in find_chunk_rows(step) if needs_prompt_logprobs(chunk)
+                           and chunk.sequence.id not in failed_ids}
+        failed_ids |= self._find_non_finite_prompts(prompt_logprobs)
+        outputs, sampling_failures = self._sample_tokens(step.sampled_sequences,
+                                                         logits()) if step.sampled_sequences else ({}, {})
+        failures = sampling_failures | dict.fromkeys(sorted(failed_ids), pb.NON_FINITE)
+        prompt_logprobs = {number: part for number, part in prompt_logprobs.items() if number not in failures}
+        return StepResult({number: output for number, output in outputs.items() if number not in failures},
+                          prompt_logprobs, failures)
 
-    def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
-        """Begin a step that chooses its tokens on the device, while the step `behind` may be under way. Return None if
-        that is not possible."""
-        return None if self._replays is None else self._replays.begin(step, cache, behind)
+    def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
+        """Begin a step that chooses its tokens on the device, while the step `previous` may be under way. Return None
+        if that is not possible."""
+        return None if self._cuda_graph_runner is None else self._cuda_graph_runner.begin_step(step, cache, previous)
 
-    def _launched(self, step: Step, cache: Cache) -> tuple[Tensor, Callable[[], Tensor | None]]:
+    def _forward(self, step: Step, cache: KVCache) -> tuple[Tensor, Callable[[], Tensor | None]]:
         """Run the model; return hidden states of all tokens, and a function for the logits of yielding sequences."""
-        inputs = build(step, cache, self._attention, self._device)
-        with self._bearers.rows(token_runs(step, len(inputs.tokens))):
-            hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
-        return hidden, lambda: self._logits(step.yielding, hidden[inputs.sampled])
+        inputs = build_forward_inputs(step, cache, self._attention, self._device)
+        with self._adapter_routing.route_rows(make_adapter_runs(step, len(inputs.tokens))):
+            hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
+        return hidden_states, lambda: self._compute_logits(step.sampled_sequences, hidden_states[inputs.sampled_rows])
 
-    def _logits(self, sequences: list[Sequence], hidden: Tensor) -> Tensor | None:
-        with self._bearers.rows([Run(sequence.adapter, 1) for sequence in sequences]):
-            return self.model.logits(hidden)  # [sequences, vocabulary]
+    def _compute_logits(self, sequences: list[Sequence], hidden_states: Tensor) -> Tensor | None:
+        with self._adapter_routing.route_rows([AdapterRun(sequence.adapter_id, 1) for sequence in sequences]):
+            return self.model.compute_logits(hidden_states)  # [sequences, vocabulary]
 
-    def _say(self, sequences: list[Sequence],
-             logits: Tensor | None) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
+    def _sample_tokens(self, sequences: list[Sequence],
+                       logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
         """Choose tokens. Return those of each sequence, and the failures of the others."""
         if logits is not None:
-            chosen = self._sampler.choose(logits, sequences)
-            told = list(map(token_or_failure, chosen.tokens, chosen.finite, chosen.fitting))
+            sampled = self._sampler.sample(logits, sequences)
+            codes = list(map(encode_token_or_failure, sampled.tokens, sampled.is_finite, sampled.fits_grammar))
             if self._group.size > 1:
-                self._group.broadcast(torch.tensor(told, device=self._device))
-            words = [said(chosen, row) for row in range(len(sequences))]
+                self._group.broadcast(torch.tensor(codes, device=self._device))
+            outputs = [make_sequence_output(sampled, row) for row in range(len(sequences))]
         else:
-            told = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
-            words = [Said([token], []) for token in told]
-        rows = list(zip(sequences, told, words, strict=True))
-        return ({sequence.id: word for sequence, token, word in rows if token >= 0},
-                {sequence.id: FAILURES[token] for sequence, token, _ in rows if token < 0})
+            codes = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+            outputs = [SequenceOutput([token], []) for token in codes]
+        rows = list(zip(sequences, codes, outputs, strict=True))
+        return ({sequence.id: output for sequence, token, output in rows if token >= 0},
+                {sequence.id: FAILURE_BY_CODE[token] for sequence, token, _ in rows if token < 0})
 
-    def _without_number(self, prompts: dict[int, PromptPart]) -> set[int]:
+    def _find_non_finite_prompts(self, prompt_logprobs: dict[int, PromptLogprobs]) -> set[int]:
         """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
         sequences these are, since all ranks must know."""
-        if not prompts:
+        if not prompt_logprobs:
             return set()
-        fine = [int(all(map(isfinite, part.logprobs))) for part in prompts.values()]
-        told = self._group.broadcast(torch.tensor(fine, device=self._device)).tolist()
-        return {number for number, is_fine in zip(list(prompts), told, strict=True) if not is_fine}
+        finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
+        broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
+        return {number for number,
+                is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True) if not is_finite}
 
-    def _prompt_logprobs(self, chunk: Chunk, rows: range, hidden: Tensor) -> PromptPart:
+    def _compute_prompt_logprobs(self, chunk: PrefillChunk, rows: range, hidden_states: Tensor) -> PromptLogprobs:
         """Return logprobs of the prompt tokens that follow each token of the chunk, in pieces that bound the memory for
         logits."""
         sequence = chunk.sequence
         targets = sequence.tokens[chunk.start + 1:min(chunk.end + 1, sequence.num_prompt_tokens)]
         logprobs: list[float] = []
-        for first in range(0, len(targets), PROMPT_PIECE):
-            piece = targets[first:first + PROMPT_PIECE]
+        for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
+            target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = rows.start + first
-            with self._bearers.rows([Run(sequence.adapter, len(piece))]):
-                logits = self.model.logits(hidden[begin:begin + len(piece)])
+            with self._adapter_routing.route_rows([AdapterRun(sequence.adapter_id, len(target_tokens))]):
+                logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
-                logprobs += self._sampler.prompt_logprobs(logits, piece)
-        return PromptPart(chunk.start + 1, logprobs)
+                logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
+        return PromptLogprobs(chunk.start + 1, logprobs)
 
 
-def token_or_failure(token: int, finite: bool, fitting: bool) -> int:
+def encode_token_or_failure(token: int, is_finite: bool, fits_grammar: bool) -> int:
     """Encode a token, or a failure, as rank 0 broadcasts it."""
-    if not fitting:
+    if not fits_grammar:
         return -pb.GRAMMAR
-    return token if finite else -pb.NON_FINITE
+    return token if is_finite else -pb.NON_FINITE
 
 
-def said(chosen: Chosen, row: int) -> Said:
-    logprob, best = chosen.logprobs[row], chosen.top_tokens[row]
-    tops = ([best], [chosen.top_logprobs[row]]) if best else ([], [])
-    return Said([chosen.tokens[row]], [logprob], *tops)
+def make_sequence_output(sampled: SampledBatch, row: int) -> SequenceOutput:
+    logprob, top_tokens = sampled.logprobs[row], sampled.top_tokens[row]
+    tops = ([top_tokens], [sampled.top_logprobs[row]]) if top_tokens else ([], [])
+    return SequenceOutput([sampled.tokens[row]], [logprob], *tops)
 
 
-def asks_for_prompt(chunk: Chunk) -> bool:
-    return chunk.sequence.prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
+def needs_prompt_logprobs(chunk: PrefillChunk) -> bool:
+    return chunk.sequence.wants_prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
 
 
-def token_runs(step: Step, num_tokens: int) -> list[Run]:
+def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRun]:
     """Return the adapters of the rows on the token axis; a step of one token has a dummy token beside it."""
-    runs = [Run(sequence.adapter, 1) for sequence in step.decodes]
-    runs += [Run(chunk.sequence.adapter, chunk.length) for chunk in step.chunks]
-    beside = num_tokens - sum(run.length for run in runs)
-    return [*runs, Run(NONE, beside)] if beside else runs
+    runs = [AdapterRun(sequence.adapter_id, 1) for sequence in step.decodes]
+    runs += [AdapterRun(chunk.sequence.adapter_id, chunk.length) for chunk in step.chunks]
+    num_dummies = num_tokens - sum(run.length for run in runs)
+    return [*runs, AdapterRun(NO_ADAPTER, num_dummies)] if num_dummies else runs
 
 
-def chunk_rows(step: Step) -> list[tuple[Chunk, range]]:
+def find_chunk_rows(step: Step) -> list[tuple[PrefillChunk, range]]:
     """Return the rows of every chunk on the token axis: behind the decodes, one after the other."""
-    placed, row = [], len(step.decodes)
+    found, row = [], len(step.decodes)
     for chunk in step.chunks:
-        placed.append((chunk, range(row, row + chunk.length)))
+        found.append((chunk, range(row, row + chunk.length)))
         row += chunk.length
-    return placed
+    return found
 
 
-def written(step: Step) -> list[tuple[Sequence, int, int]]:
+def list_written_positions(step: Step) -> list[tuple[Sequence, int, int]]:
     """Return the sequences of the step with the start and end of the positions that each wrote to the cache."""
     return [(sequence, len(sequence.tokens) - 1, len(sequence.tokens)) for sequence in step.decodes] + [
         (chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
 
 
-def non_finite(step: Step, hidden: Tensor) -> set[int]:
+def find_non_finite(step: Step, hidden_states: Tensor) -> set[int]:
     """Return the sequences with non-finite hidden states. One sum over all is enough to find that there are none."""
-    if bool(hidden.sum(dtype=torch.float32).isfinite()):
+    if bool(hidden_states.sum(dtype=torch.float32).isfinite()):
         return set()
-    fine = hidden.isfinite().all(dim=-1).tolist()
-    failed = {sequence.id for row, sequence in enumerate(step.decodes) if not fine[row]}
-    return failed | {chunk.sequence.id for chunk, rows in chunk_rows(step) if not all(fine[rows.start:rows.stop])}
+    is_finite = hidden_states.isfinite().all(dim=-1).tolist()
+    failed = {sequence.id for row, sequence in enumerate(step.decodes) if not is_finite[row]}
+    return failed | {chunk.sequence.id for chunk,
+                     rows in find_chunk_rows(step) if not all(is_finite[rows.start:rows.stop])}
 
 
-def blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:
+def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:
     return sequence.blocks[start // block_size:-(-end // block_size)]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEW, MANY = 65, 4097  # candidates per row; the last one only bounds all others
-BLOCK = 128
+NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES = 65, 4097  # candidates per row; the last one only bounds all others
+IDS_PER_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,83 +22,89 @@ class Candidates:
     left out may have that logit and lower ids. No token that is left out has a higher one.
     """
 
-    ids: Tensor  # [rows, width] int64
+    token_ids: Tensor  # [rows, width] int64
     logits: Tensor  # [rows, width]
     logprobs: Tensor  # [rows, width], normalised over the whole vocabulary
-    everybody: Tensor  # [rows, vocabulary], the logprobs of all tokens, by id
-    whole: bool
+    all_logprobs: Tensor  # [rows, vocabulary], the logprobs of all tokens, by id
+    is_whole_vocabulary: bool
 
-    def first(self, width: int) -> "Candidates":
-        """Return the best `width` candidates."""
-        if width >= self.ids.shape[-1]:
+    def take_best(self, num_candidates: int) -> "Candidates":
+        """Return the best `num_candidates` candidates."""
+        if num_candidates >= self.token_ids.shape[-1]:
             return self
-        return Candidates(self.ids[:, :width], self.logits[:, :width], self.logprobs[:, :width], self.everybody,
-                          whole=False)
+        return Candidates(self.token_ids[:, :num_candidates], self.logits[:, :num_candidates],
+                          self.logprobs[:, :num_candidates], self.all_logprobs, is_whole_vocabulary=False)
 
-    def rows(self, which: Tensor) -> "Candidates":
+    def select_rows(self, rows: Tensor) -> "Candidates":
         """Return the candidates of some rows."""
-        return Candidates(self.ids[which], self.logits[which], self.logprobs[which], self.everybody[which], self.whole)
+        return Candidates(self.token_ids[rows], self.logits[rows], self.logprobs[rows], self.all_logprobs[rows],
+                          self.is_whole_vocabulary)
 
     @property
-    def sure(self) -> Tensor:  # [rows, width] bool
-        return torch.ones_like(self.ids, dtype=torch.bool) if self.whole else self.logits > self.logits[:, -1:]
+    def is_certain(self) -> Tensor:  # [rows, width] bool
+        return torch.ones_like(self.token_ids,
+                               dtype=torch.bool) if self.is_whole_vocabulary else self.logits > self.logits[:, -1:]
 
-    def has(self, counts: Tensor) -> Tensor:  # [rows] bool
+    def has_enough(self, counts: Tensor) -> Tensor:  # [rows] bool
         """Whether `counts` [rows] candidates are sure, or all tokens that can be chosen are among them."""
-        return (self.sure.sum(-1) >= counts) | (self.logits[:, -1] == -torch.inf) | self.whole
+        return (self.is_certain.sum(-1) >= counts) | (self.logits[:, -1] == -torch.inf) | self.is_whole_vocabulary
 
 
-class Finder:
+class CandidateFinder:
     """Finder of candidates in rows of one vocabulary size."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self._size = vocabulary_size
-        self._num_blocks = vocabulary_size // BLOCK
+        self._vocabulary_size = vocabulary_size
+        self._num_blocks = vocabulary_size // IDS_PER_BLOCK
 
-    def best(self, logits: Tensor) -> Tensor:  # [rows] int64
+    def find_best(self, logits: Tensor) -> Tensor:  # [rows] int64
         if not self._num_blocks:
             return logits.argmax(-1)
-        ids = self._around(self._peaks(logits).argmax(-1, keepdim=True))
+        ids = self._list_ids_in_blocks(self._compute_block_maxima(logits).argmax(-1, keepdim=True))
         return ids.gather(-1, logits.gather(-1, ids).argmax(-1, keepdim=True))[:, 0]
 
-    def candidates(self, logits: Tensor, logprobs: Tensor, width: int) -> Candidates:
-        """Return `width` candidates per row, or the whole vocabulary if that is smaller."""
-        width = min(width, self._size)
-        if self._num_blocks > width:
-            # For each block left out there are `width` others whose peaks are at least as high as all of its logits.
-            ids = self._around(self._peaks(logits).topk(width, sorted=False).indices)
-            ids = ids.gather(-1, logits.gather(-1, ids).topk(width, sorted=False).indices)
+    def find_candidates(self, logits: Tensor, logprobs: Tensor, num_candidates: int) -> Candidates:
+        """Return `num_candidates` candidates per row, or the whole vocabulary if that is smaller."""
+        num_candidates = min(num_candidates, self._vocabulary_size)
+        if self._num_blocks > num_candidates:
+            # For each block left out there are `num_candidates` others whose peaks are at least as high as all of its
+            # logits.
+            ids = self._list_ids_in_blocks(self._compute_block_maxima(logits).topk(num_candidates,
+                                                                                   sorted=False).indices)
+            ids = ids.gather(-1, logits.gather(-1, ids).topk(num_candidates, sorted=False).indices)
         else:
-            ids = logits.topk(width, sorted=False).indices
-        return best_first(ids, logits.gather(-1, ids), logprobs, whole=width == self._size)
+            ids = logits.topk(num_candidates, sorted=False).indices
+        return sort_candidates(ids, logits.gather(-1, ids), logprobs,
+                               is_whole_vocabulary=num_candidates == self._vocabulary_size)
 
-    def _peaks(self, logits: Tensor) -> Tensor:  # [rows, blocks]
-        return logits[:, :self._num_blocks * BLOCK].view(-1, self._num_blocks, BLOCK).amax(-1)
+    def _compute_block_maxima(self, logits: Tensor) -> Tensor:  # [rows, blocks]
+        return logits[:, :self._num_blocks * IDS_PER_BLOCK].view(-1, self._num_blocks, IDS_PER_BLOCK).amax(-1)
 
-    def _around(self, blocks: Tensor) -> Tensor:
+    def _list_ids_in_blocks(self, blocks: Tensor) -> Tensor:
         """Return all ids in these blocks [rows, blocks], and the ids at the end that fill no block."""
-        ids = (blocks[..., None] * BLOCK + torch.arange(BLOCK, device=blocks.device)).flatten(1)
-        if self._size % BLOCK == 0:
+        ids = (blocks[..., None] * IDS_PER_BLOCK + torch.arange(IDS_PER_BLOCK, device=blocks.device)).flatten(1)
+        if self._vocabulary_size % IDS_PER_BLOCK == 0:
             return ids
-        rest = torch.arange(self._num_blocks * BLOCK, self._size, device=blocks.device)
+        rest = torch.arange(self._num_blocks * IDS_PER_BLOCK, self._vocabulary_size, device=blocks.device)
         return torch.cat([ids, rest.expand(len(blocks), -1)], -1)
 
 
-def best_first(ids: Tensor, logits: Tensor, everybody: Tensor, whole: bool) -> Candidates:
-    order = ((rising(logits).long() << 32) - ids).argsort(-1, descending=True)
-    ids = ids.gather(-1, order)
-    return Candidates(ids, logits.gather(-1, order), everybody.gather(-1, ids), everybody, whole)
+def sort_candidates(token_ids: Tensor, logits: Tensor, all_logprobs: Tensor, is_whole_vocabulary: bool) -> Candidates:
+    order = ((to_sortable_int32(logits).long() << 32) - token_ids).argsort(-1, descending=True)
+    token_ids = token_ids.gather(-1, order)
+    return Candidates(token_ids, logits.gather(-1, order), all_logprobs.gather(-1, token_ids), all_logprobs,
+                      is_whole_vocabulary)
 
 
-def all_of(logits: Tensor, logprobs: Tensor) -> Candidates:
+def sort_whole_vocabulary(logits: Tensor, logprobs: Tensor) -> Candidates:
     """Return all tokens of a single row [vocabulary] as candidates, on the host."""
     logits, logprobs = logits.cpu(), logprobs.cpu()
     # torch sorts 32-bit integers by radix sort, ten times as fast as floats.
-    order = (~rising(logits)).sort(stable=True).indices
-    return Candidates(order[None], logits[order][None], logprobs[order][None], logprobs[None], whole=True)
+    order = (~to_sortable_int32(logits)).sort(stable=True).indices
+    return Candidates(order[None], logits[order][None], logprobs[order][None], logprobs[None], is_whole_vocabulary=True)
 
 
-def rising(values: Tensor) -> Tensor:
+def to_sortable_int32(values: Tensor) -> Tensor:
     """Map float32 values to int32 in the same order."""
     bits = (values + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -10,72 +10,76 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.host.device import Standing
-from shard.sampling.candidates import FEW, Finder
+from shard.host.device import StaticDeviceBuffers
+from shard.sampling.candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
-from shard.sampling.penalties import is_processed
-from shard.sampling.random_draws import uniforms
-from shard.sampling.sampler import divisor, wants_raw
-from shard.sampling.selection import Asked, pick
+from shard.sampling.penalties import needs_processing
+from shard.sampling.random_draws import draw_uniforms
+from shard.sampling.sampler import compute_logit_divisor, needs_raw_logprobs
+from shard.sampling.selection import SamplingColumns, select_tokens
 from shard.state.sequence import Sequence
 
-FILTERED = len(FILTERS)
-COLUMNS = FILTERED + 3  # parameters of the filters, draws, divisors of logits, and whether logprobs are raw
+NUM_FILTERS = len(FILTERS)
+NUM_COLUMNS = NUM_FILTERS + 3  # parameters of the filters, draws, divisors of logits, and whether logprobs are raw
 
 
-class Found(NamedTuple):
+class DeviceSamples(NamedTuple):
     """Results of a captured sampling: one entry per row."""
 
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
-    fine: Tensor  # [rows] bool; if false, `sampler.py` must decide
+    is_valid: Tensor  # [rows] bool; if false, `sampler.py` must decide
 
 
-def is_plain(sequence: Sequence) -> bool:
+def can_sample_on_device(sequence: Sequence) -> bool:
     """Whether the sequence needs no more than this module does, which does not change while the sequence runs."""
-    if sequence.plain is None:
-        sequence.plain = not (sequence.grammar or sequence.sampling.top_n_tokens or is_processed(sequence)
-                              or wants_raw(sequence))
-    return sequence.plain
+    if sequence.can_sample_on_device is None:
+        sequence.can_sample_on_device = not (sequence.grammar_id or sequence.sampling.top_n_tokens
+                                             or needs_processing(sequence) or needs_raw_logprobs(sequence))
+    return sequence.can_sample_on_device
 
 
-def is_drawn(sequences: Rows[Sequence]) -> bool:
+def has_random_sampling(sequences: Rows[Sequence]) -> bool:
     """Whether any of the sequences is drawn rather than greedy."""
     return any(sequence.sampling.temperature for sequence in sequences)
 
 
-class Picker:
-    """Sampler for captured steps of up to `rows` rows. Sampling parameters are in columns with fixed addresses."""
+class DeviceSampler:
+    """Sampler for captured steps of up to `max_rows` rows. Sampling parameters are in columns with fixed addresses."""
 
-    def __init__(self, rows: int, vocabulary_size: int, device: torch.device) -> None:
-        self._finder = Finder(vocabulary_size)
-        whoever_is_nobody = [*[0.0] * (FILTERED + 1), 1.0, 0.0]
-        self._columns = Standing([rows] * COLUMNS, torch.float64, device, whoever_is_nobody)
+    def __init__(self, max_rows: int, vocabulary_size: int, device: torch.device) -> None:
+        self._candidate_finder = CandidateFinder(vocabulary_size)
+        padding_values = [*[0.0] * (NUM_FILTERS + 1), 1.0, 0.0]
+        self._parameter_columns = StaticDeviceBuffers([max_rows] * NUM_COLUMNS, torch.float64, device, padding_values)
 
-    def write(self, sequences: Rows[Sequence], indices: list[int]) -> None:
-        """Send the sampling parameters of the next step; `indices` are those of its tokens in their sequences."""
-        samplings = [sequence.sampling for sequence in sequences]
-        filters = [[getattr(one, name) if one.temperature else 0 for one in samplings] for name in FILTERS]
-        drawn = uniforms([sequence.key for sequence in sequences], indices).tolist()
-        draws = [draw if one.temperature else 0.0 for draw, one in zip(drawn, samplings, strict=True)]
-        divisors = [divisor(one.temperature) for one in samplings]
-        self._columns.send([*filters, draws, divisors, [one.raw_logprobs for one in samplings]])
+    def write_parameters(self, sequences: Rows[Sequence], token_indices: list[int]) -> None:
+        """Send the sampling parameters of the next step; `token_indices` are those of its tokens in their sequences."""
+        sampling_params = [sequence.sampling for sequence in sequences]
+        filters = [[getattr(one, name) if one.temperature else 0 for one in sampling_params] for name in FILTERS]
+        uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices).tolist()
+        draws = [draw if one.temperature else 0.0 for draw, one in zip(uniform_numbers, sampling_params, strict=True)]
+        divisors = [compute_logit_divisor(params.temperature) for params in sampling_params]
+        self._parameter_columns.copy_to_device([*filters, draws, divisors,
+                                                [one.raw_logprobs for one in sampling_params]])
 
-    def best(self, logits: Tensor) -> Found:
+    def sample_greedy(self, logits: Tensor) -> DeviceSamples:
         """Pick the best token of every row. The logits are not changed."""
-        tokens = self._finder.best(logits)
+        tokens = self._candidate_finder.find_best(logits)
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        return Found(tokens, logprobs, are_finite(logits, logprobs))
+        return DeviceSamples(tokens, logprobs, are_finite(logits, logprobs))
 
-    def drawn(self, logits: Tensor) -> Found:
+    def sample_random(self, logits: Tensor) -> DeviceSamples:
         """Draw a token for every row. The logits are not changed."""
-        columns = [column[:len(logits)] for column in self._columns.lists]
-        draws, divisors, raw = columns[FILTERED:]
+        columns = [column[:len(logits)] for column in self._parameter_columns.device_lists]
+        draws, divisors, uses_raw_logprobs = columns[NUM_FILTERS:]
         filters = dict(zip(FILTERS, (column.float() for column in columns), strict=False))
-        cooled = logits / divisors.float()[:, None]
-        candidates = self._finder.candidates(cooled, cooled.log_softmax(-1), FEW)
-        picked = pick(candidates, Asked(draws, raw.bool(), filters), captured=True)
-        return Found(picked.tokens, picked.logprobs, picked.decided & are_finite(logits, picked.logprobs))
+        scaled_logits = logits / divisors.float()[:, None]
+        candidates = self._candidate_finder.find_candidates(scaled_logits, scaled_logits.log_softmax(-1),
+                                                            NUM_FEW_CANDIDATES)
+        selection = select_tokens(candidates, SamplingColumns(draws, uses_raw_logprobs.bool(), filters),
+                                  is_captured=True)
+        return DeviceSamples(selection.tokens, selection.logprobs,
+                             selection.is_decided & are_finite(logits, selection.logprobs))
 
 
 def are_finite(logits: Tensor, logprobs: Tensor) -> Tensor:  # [rows] bool

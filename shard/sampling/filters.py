@@ -1,7 +1,7 @@
 """Sampling filters, which decide which candidates may be drawn, and the draw.
 
 Each filter drops candidates of the rows that use it; other rows keep their bits. Rows hold their best candidates only,
-and a filter, or the draw, may depend on tokens beyond: then the row is not `decided`, and must be sampled with its
+and a filter, or the draw, may depend on tokens beyond: then the row is not `is_decided`, and must be sampled with its
 whole vocabulary. A decided row would have the same result with its whole vocabulary.
 """
 
@@ -12,76 +12,82 @@ from torch import Tensor
 
 from shard.sampling.candidates import Candidates
 
-SEQUENTIAL = ("cpu",)  # devices where torch adds up a row from its beginning to its end
+SEQUENTIAL_SUM_DEVICES = ("cpu",)  # devices where torch adds up a row from its beginning to its end
 
 
-class Survivors:
+class RemainingCandidates:
     """Candidates that may still be drawn."""
 
     def __init__(self, candidates: Candidates) -> None:
-        chances = candidates.logprobs.double().exp()
-        num_rows, width = chances.shape
-        self.ranks = torch.arange(width, device=chances.device)
-        self.chances = chances.where(candidates.sure, 0.0)  # [rows, width]; 0: dropped, or not sure
-        self.total = chances.new_ones(num_rows)  # of all survivors, those beyond included
-        self.most_beyond = torch.zeros_like(self.total) if candidates.whole else chances[:, -1]
-        self.complete = self.most_beyond == 0  # no token beyond the candidates may be drawn
-        self.decided = torch.ones(num_rows, dtype=torch.bool, device=chances.device)
-        self.filtered = ~self.decided
+        probabilities = candidates.logprobs.double().exp()
+        num_rows, width = probabilities.shape
+        self.ranks = torch.arange(width, device=probabilities.device)
+        self.probabilities = probabilities.where(candidates.is_certain, 0.0)  # [rows, width]; 0: dropped, or not sure
+        self.total_probability = probabilities.new_ones(num_rows)  # of all survivors, those beyond included
+        self.max_probability_beyond = torch.zeros_like(
+            self.total_probability) if candidates.is_whole_vocabulary else probabilities[:, -1]
+        self.is_complete = self.max_probability_beyond == 0  # no token beyond the candidates may be drawn
+        self.is_decided = torch.ones(num_rows, dtype=torch.bool, device=probabilities.device)
+        self.is_filtered = ~self.is_decided
 
     @property
-    def reached(self) -> Tensor:  # [rows, width]
+    def cumulative_probabilities(self) -> Tensor:  # [rows, width]
         """Chance of each candidate plus those of all better ones."""
-        return running(self.chances)
+        return compute_running_sums(self.probabilities)
 
-    def keep(self, asked: Tensor, kept: Tensor, ends: Tensor) -> None:
-        """Drop all but `kept` [rows, width] in the rows `asked`. Where `ends` is true, no token beyond is kept."""
-        self.complete |= asked & ends
-        self.decided &= self.complete | ~asked
-        self.filtered |= asked
-        self.chances = self.chances.where(kept | ~asked[:, None], 0.0)
-        self.total = torch.where(asked, self.reached[:, -1], self.total)
+    def keep_only(self, filtered_rows: Tensor, kept_candidates: Tensor, keeps_none_beyond: Tensor) -> None:
+        """Drop all but `kept_candidates` [rows, width] in the rows `filtered_rows`. Where `keeps_none_beyond` is true,
+        no token beyond is kept."""
+        self.is_complete |= filtered_rows & keeps_none_beyond
+        self.is_decided &= self.is_complete | ~filtered_rows
+        self.is_filtered |= filtered_rows
+        self.probabilities = self.probabilities.where(kept_candidates | ~filtered_rows[:, None], 0.0)
+        self.total_probability = torch.where(filtered_rows, self.cumulative_probabilities[:, -1],
+                                             self.total_probability)
 
-    def draw(self, uniforms: Tensor) -> Tensor:  # [rows] ranks
+    def draw_ranks(self, uniforms: Tensor) -> Tensor:  # [rows] ranks
         """Return the first rank at which the running sum exceeds this share of the total. If rounding leaves the sum
         of a whole vocabulary's chances below 1, the best token gets the rest."""
-        ranks = (self.reached <= (uniforms * self.total)[:, None]).sum(-1)
-        beyond = ranks == len(self.ranks)
-        self.decided &= self.complete | ~beyond
-        return torch.where(beyond, self.chances.argmax(-1), ranks)
+        ranks = (self.cumulative_probabilities <= (uniforms * self.total_probability)[:, None]).sum(-1)
+        is_beyond = ranks == len(self.ranks)
+        self.is_decided &= self.is_complete | ~is_beyond
+        return torch.where(is_beyond, self.probabilities.argmax(-1), ranks)
 
 
-def top_k(rows: Survivors, most: Tensor) -> None:
-    rows.keep(most > 0, rows.ranks < most[:, None], (rows.chances > 0).sum(-1) >= most)
+def filter_top_k(remaining: RemainingCandidates, max_candidates: Tensor) -> None:
+    remaining.keep_only(max_candidates > 0, remaining.ranks < max_candidates[:, None],
+                        (remaining.probabilities > 0).sum(-1) >= max_candidates)
 
 
-def top_p(rows: Survivors, share: Tensor) -> None:
+def filter_top_p(remaining: RemainingCandidates, p: Tensor) -> None:
     """Keep the fewest candidates, from the best on, that have the share together."""
-    wanted, reached = share * rows.total, rows.reached
-    rows.keep(is_share(share), reached - rows.chances < wanted[:, None], reached[:, -1] >= wanted)
+    target, cumulative = p * remaining.total_probability, remaining.cumulative_probabilities
+    remaining.keep_only(is_proper_fraction(p), cumulative - remaining.probabilities < target[:, None],
+                        cumulative[:, -1] >= target)
 
 
-def typical_p(rows: Survivors, share: Tensor) -> None:
+def filter_typical_p(remaining: RemainingCandidates, p: Tensor) -> None:
     """Keep the fewest candidates that have the share together, those with information nearest to the entropy first."""
-    chances = rows.chances / rows.total[:, None]
-    entropy = running(torch.special.entr(chances))[:, -1:]
-    order = (-chances.log() - entropy).abs().sort(dim=-1, stable=True).indices
-    ordered = chances.gather(-1, order)
-    before = running(ordered) - ordered
-    kept = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, before < share[:, None])
-    rows.keep(is_share(share), kept, rows.complete)
+    probabilities = remaining.probabilities / remaining.total_probability[:, None]
+    entropy = compute_running_sums(torch.special.entr(probabilities))[:, -1:]
+    order = (-probabilities.log() - entropy).abs().sort(dim=-1, stable=True).indices
+    ordered = probabilities.gather(-1, order)
+    cumulative_before = compute_running_sums(ordered) - ordered
+    kept = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, cumulative_before < p[:, None])
+    remaining.keep_only(is_proper_fraction(p), kept, remaining.is_complete)
 
 
-def min_p(rows: Survivors, share: Tensor) -> None:
+def filter_min_p(remaining: RemainingCandidates, p: Tensor) -> None:
     """Keep candidates with at least this share of the best one's chance."""
-    least = share * rows.chances.amax(-1)
-    rows.keep(share > 0, rows.chances >= least[:, None], rows.most_beyond < least)
+    min_probability = p * remaining.probabilities.amax(-1)
+    remaining.keep_only(p > 0, remaining.probabilities >= min_probability[:, None],
+                        remaining.max_probability_beyond < min_probability)
 
 
-def running(values: Tensor) -> Tensor:  # [rows, width]
+def compute_running_sums(values: Tensor) -> Tensor:  # [rows, width]
     """Return the running sums. On a GPU torch adds in an order that depends on the number of rows, so there each entry
     adds the one 1, 2, 4, .. entries before it."""
-    if values.device.type in SEQUENTIAL:
+    if values.device.type in SEQUENTIAL_SUM_DEVICES:
         return values.cumsum(-1)
     distance = 1
     while distance < values.shape[-1]:
@@ -90,10 +96,10 @@ def running(values: Tensor) -> Tensor:  # [rows, width]
     return values
 
 
-def is_share(share: Tensor) -> Tensor:
-    return (share > 0) & (share < 1)
+def is_proper_fraction(values: Tensor) -> Tensor:
+    return (values > 0) & (values < 1)
 
 
 # By sampling parameter, in the order in which the filters apply.
-FILTERS: dict[str, Callable[[Survivors, Tensor], None]] = {
-    "top_k": top_k, "top_p": top_p, "typical_p": typical_p, "min_p": min_p}
+FILTERS: dict[str, Callable[[RemainingCandidates, Tensor], None]] = {
+    "top_k": filter_top_k, "top_p": filter_top_p, "typical_p": filter_typical_p, "min_p": filter_min_p}

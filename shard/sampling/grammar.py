@@ -12,44 +12,46 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
-from shard.errors import Refused
+from shard.errors import RejectedMessage
 from shard.state.sequence import Sequence
 
 # Limits of the work for a single token, about 5 ms, and of a match's memory: the whole step waits for each match.
-LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
+MATCHER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
 # By the value of a byte: its bits from the lowest on, as eight bytes in one int64.
-BYTES, BITS = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
-SPREAD = (BYTES[:, None] >> BITS & 1).view(torch.int64)[:, 0]
+BYTE_VALUES, BIT_INDICES = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
+UNPACKED_BITS_BY_BYTE = (BYTE_VALUES[:, None] >> BIT_INDICES & 1).view(torch.int64)[:, 0]
 
 log = logging.getLogger(__name__)
 
 
-class Table:
+class GrammarTokenizer:
     """Bytes of all tokens, in the form that llguidance expects. One more token follows, which no model has: the end of
     the text. So the tokenizer's own end tokens do not matter."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: str, size: int) -> None:
-        """Read a tokenizer. `tokenizer` is the text of its file, `size` the width of the logits. Raises ValueError."""
-        self._tokenizer = LLTokenizer(tokenizer, slices=[])
-        known = range(min(self._tokenizer.vocab_size, size))
-        self.eos_token_id = size
-        self.tokens = [self._tokenizer.decode_bytes([token]) for token in known] + [b""] * (size + 1 - len(known))
-        self.special_token_ids = [*filter(self._tokenizer.is_special_token, known), size]
-        self.compiled = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
+    def __init__(self, tokenizer_json: str, vocabulary_size: int) -> None:
+        """Read a tokenizer. `tokenizer_json` is the text of its file, `vocabulary_size` the width of the logits. Raises
+        ValueError."""
+        self._model_tokenizer = LLTokenizer(tokenizer_json, slices=[])
+        known_tokens = range(min(self._model_tokenizer.vocab_size, vocabulary_size))
+        self.eos_token_id = vocabulary_size
+        self.tokens = [self._model_tokenizer.decode_bytes([token])
+                       for token in known_tokens] + [b""] * (vocabulary_size + 1 - len(known_tokens))
+        self.special_token_ids = [*filter(self._model_tokenizer.is_special_token, known_tokens), vocabulary_size]
+        self.llguidance_tokenizer = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 
     def __call__(self, text: str) -> list[int]:
         """Tokenize forced text as the model's tokenizer does, unless its tokens are beyond the vocabulary or yield
         another text, such as one with a leading blank."""
-        tokens = self._tokenizer.tokenize_str(text)
-        if max(tokens, default=0) < self.eos_token_id and self._tokenizer.decode_bytes(tokens) == text.encode():
+        tokens = self._model_tokenizer.tokenize_str(text)
+        if max(tokens, default=0) < self.eos_token_id and self._model_tokenizer.decode_bytes(tokens) == text.encode():
             return tokens
-        return self.compiled.greedy_tokenize(text)
+        return self.llguidance_tokenizer.greedy_tokenize(text)
 
 
-class Match:
+class GrammarState:
     """Progress of a sequence in its grammar."""
 
     def __init__(self, matcher: LLMatcher, sequence: Sequence) -> None:
@@ -57,7 +59,7 @@ class Match:
         self._end_tokens = frozenset(sequence.sampling.end_tokens)
         matcher.consume_tokens(sequence.tokens[sequence.num_prompt_tokens:])
 
-    def mask(self) -> bytes:
+    def compute_bitmask(self) -> bytes:
         """Return a bit for every token; none is set if the grammar allows no token."""
         mask = self._matcher.compute_bitmask()
         return bytes(len(mask)) if self._matcher.is_error() else mask
@@ -68,57 +70,59 @@ class Match:
         return token in self._end_tokens or self._matcher.consume_token(token)
 
 
-class Grammars:
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._loaded: dict[int, LLMatcher] = {}
+class GrammarRegistry:
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._matchers: dict[int, LLMatcher] = {}
 
-    def load(self, number: int, source: str) -> None:
+    def load(self, grammar_id: int, source: str) -> None:
         """Compile a grammar, from any thread. Raises Refused."""
-        matcher = LLMatcher(self._table.compiled, source, log_level=0, limits=LLParserLimits(**LIMITS))
+        matcher = LLMatcher(self._tokenizer.llguidance_tokenizer, source, log_level=0,
+                            limits=LLParserLimits(**MATCHER_LIMITS))
         if matcher.is_error():
-            raise Refused(f"grammar {number} cannot be loaded: {matcher.get_error().splitlines()[0]}")
-        self._loaded[number] = matcher
+            raise RejectedMessage(f"grammar {grammar_id} cannot be loaded: {matcher.get_error().splitlines()[0]}")
+        self._matchers[grammar_id] = matcher
 
-    def unload(self, number: int) -> None:
-        self._loaded.pop(number, None)
+    def unload(self, grammar_id: int) -> None:
+        self._matchers.pop(grammar_id, None)
 
-    def mask(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
+    def mask_logits(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
         """Set logits [rows, vocabulary] of tokens that do not fit to -inf; rows without a grammar are not changed.
         Return the rows for which no token is left, whose logits are not changed either."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.grammar]
-        fitting = self._fitting([sequences[row] for row in rows])
-        lost = {row for row, any_is in zip(rows, fitting.any(-1).tolist(), strict=True) if not any_is}
-        for row, tokens in zip(rows, fitting.logical_not_().to(logits.device), strict=True):
-            if row not in lost:
+        rows = [row for row, sequence in enumerate(sequences) if sequence.grammar_id]
+        is_allowed = self._compute_allowed_tokens([sequences[row] for row in rows])
+        dead_rows = {row for row, has_token in zip(rows, is_allowed.any(-1).tolist(), strict=True) if not has_token}
+        for row, tokens in zip(rows, is_allowed.logical_not_().to(logits.device), strict=True):
+            if row not in dead_rows:
                 logits[row].masked_fill_(tokens, -torch.inf)
-        return lost
+        return dead_rows
 
     def advance(self, sequence: Sequence, token: int) -> bool:
         """Advance the sequence's match by the chosen token and return whether it fits."""
-        match: Match = sequence.memory
-        return match.advance(token)
+        state: GrammarState = sequence.worker_state
+        return state.advance(token)
 
-    def _fitting(self, sequences: list[Sequence]) -> Tensor:  # [rows, vocabulary] bool
-        masks = bytearray().join([self._match(sequence).mask() for sequence in sequences])
+    def _compute_allowed_tokens(self, sequences: list[Sequence]) -> Tensor:  # [rows, vocabulary] bool
+        masks = bytearray().join([self._get_state(sequence).compute_bitmask() for sequence in sequences])
         bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(sequences), -1)
-        fitting = SPREAD[bits.long()].view(torch.bool)
-        size = self._table.eos_token_id
-        for sequence, tokens in zip(sequences, fitting, strict=True):
-            tokens[torch.tensor(sequence.sampling.end_tokens, dtype=torch.int64)] = tokens[size].clone()
-        return fitting[:, :size]
+        is_allowed = UNPACKED_BITS_BY_BYTE[bits.long()].view(torch.bool)
+        vocabulary_size = self._tokenizer.eos_token_id
+        for sequence, tokens in zip(sequences, is_allowed, strict=True):
+            tokens[torch.tensor(sequence.sampling.end_tokens, dtype=torch.int64)] = tokens[vocabulary_size].clone()
+        return is_allowed[:, :vocabulary_size]
 
-    def _match(self, sequence: Sequence) -> Match:
-        if sequence.memory is None:
-            sequence.memory = Match(self._loaded[sequence.grammar].deep_copy(), sequence)
-        match: Match = sequence.memory
-        return match
+    def _get_state(self, sequence: Sequence) -> GrammarState:
+        if sequence.worker_state is None:
+            sequence.worker_state = GrammarState(self._matchers[sequence.grammar_id].deep_copy(), sequence)
+        state: GrammarState = sequence.worker_state
+        return state
 
 
-def read_grammars(folder: Path, vocabulary_size: int) -> Grammars | None:
+def make_grammar_registry(folder: Path, vocabulary_size: int) -> GrammarRegistry | None:
     """Read the model's tokenizer. Return None if it cannot be used: the model is then served without grammars."""
     try:
-        return Grammars(Table((folder / "tokenizer.json").read_text(encoding="utf-8"), vocabulary_size))
+        return GrammarRegistry(GrammarTokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"),
+                                                vocabulary_size))
     except (OSError, ValueError) as error:
         log.info("served without grammars: %s", error)
         return None

@@ -11,19 +11,19 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from shard.sampling.candidates import FEW, MANY, Finder, all_of
-from shard.sampling.grammar import Grammars
-from shard.sampling.penalties import is_processed, process
-from shard.sampling.random_draws import uniforms
-from shard.sampling.selection import Choice, choices_of
-from shard.state.sequence import Sampling, Sequence
+from shard.sampling.candidates import NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES, CandidateFinder, sort_whole_vocabulary
+from shard.sampling.grammar import GrammarRegistry
+from shard.sampling.penalties import needs_processing, process_logits
+from shard.sampling.random_draws import draw_uniforms
+from shard.sampling.selection import SampledToken, sample_candidates
+from shard.state.sequence import SamplingParams, Sequence
 
-ROWS = 32  # sampled at a time, which bounds the memory for copies of logits
-LEAST_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only the largest logit is likely already
+MAX_ROWS_AT_ONCE = 32  # sampled at a time, which bounds the memory for copies of logits
+MIN_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only the largest logit is likely already
 
 
 @dataclass(slots=True)
-class Chosen:
+class SampledBatch:
     """Results of sampling: one entry per row."""
 
     tokens: list[int] = field(default_factory=list)
@@ -31,132 +31,146 @@ class Chosen:
     top_tokens: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
     # If one of these is false, the row's other entries are meaningless.
-    finite: list[bool] = field(default_factory=list)
-    fitting: list[bool] = field(default_factory=list)  # whether the token fits the row's grammar, if it has one
+    is_finite: list[bool] = field(default_factory=list)
+    fits_grammar: list[bool] = field(default_factory=list)  # whether the token fits the row's grammar, if it has one
 
-    def add(self, choice: Choice, finite: bool, fitting: bool) -> None:
-        self.tokens.append(choice.token)
-        self.logprobs.append(choice.logprob)
-        self.top_tokens.append(choice.top_tokens)
-        self.top_logprobs.append(choice.top_logprobs)
-        self.finite.append(finite)
-        self.fitting.append(fitting)
+    def add_row(self, sampled_token: SampledToken, is_finite: bool, fits_grammar: bool) -> None:
+        self.tokens.append(sampled_token.token)
+        self.logprobs.append(sampled_token.logprob)
+        self.top_tokens.append(sampled_token.top_tokens)
+        self.top_logprobs.append(sampled_token.top_logprobs)
+        self.is_finite.append(is_finite)
+        self.fits_grammar.append(fits_grammar)
 
 
 class Sampler:
     """Sampler for logits of one vocabulary size."""
 
     def __init__(self, vocabulary_size: int, device: str | torch.device = "cpu",
-                 grammars: Grammars | None = None) -> None:
+                 grammars: GrammarRegistry | None = None) -> None:
         """Create a sampler; without `grammars` no sequence may have one."""
         self._grammars = grammars
-        self._finder = Finder(vocabulary_size)
+        self._candidate_finder = CandidateFinder(vocabulary_size)
         # Kept, since allocating this much memory takes longer than filling it.
-        self._logprobs = torch.empty(ROWS, vocabulary_size, device=device)
-        self._raw_logprobs = torch.empty_like(self._logprobs)
+        self._logprob_buffer = torch.empty(MAX_ROWS_AT_ONCE, vocabulary_size, device=device)
+        self._raw_logprob_buffer = torch.empty_like(self._logprob_buffer)
 
-    def choose(self, logits: Tensor, sequences: list[Sequence]) -> Chosen:
+    def sample(self, logits: Tensor, sequences: list[Sequence]) -> SampledBatch:
         """Choose a token for each row. The logits [rows, vocabulary] are float32 and are overwritten."""
-        chosen = Chosen()
-        for start in range(0, len(sequences), ROWS):
-            self._choose(logits[start:start + ROWS], sequences[start:start + ROWS], chosen)
-        return chosen
+        sampled_batch = SampledBatch()
+        for start in range(0, len(sequences), MAX_ROWS_AT_ONCE):
+            self._sample_rows(logits[start:start + MAX_ROWS_AT_ONCE], sequences[start:start + MAX_ROWS_AT_ONCE],
+                              sampled_batch)
+        return sampled_batch
 
-    def prompt_logprobs(self, logits: Tensor, targets: list[int]) -> list[float]:
+    def compute_prompt_logprobs(self, logits: Tensor, target_tokens: list[int]) -> list[float]:
         """Return the logprob of each row's target token, by the unchanged logits [rows, vocabulary]."""
-        found: list[float] = []
-        for start in range(0, len(targets), ROWS):
-            rows = slice(start, start + ROWS)
-            ids = torch.tensor(targets[rows], device=logits.device)
-            found += take(log_softmax(logits[rows], self._logprobs), ids)
-        return found
+        logprobs: list[float] = []
+        for start in range(0, len(target_tokens), MAX_ROWS_AT_ONCE):
+            rows = slice(start, start + MAX_ROWS_AT_ONCE)
+            ids = torch.tensor(target_tokens[rows], device=logits.device)
+            logprobs += gather_by_id(compute_log_softmax(logits[rows], self._logprob_buffer), ids)
+        return logprobs
 
-    def _choose(self, logits: Tensor, sequences: list[Sequence], chosen: Chosen) -> None:
+    def _sample_rows(self, logits: Tensor, sequences: list[Sequence], sampled_batch: SampledBatch) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
-        raw = self._raw(logits, sequences) if any(map(wants_raw, sequences)) else None
-        process(logits, sequences)
-        lost = self._mask(logits, sequences)
-        cool(logits, [sequence.sampling.temperature for sequence in sequences])
-        choices = self._choices(logits, sequences)
+        raw_samples = self._sample_raw_greedy(logits, sequences) if any(map(needs_raw_logprobs, sequences)) else None
+        process_logits(logits, sequences)
+        dead_rows = self._mask_by_grammars(logits, sequences)
+        apply_temperatures(logits, [sequence.sampling.temperature for sequence in sequences])
+        sampled_tokens = self._sample_tokens(logits, sequences)
         # If no token is left to choose from, the logprob is not finite.
-        finite = [isfinite(total) and isfinite(choice.logprob) for total, choice in zip(sums, choices, strict=True)]
-        if raw is not None:
-            self._retell(choices, raw, sequences)
-        for row, (choice, is_finite) in enumerate(zip(choices, finite, strict=True)):
-            chosen.add(choice, is_finite, row not in lost and self._fits(sequences[row], choice, is_finite))
+        finite = [isfinite(total) and isfinite(choice.logprob) for total,
+                  choice in zip(sums, sampled_tokens, strict=True)]
+        if raw_samples is not None:
+            self._replace_by_raw_logprobs(sampled_tokens, raw_samples, sequences)
+        for row, (sampled_token, is_finite) in enumerate(zip(sampled_tokens, finite, strict=True)):
+            sampled_batch.add_row(sampled_token, is_finite, row not in dead_rows
+                                  and self._advance_grammar(sequences[row], sampled_token, is_finite))
 
-    def _mask(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
+    def _mask_by_grammars(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
         """Mask tokens that do not fit the grammars; return the rows whose grammar allows no token."""
-        if self._grammars is None or not any(sequence.grammar for sequence in sequences):
+        if self._grammars is None or not any(sequence.grammar_id for sequence in sequences):
             return set()
-        return self._grammars.mask(logits, sequences)
+        return self._grammars.mask_logits(logits, sequences)
 
-    def _fits(self, sequence: Sequence, choice: Choice, is_finite: bool) -> bool:
-        if self._grammars is None or not sequence.grammar or not is_finite:
+    def _advance_grammar(self, sequence: Sequence, sampled_token: SampledToken, is_finite: bool) -> bool:
+        if self._grammars is None or not sequence.grammar_id or not is_finite:
             return True
-        return self._grammars.advance(sequence, choice.token)
+        return self._grammars.advance(sequence, sampled_token.token)
 
-    def _choices(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
-        logprobs, samplings = log_softmax(logits, self._logprobs), [sequence.sampling for sequence in sequences]
-        if not any(sampling.temperature for sampling in samplings):
-            return self._best(logits, logprobs, [sampling.top_n_tokens for sampling in samplings])
-        draws = uniforms([sequence.key for sequence in sequences], [len(sequence.tokens) for sequence in sequences])
-        return self._pick(logits, logprobs, samplings, draws)
+    def _sample_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        logprobs, sampling_params = compute_log_softmax(logits, self._logprob_buffer), [sequence.sampling
+                                                                                        for sequence in sequences]
+        if not any(params.temperature for params in sampling_params):
+            return self._sample_greedy(logits, logprobs, [sampling.top_n_tokens for sampling in sampling_params])
+        uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences],
+                                        [len(sequence.tokens) for sequence in sequences])
+        return self._sample_from_candidates(logits, logprobs, sampling_params, uniform_numbers)
 
-    def _best(self, logits: Tensor, logprobs: Tensor, counts: list[int]) -> list[Choice]:
-        if any(counts):
-            samplings = [Sampling(top_n_tokens=count) for count in counts]
-            return self._pick(logits, logprobs, samplings, torch.zeros(len(counts), dtype=torch.float64))
-        best = self._finder.best(logits)
-        return list(map(Choice, best.tolist(), take(logprobs, best)))
+    def _sample_greedy(self, logits: Tensor, logprobs: Tensor, top_counts: list[int]) -> list[SampledToken]:
+        if any(top_counts):
+            sampling_params = [SamplingParams(top_n_tokens=count) for count in top_counts]
+            return self._sample_from_candidates(logits, logprobs, sampling_params,
+                                                torch.zeros(len(top_counts), dtype=torch.float64))
+        best_tokens = self._candidate_finder.find_best(logits)
+        return list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
 
-    def _pick(self, logits: Tensor, logprobs: Tensor, samplings: list[Sampling], draws: Tensor) -> list[Choice]:
+    def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
+                                uniform_numbers: Tensor) -> list[SampledToken]:
         """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
-        choices, decided = choices_of(self._finder.candidates(logits, logprobs, FEW), samplings, draws)
+        sampled_tokens, decided = sample_candidates(self._candidate_finder.find_candidates(logits, logprobs,
+                                                                                           NUM_FEW_CANDIDATES),
+                                                    sampling_params, uniform_numbers)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
-            one = slice(row, row + 1)  # by itself, so that nothing depends on which other rows were not decided
-            (choices[row],), (enough,) = choices_of(
-                self._finder.candidates(logits[one], logprobs[one], MANY), samplings[one], draws[one])
-            if not enough:
-                (choices[row],), _ = choices_of(all_of(logits[row], logprobs[row]), samplings[one], draws[one])
-        return choices
+            row_slice = slice(row, row + 1)  # by itself, so that nothing depends on which other rows were not decided
+            (sampled_tokens[row],), (is_enough,) = sample_candidates(
+                self._candidate_finder.find_candidates(logits[row_slice], logprobs[row_slice], NUM_MANY_CANDIDATES),
+                sampling_params[row_slice], uniform_numbers[row_slice])
+            if not is_enough:
+                (sampled_tokens[row],), _ = sample_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
+                                                              sampling_params[row_slice], uniform_numbers[row_slice])
+        return sampled_tokens
 
-    def _raw(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
-        """Return the best tokens by the raw logits, and keep the raw logprobs for `_retell`."""
-        counts = [sequence.sampling.top_n_tokens if wants_raw(sequence) else 0 for sequence in sequences]
-        return self._best(logits, log_softmax(logits, self._raw_logprobs), counts)
+    def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        """Return the best tokens by the raw logits, and keep the raw logprobs for `_replace_by_raw_logprobs`."""
+        top_counts = [sequence.sampling.top_n_tokens if needs_raw_logprobs(sequence) else 0 for sequence in sequences]
+        return self._sample_greedy(logits, compute_log_softmax(logits, self._raw_logprob_buffer), top_counts)
 
-    def _retell(self, choices: list[Choice], raw: list[Choice], sequences: list[Sequence]) -> None:
-        tokens = torch.tensor([choice.token for choice in choices], device=self._raw_logprobs.device)
-        logprobs = take(self._raw_logprobs[:len(tokens)], tokens)
-        for choice, logprob, best, sequence in zip(choices, logprobs, raw, sequences, strict=True):
-            if wants_raw(sequence):
-                choice.logprob, choice.top_tokens, choice.top_logprobs = logprob, best.top_tokens, best.top_logprobs
+    def _replace_by_raw_logprobs(self, sampled_tokens: list[SampledToken], raw_samples: list[SampledToken],
+                                 sequences: list[Sequence]) -> None:
+        tokens = torch.tensor([choice.token for choice in sampled_tokens], device=self._raw_logprob_buffer.device)
+        logprobs = gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
+        for sampled_token, logprob, raw_sample, sequence in zip(sampled_tokens, logprobs, raw_samples, sequences,
+                                                                strict=True):
+            if needs_raw_logprobs(sequence):
+                sampled_token.logprob, sampled_token.top_tokens, sampled_token.top_logprobs = (
+                    logprob, raw_sample.top_tokens, raw_sample.top_logprobs)
 
 
-def wants_raw(sequence: Sequence) -> bool:
+def needs_raw_logprobs(sequence: Sequence) -> bool:
     """Whether the sequence wants raw logprobs, of logits that are about to change."""
     sampling = sequence.sampling
-    changed = is_processed(sequence) or sequence.grammar or sampling.temperature not in {0.0, 1.0}
+    changed = needs_processing(sequence) or sequence.grammar_id or sampling.temperature not in {0.0, 1.0}
     return sampling.raw_logprobs and bool(changed)
 
 
-def cool(logits: Tensor, temperatures: list[float]) -> None:
-    divisors = list(map(divisor, temperatures))
-    if any(one != 1.0 for one in divisors):
+def apply_temperatures(logits: Tensor, temperatures: list[float]) -> None:
+    divisors = list(map(compute_logit_divisor, temperatures))
+    if any(value != 1.0 for value in divisors):
         logits /= torch.tensor(divisors, device=logits.device)[:, None]
 
 
-def divisor(temperature: float) -> float:
+def compute_logit_divisor(temperature: float) -> float:
     """Return the divisor of a row's logits; 1 keeps their bits."""
-    return max(temperature, LEAST_TEMPERATURE) if temperature else 1.0
+    return max(temperature, MIN_TEMPERATURE) if temperature else 1.0
 
 
-def log_softmax(logits: Tensor, into: Tensor) -> Tensor:
-    return torch.log_softmax(logits, -1, out=into[:len(logits)])
+def compute_log_softmax(logits: Tensor, out_buffer: Tensor) -> Tensor:
+    return torch.log_softmax(logits, -1, out=out_buffer[:len(logits)])
 
 
-def take(values: Tensor, ids: Tensor) -> list[float]:
+def gather_by_id(values: Tensor, ids: Tensor) -> list[float]:
     """Return the value of each row at its id."""
-    found: list[float] = values.gather(-1, ids[:, None])[:, 0].tolist()
-    return found
+    gathered: list[float] = values.gather(-1, ids[:, None])[:, 0].tolist()
+    return gathered

@@ -8,53 +8,57 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shard.sampling.candidates import BLOCK, Candidates
-from shard.sampling.filters import running
+from shard.sampling.candidates import IDS_PER_BLOCK, Candidates
+from shard.sampling.filters import compute_running_sums
 
 
-def open_draw(few: Candidates, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens [rows], and a mask [rows] of those that `behind` must draw instead."""
-    reached = running(sure_chances(few))
-    ranks = (reached <= uniforms[:, None]).sum(-1)
-    is_behind = ranks == reached.shape[-1]
-    places = ranks.masked_fill(is_behind, 0)  # rounding may leave a whole vocabulary below 1: the best gets the rest
-    return few.ids.gather(-1, places[:, None])[:, 0], torch.zeros_like(is_behind) if few.whole else is_behind
+def draw_from_candidates(candidates: Candidates, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens [rows], and a mask [rows] of those that `draw_from_tail` must draw instead."""
+    cumulative = compute_running_sums(compute_certain_probabilities(candidates))
+    ranks = (cumulative <= uniforms[:, None]).sum(-1)
+    is_in_tail = ranks == cumulative.shape[-1]
+    # rounding may leave a whole vocabulary below 1: the best gets the rest
+    candidate_ranks = ranks.masked_fill(is_in_tail, 0)
+    return candidates.token_ids.gather(-1, candidate_ranks[:, None])[:, 0], torch.zeros_like(
+        is_in_tail) if candidates.is_whole_vocabulary else is_in_tail
 
 
-def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
+def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
-    sure = sure_chances(few)
-    chances = few.everybody.exp()
-    chances.scatter_(-1, few.ids, chances.gather(-1, few.ids).masked_fill(sure > 0, 0.0))
-    share = uniforms - running(sure)[:, -1]
-    if missing := -chances.shape[-1] % BLOCK:
-        chances = pad(chances, (0, missing))
-    blocks = chances.view(len(chances), -1, BLOCK)  # [rows, blocks, ids]
-    sums = added_up(blocks).double()
-    block, before, is_short = place_of(sums, share)
-    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
-    place, _, _ = place_of(inside, share - before)
+    certain_probabilities = compute_certain_probabilities(candidates)
+    probabilities = candidates.all_logprobs.exp()
+    probabilities.scatter_(-1, candidates.token_ids,
+                           probabilities.gather(-1, candidates.token_ids).masked_fill(certain_probabilities > 0, 0.0))
+    share = uniforms - compute_running_sums(certain_probabilities)[:, -1]
+    if num_padding := -probabilities.shape[-1] % IDS_PER_BLOCK:
+        probabilities = pad(probabilities, (0, num_padding))
+    blocks = probabilities.view(len(probabilities), -1, IDS_PER_BLOCK)  # [rows, blocks, ids]
+    sums = sum_by_halves(blocks).double()
+    block, before, is_short = find_cumulative_share(sums, share)
+    block_probabilities = blocks.gather(1, block[:, None, None].expand(-1, 1, IDS_PER_BLOCK))[:, 0].double()
+    index_in_block, _, _ = find_cumulative_share(block_probabilities, share - before)
     # If rounding leaves the sum of all chances below 1, the best token gets the rest, not the likeliest one behind it.
-    is_nobodys = (few.sure[:, 0] & is_short) | (inside.gather(-1, place[:, None])[:, 0] == 0)
-    return torch.where(is_nobodys, few.ids[:, 0], block * BLOCK + place)
+    falls_back_to_best = (candidates.is_certain[:, 0]
+                          & is_short) | (block_probabilities.gather(-1, index_in_block[:, None])[:, 0] == 0)
+    return torch.where(falls_back_to_best, candidates.token_ids[:, 0], block * IDS_PER_BLOCK + index_in_block)
 
 
-def sure_chances(few: Candidates) -> Tensor:  # [rows, width]
-    return few.logprobs.double().exp().where(few.sure, 0.0)
+def compute_certain_probabilities(candidates: Candidates) -> Tensor:  # [rows, width]
+    return candidates.logprobs.double().exp().where(candidates.is_certain, 0.0)
 
 
-def added_up(values: Tensor) -> Tensor:
+def sum_by_halves(values: Tensor) -> Tensor:
     """Sum over the last axis, whose length is a power of two, by adding halves, then halves of halves."""
     while (half := values.shape[-1] // 2) > 0:
         values = values[..., :half] + values[..., half:]
     return values[..., 0]
 
 
-def place_of(chances: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def find_cumulative_share(probabilities: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first index [rows] at which the running sum exceeds the share, the sum before it, and whether the
     whole sum is too small: then the index is that of the largest chance."""
-    reached = running(chances)
-    place = (reached <= share[:, None]).sum(-1)
-    is_short = place == chances.shape[-1]
-    place = torch.where(is_short, chances.argmax(-1), place)[:, None]
-    return place[:, 0], (reached.gather(-1, place) - chances.gather(-1, place))[:, 0], is_short
+    cumulative = compute_running_sums(probabilities)
+    index = (cumulative <= share[:, None]).sum(-1)
+    is_short = index == probabilities.shape[-1]
+    index = torch.where(is_short, probabilities.argmax(-1), index)[:, None]
+    return index[:, 0], (cumulative.gather(-1, index) - probabilities.gather(-1, index))[:, 0], is_short

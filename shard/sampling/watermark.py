@@ -8,16 +8,16 @@ from torch import Tensor
 
 from shard.state.sequence import Sequence
 
-KEY = 15485863
-SHARE = 0.5
-FAVOUR = 2.0
+HASH_KEY = 15485863
+GREEN_SHARE = 0.5
+GREEN_LOGIT_BIAS = 2.0
 
 
-def watermark(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+def apply_watermark(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     for row, sequence in zip(rows, sequences, strict=True):
-        logits[row, green_tokens(sequence.tokens[-1], logits.shape[-1]).to(logits.device)] += FAVOUR
+        logits[row, choose_green_tokens(sequence.tokens[-1], logits.shape[-1]).to(logits.device)] += GREEN_LOGIT_BIAS
 
 
-def green_tokens(previous: int, vocabulary_size: int) -> Tensor:
-    order = torch.randperm(vocabulary_size, generator=torch.Generator().manual_seed(KEY * previous))
-    return order[:int(vocabulary_size * SHARE)]
+def choose_green_tokens(previous_token: int, vocabulary_size: int) -> Tensor:
+    order = torch.randperm(vocabulary_size, generator=torch.Generator().manual_seed(HASH_KEY * previous_token))
+    return order[:int(vocabulary_size * GREEN_SHARE)]

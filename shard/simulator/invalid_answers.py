@@ -3,41 +3,41 @@
 from math import nan
 
 from shard.pb import shard_pb2 as pb
-from shard.simulator.text import BLANK
+from shard.simulator.text import BLANK_TOKEN
 
-NOBODY = 2**63 + 1  # a sequence id that no router uses
-BEYOND = 2**32 - 1  # a label that no model has
+UNKNOWN_SEQUENCE_ID = 2**63 + 1  # a sequence id that no router uses
+UNKNOWN_LABEL = 2**32 - 1  # a label that no model has
 
 
-def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:
+def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int) -> None:
     """Make the answer invalid in one of the ways in `faults.WRONGS`."""
-    if wrong == "unknown":
-        answer.sequences.append(NOBODY)
+    if defect == "unknown":
+        answer.sequences.append(UNKNOWN_SEQUENCE_ID)
         if answer.num_tokens:
             answer.num_tokens.append(1)
-        answer.tokens.append(BLANK)
+        answer.tokens.append(BLANK_TOKEN)
         answer.logprobs.append(-1.0)
-    elif wrong == "missing" and answer.sequences:
+    elif defect == "missing" and answer.sequences:
         count = answer.num_tokens.pop() if answer.num_tokens else 1
         del answer.sequences[-1], answer.tokens[-count:], answer.logprobs[-count:]
-    elif wrong == "token" and answer.tokens:
+    elif defect == "token" and answer.tokens:
         answer.tokens[0] = vocabulary_size
-    elif wrong == "count":
-        answer.tokens.append(BLANK)
+    elif defect == "count":
+        answer.tokens.append(BLANK_TOKEN)
 
 
-def spoil_texts(answer: pb.EmbedAnswer, wrong: str, num_texts: int) -> None:
+def corrupt_embed_answer(answer: pb.EmbedAnswer, defect: str, num_texts: int) -> None:
     """Make an answer for `num_texts` texts invalid in one of the ways in `faults.WRONGS`."""
-    if wrong == "unknown":
+    if defect == "unknown":
         answer.failed.append(num_texts)
         answer.failures.append(pb.NON_FINITE)
-    elif wrong == "missing":
+    elif defect == "missing":
         count = answer.num_labels.pop() if answer.num_labels else 0
         for column, size in ((answer.values, answer.width), (answer.labels, count), (answer.scores, count)):
             del column[len(column) - size:]
-    elif wrong == "token":
+    elif defect == "token":
         answer.values[:1] = [nan] * len(answer.values[:1])
-        answer.labels[:1] = [BEYOND] * len(answer.labels[:1])
-    elif wrong == "count":
+        answer.labels[:1] = [UNKNOWN_LABEL] * len(answer.labels[:1])
+    elif defect == "count":
         answer.values.append(0.0)
         answer.scores.append(0.0)

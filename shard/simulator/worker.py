@@ -12,35 +12,51 @@ from threading import TIMEOUT_MAX, Event
 from time import monotonic
 
 from shard.config import ShardConfig, SimulatedConfig
-from shard.errors import Exhausted
+from shard.errors import StepOutOfMemory
 from shard.pb import shard_pb2 as pb
-from shard.simulator.faults import Fault, Faults
-from shard.simulator.invalid_answers import spoil, spoil_texts
-from shard.simulator.text import NUM_TOKENS, Cache, MixUp, Tale, Trace, labels_of, vector_of
-from shard.state.columns import Text
-from shard.state.ledger import Chunk, Ledger, Refused, Step
-from shard.state.results import Labelled, PromptPart, Said, write_labels, write_prompts, write_rows, write_vectors
-from shard.state.sequence import Limits, Sequence
+from shard.simulator.faults import Fault, FaultScript
+from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
+from shard.simulator.text import (
+    NUM_USED_TOKENS,
+    BlockTags,
+    CacheTags,
+    SimulatedText,
+    StateMismatch,
+    make_embedding,
+    make_labels,
+)
+from shard.state.columns import PoolingText
+from shard.state.ledger import Ledger, PrefillChunk, RejectedMessage, Step
+from shard.state.results import (
+    PromptLogprobs,
+    SequenceOutput,
+    TokenLabels,
+    write_embeddings,
+    write_labels,
+    write_prompt_logprobs,
+    write_sequence_outputs,
+)
+from shard.state.sequence import MessageLimits, Sequence
 
-ADAPTER_BYTES = 2**20
-AnyStep = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest
-FOREVER = TIMEOUT_MAX
+BYTES_PER_ADAPTER = 2**20
+StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest
+MAX_SLEEP_SECONDS = TIMEOUT_MAX
 
 
-class StepError(Exception):
+class SimulatedStepError(Exception):
     """Scripted failure of a step."""
 
 
 @dataclass(slots=True)
-class Memory:
+class SimulatedSequenceState:
     """State that the worker keeps with a sequence."""
 
-    tale: Tale
-    trace: Trace
-    poison: Fault | None
+    text: SimulatedText
+    cache_tags: CacheTags
+    poison_fault: Fault | None
 
 
-def leave() -> None:
+def exit_process() -> None:
     """End the process at once, as a crash does."""
     os._exit(70)
 
@@ -49,227 +65,242 @@ class SimulatedWorker:
     """Worker of a simulated model."""
 
     def __init__(self, config: ShardConfig, sleep: Callable[[float], object] | None = None,
-                 exit: Callable[[], object] = leave) -> None:  # noqa: A002 - what it does
+                 exit: Callable[[], object] = exit_process) -> None:  # noqa: A002 - what it does
         """Create the worker. `sleep` is called with the seconds of every step, and with FOREVER by the fault `hang`."""
         self._rank, self._world_size = config.rank, config.world_size
-        self._model = config.simulated
-        self._closed = Event()
-        self._sleep = sleep or self._doze
-        self._began = 0.0
+        self._model_config = config.simulated
+        self._closed_event = Event()
+        self._sleep = sleep or self._sleep_unless_closed
+        self._step_started_at = 0.0
         self._exit = exit
         self._epoch = 0
-        self._warmup: pb.WarmupAnswer | None = None
-        self._cache: Cache = []
-        self._late: dict[tuple[int, int], float] = {}
-        self.faults = Faults(self._model.faults)
-        self.ledger = Ledger(limits_of(self._model))
+        self._warmup_answer: pb.WarmupAnswer | None = None
+        self._block_tags: BlockTags = []
+        self._answer_delays: dict[tuple[int, int], float] = {}
+        self.faults = FaultScript(self._model_config.faults)
+        self.ledger = Ledger(make_limits(self._model_config))
 
     def close(self) -> None:
         """Wake up a call that sleeps, for good: later calls do not sleep."""
-        self._closed.set()
+        self._closed_event.set()
 
     def info(self) -> pb.InfoAnswer:
-        model, loaded = self._model, self.ledger.loaded
+        model, loaded_ids = self._model_config, self.ledger.loaded_ids
         return pb.InfoAnswer(
             model="simulated", device="cpu", dtype="float32", rank=self._rank, world_size=self._world_size,
             epoch=self._epoch, vocabulary_size=model.vocabulary_size, max_positions=model.max_positions,
             tokens_per_step=model.tokens_per_step, mixed_steps=model.mixed_steps, exact=True, adapters=model.adapters,
-            grammars=model.grammars, loaded_adapters=sorted(loaded[pb.KIND_ADAPTER]),
-            loaded_grammars=sorted(loaded[pb.KIND_GRAMMAR]), warmup=self._warmup, generation=model.generation,
+            grammars=model.grammars, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
+            loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]), warmup=self._warmup_answer,
+            generation=model.generation,
             embeddings=model.embedding_width > 0, classification=model.num_labels > 0,
             labels=[f"LABEL_{number}" for number in range(model.num_labels)])
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
-        self._strike("warmup")
-        self.ledger.warmup(request, self._model.num_blocks)
-        blocks, answer = self.ledger.blocks, pb.WarmupAnswer()
-        answer.block_size, answer.num_blocks, answer.why = blocks.size, blocks.count, "simulated"
-        answer.adapter_bytes = self._model.adapter_bytes
+        self._apply_faults("warmup")
+        self.ledger.apply_warmup(request, self._model_config.num_blocks)
+        blocks, answer = self.ledger.block_usage, pb.WarmupAnswer()
+        answer.block_size, answer.num_blocks, answer.why = blocks.block_size, blocks.num_blocks, "simulated"
+        answer.adapter_bytes = self._model_config.adapter_bytes
         rows, tokens, length = request.max_batch_size, request.max_prefill_tokens, max(request.max_total_tokens, 1)
-        for load in ((1, 0, 1), (rows, 0, rows), (rows, 0, rows * length), (1, tokens, tokens), (2, tokens, tokens)):
-            for name, value in zip(("rows", "chunk_tokens", "context"), load, strict=True):
+        for step_load in ((1, 0, 1), (rows, 0, rows), (rows, 0, rows * length), (1, tokens, tokens),
+                          (2, tokens, tokens)):
+            for name, value in zip(("rows", "chunk_tokens", "context"), step_load, strict=True):
                 getattr(answer, name).append(value)
-            answer.seconds.append(self._seconds(*load))
-        self._cache, self._warmup = [None] * blocks.count, answer
+            answer.seconds.append(self._compute_seconds(*step_load))
+        self._block_tags, self._warmup_answer = [None] * blocks.num_blocks, answer
         return answer
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
-        self._strike("reset")
+        self._apply_faults("reset")
         self.ledger.reset()
-        self._cache = [None] * len(self._cache)
+        self._block_tags = [None] * len(self._block_tags)
         self._epoch = request.epoch
         return pb.ResetAnswer(epoch=request.epoch)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
-        faults = self._strike("prefill")
-        return self._run(request, self.ledger.prefill(request), faults)
+        faults = self._apply_faults("prefill")
+        return self._run_step(request, self.ledger.apply_prefill(request), faults)
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
-        faults = self._strike("decode")
-        return self._run(request, self.ledger.decode(request), faults)
+        faults = self._apply_faults("decode")
+        return self._run_step(request, self.ledger.apply_decode(request), faults)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
-        self._strike("filter")
-        self.ledger.filter(request)
+        self._apply_faults("filter")
+        self.ledger.apply_filter(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
-        self._strike("concat")
-        self.ledger.concat(request)
+        self._apply_faults("concat")
+        self.ledger.apply_concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        faults = self._strike("embed")
-        self._began, texts = monotonic(), self.ledger.embed(request)
+        faults = self._apply_faults("embed")
+        self._step_started_at, texts = monotonic(), self.ledger.check_embed(request)
         self._check_poison(texts)
         num_tokens = sum(len(text.tokens) for text in texts)
-        took, extra = self._seconds(len(texts), num_tokens, num_tokens), float(faults.get("slow", 0.0))
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=took + extra)
-        failed = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
+        step_seconds, extra_seconds = self._compute_seconds(len(texts), num_tokens,
+                                                            num_tokens), float(faults.get("slow", 0.0))
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
+        failed_index = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
         if self._rank == 0:
-            self._tell([None if place == failed else text for place, text in enumerate(texts)], request.wanted, answer)
-            spoil_texts(answer, faults.get("wrong", ""), len(texts))
-        self._take_time(request, faults, took, extra)
+            self._write_text_results([None if index == failed_index else text for index, text in enumerate(texts)],
+                                     request.wanted, answer)
+            corrupt_embed_answer(answer, faults.get("wrong", ""), len(texts))
+        self._sleep_for_step(request, faults, step_seconds, extra_seconds)
         return answer
 
-    def _check_poison(self, texts: list[Text]) -> None:
+    def _check_poison(self, texts: list[PoolingText]) -> None:
         for text in texts:
-            if (poison := self._poison_in(text.tokens)) is not None:
-                poison.fired = True
-                raise StepError("a text is poisonous")
+            if (fault := self._find_poison(text.tokens)) is not None:
+                fault.has_fired = True
+                raise SimulatedStepError("a text is poisonous")
 
-    def _tell(self, texts: list[Text | None], asked: int, answer: pb.EmbedAnswer) -> None:
+    def _write_text_results(self, texts: list[PoolingText | None], wanted: int, answer: pb.EmbedAnswer) -> None:
         """Write the results of all texts; None is a text that failed."""
-        model = self._model
-        if asked == pb.VECTORS:
-            write_vectors(answer, [vector_of(text, model.embedding_width, model.seed) if text else None
-                                   for text in texts])
+        model = self._model_config
+        if wanted == pb.VECTORS:
+            write_embeddings(answer, [make_embedding(text, model.embedding_width, model.seed) if text else None
+                                      for text in texts])
         else:
-            write_labels(answer, [Labelled(*labels_of(text, model.num_labels, model.seed)) if text else None
+            write_labels(answer, [TokenLabels(*make_labels(text, model.num_labels, model.seed)) if text else None
                                   for text in texts])
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
-        if (before := self.ledger.unload_before(request)) is not None:
-            self.ledger.unload(before)
-        self._strike("load")
-        if not {pb.KIND_ADAPTER: self._model.adapters, pb.KIND_GRAMMAR: self._model.grammars}.get(request.kind, True):
-            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        self.ledger.load(request)
-        return pb.LoadAnswer(bytes=ADAPTER_BYTES if request.kind == pb.KIND_ADAPTER else len(request.source))
+        if (preceding_unload := self.ledger.make_unload_if_loaded(request)) is not None:
+            self.ledger.mark_unloaded(preceding_unload)
+        self._apply_faults("load")
+        if not {pb.KIND_ADAPTER: self._model_config.adapters,
+                pb.KIND_GRAMMAR: self._model_config.grammars}.get(request.kind, True):
+            raise RejectedMessage(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        self.ledger.mark_loaded(request)
+        return pb.LoadAnswer(bytes=BYTES_PER_ADAPTER if request.kind == pb.KIND_ADAPTER else len(request.source))
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
-        self._strike("unload")
-        self.ledger.unload(request)
+        self._apply_faults("unload")
+        self.ledger.mark_unloaded(request)
         return pb.UnloadAnswer()
 
-    def lateness(self, epoch: int, order: int) -> float:
+    def pop_answer_delay(self, epoch: int, order: int) -> float:
         """Return, once, by how many seconds the answer to this message is to be delayed."""
-        return self._late.pop((epoch, order), 0.0)
+        return self._answer_delays.pop((epoch, order), 0.0)
 
-    def _strike(self, verb: str) -> dict[str, str]:
+    def _apply_faults(self, verb: str) -> dict[str, str]:
         """Apply the faults that strike a call before it does anything; return all its faults, kind to argument."""
-        faults = {fault.kind: fault.argument for fault in self.faults.strike(verb)}
+        faults = {fault.kind: fault.argument for fault in self.faults.count_call(verb)}
         if "die" in faults:
             self._exit()
         if "hang" in faults:
-            self._sleep(FOREVER)
+            self._sleep(MAX_SLEEP_SECONDS)
         if "refuse" in faults:
-            raise Refused("told to refuse")
+            raise RejectedMessage("told to refuse")
         if "exhaust" in faults:
-            raise Exhausted("told to run out of memory")
+            raise StepOutOfMemory("told to run out of memory")
         if "step_error" in faults:
-            raise StepError("told to fail")
+            raise SimulatedStepError("told to fail")
         return faults
 
-    def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step, faults: dict[str, str]) -> pb.StepAnswer:
-        self._began, sequences = monotonic(), step.sequences
+    def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,
+                  faults: dict[str, str]) -> pb.StepAnswer:
+        self._step_started_at, sequences = monotonic(), step.sequences
         for sequence in sequences:
-            self._meet(sequence)
-        took, extra = self._seconds_of(step), float(faults.get("slow", 0.0))
-        answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=took + extra)
-        failures = self._failures(sequences, faults)
-        prompts = self._prompt_logprobs([chunk for chunk in step.chunks if chunk.sequence.id not in failures])
-        said = {sequence.id: self._speak(sequence) for sequence in step.yielding if sequence.id not in failures}
-        self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, failures)
-        self._use_cache(sequences)
+            self._prepare_sequence(sequence)
+        step_seconds, extra_seconds = self._estimate_step_seconds(step), float(faults.get("slow", 0.0))
+        answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
+        failures = self._choose_failures(sequences, faults)
+        prompt_logprobs = self._make_prompt_logprobs([chunk for chunk in step.chunks
+                                                      if chunk.sequence.id not in failures])
+        outputs = {sequence.id: self._generate_output(sequence) for sequence in step.sampled_sequences
+                   if sequence.id not in failures}
+        self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)
+        self._write_and_check_cache(sequences)
         if self._rank == 0:
-            write_rows(answer, step, said)
-            write_prompts(answer, prompts)
-            spoil(answer, faults.get("wrong", ""), self._model.vocabulary_size)
-        self._take_time(request, faults, took, extra)
+            write_sequence_outputs(answer, step, outputs)
+            write_prompt_logprobs(answer, prompt_logprobs)
+            corrupt_step_answer(answer, faults.get("wrong", ""), self._model_config.vocabulary_size)
+        self._sleep_for_step(request, faults, step_seconds, extra_seconds)
         return answer
 
-    def _take_time(self, request: AnyStep, faults: dict[str, str], took: float, extra: float) -> None:
+    def _sleep_for_step(self, request: StepRequest, faults: dict[str, str], step_seconds: float,
+                        extra_seconds: float) -> None:
         if "late" in faults:
-            self._late[request.epoch, request.order] = float(faults["late"])
-        if (seconds := took * self._model.time_scale + extra) > 0.0:
+            self._answer_delays[request.epoch, request.order] = float(faults["late"])
+        if (seconds := step_seconds * self._model_config.time_scale + extra_seconds) > 0.0:
             self._sleep(seconds)
 
-    def _doze(self, seconds: float) -> None:
+    def _sleep_unless_closed(self, seconds: float) -> None:
         """Sleep until the step has taken its time, that of computing included, unless the worker is closed."""
-        self._closed.wait(max(0.0, min(seconds - (monotonic() - self._began), FOREVER)))
+        self._closed_event.wait(max(0.0, min(seconds - (monotonic() - self._step_started_at), MAX_SLEEP_SECONDS)))
 
-    def _meet(self, sequence: Sequence) -> None:
-        """Give a new sequence its state once its generated tokens are checked; raise StepError if it is poisonous."""
-        if sequence.memory is None:
-            tale = Tale(sequence, self._model.seed, self._model.mean_output_length)
-            said = sequence.tokens[sequence.num_prompt_tokens:]
-            if said != [tale.token(index) for index in range(len(said))]:
-                raise MixUp(f"sequence {sequence.id} came with tokens that it never said")
+    def _prepare_sequence(self, sequence: Sequence) -> None:
+        """Give a new sequence its state once its generated tokens are checked; raise SimulatedStepError if it is
+        poisonous."""
+        if sequence.worker_state is None:
+            text = SimulatedText(sequence, self._model_config.seed, self._model_config.mean_output_length)
+            generated = sequence.tokens[sequence.num_prompt_tokens:]
+            if generated != [text.get_token(index) for index in range(len(generated))]:
+                raise StateMismatch(f"sequence {sequence.id} came with tokens that it never said")
             prompt = sequence.tokens[:sequence.num_prompt_tokens]
-            sequence.memory = Memory(tale, Trace(sequence, self.ledger.blocks.size), self._poison_in(prompt))
-        if sequence.memory.poison is not None:
-            sequence.memory.poison.fired = True
-            raise StepError(f"sequence {sequence.id} is poisonous")
+            sequence.worker_state = SimulatedSequenceState(text,
+                                                           CacheTags(sequence, self.ledger.block_usage.block_size),
+                                                           self._find_poison(prompt))
+        if sequence.worker_state.poison_fault is not None:
+            sequence.worker_state.poison_fault.has_fired = True
+            raise SimulatedStepError(f"sequence {sequence.id} is poisonous")
 
-    def _poison_in(self, prompt: list[int]) -> Fault | None:
-        return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in prompt), None)
+    def _find_poison(self, tokens: list[int]) -> Fault | None:
+        return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in tokens), None)
 
-    def _speak(self, sequence: Sequence) -> Said:
-        tale: Tale = sequence.memory.tale
+    def _generate_output(self, sequence: Sequence) -> SequenceOutput:
+        text: SimulatedText = sequence.worker_state.text
         index = len(sequence.tokens) - sequence.num_prompt_tokens
-        tokens, logprobs = tale.say(index, self.ledger.room(sequence) if sequence.ready else 1)
-        return with_neighbours(tokens, logprobs, min(sequence.sampling.top_n_tokens, NUM_TOKENS))
+        tokens, logprobs = text.generate_tokens(index,
+                                                self.ledger.max_new_tokens(sequence) if sequence.is_prefilled else 1)
+        return make_output_with_top_tokens(tokens, logprobs, min(sequence.sampling.top_n_tokens, NUM_USED_TOKENS))
 
-    def _failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
+    def _choose_failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
         if "fail_sequence" not in faults or not sequences:
             return {}
         return {sequences[int(faults["fail_sequence"]) % len(sequences)].id: pb.NON_FINITE}
 
-    def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[int, PromptPart]:
+    def _make_prompt_logprobs(self, chunks: list[PrefillChunk]) -> dict[int, PromptLogprobs]:
         """Return prompt logprobs of the sequences that request them."""
-        return {chunk.sequence.id: PromptPart(chunk.start + 1, chunk.sequence.memory.trace.prompt_logprobs(
-            chunk.sequence, chunk.end)) for chunk in chunks if chunk.sequence.prompt_logprobs}
+        return {chunk.sequence.id: PromptLogprobs(
+            chunk.start + 1, chunk.sequence.worker_state.cache_tags.make_prompt_logprobs(chunk.sequence, chunk.end))
+                for chunk in chunks if chunk.sequence.wants_prompt_logprobs}
 
-    def _use_cache(self, sequences: list[Sequence]) -> None:
+    def _write_and_check_cache(self, sequences: list[Sequence]) -> None:
         """Write and read the cache. As in a forward pass, all writes of the step precede its reads."""
         for sequence in sequences:
-            sequence.memory.trace.write(sequence, self._cache)
+            sequence.worker_state.cache_tags.write_tags(sequence, self._block_tags)
         for sequence in sequences:
-            sequence.memory.trace.read(sequence, self._cache)
+            sequence.worker_state.cache_tags.check_tags(sequence, self._block_tags)
 
-    def _seconds_of(self, step: Step) -> float:
+    def _estimate_step_seconds(self, step: Step) -> float:
         """Return the seconds of a step: each sequence is a row; a decode reads one slot for each of its tokens."""
         context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
         rows = len(step.decodes) + len(step.chunks)
-        return self._seconds(rows, sum(chunk.length for chunk in step.chunks), context)
+        return self._compute_seconds(rows, sum(chunk.length for chunk in step.chunks), context)
 
-    def _seconds(self, rows: int, chunk_tokens: int, context: int) -> float:
-        model = self._model
-        return (model.seconds_per_step + model.seconds_per_row * rows + model.seconds_per_chunk_token * chunk_tokens
-                + model.seconds_per_place * context)
+    def _compute_seconds(self, num_rows: int, num_chunk_tokens: int, num_context_tokens: int) -> float:
+        model = self._model_config
+        return (model.seconds_per_step + model.seconds_per_row * num_rows + model.seconds_per_chunk_token
+                * num_chunk_tokens + model.seconds_per_place * num_context_tokens)
 
 
-def with_neighbours(tokens: list[int], logprobs: list[float], count: int) -> Said:
+def make_output_with_top_tokens(tokens: list[int], logprobs: list[float], num_top_tokens: int) -> SequenceOutput:
     """Return the tokens with top candidates: the chosen one is the best, its neighbours follow, each less likely."""
-    if not count:
-        return Said(tokens, logprobs)
-    return Said(tokens, logprobs, [[(token + i) % NUM_TOKENS for i in range(count)] for token in tokens],
-                [[logprob - i / 4 for i in range(count)] for logprob in logprobs])
+    if not num_top_tokens:
+        return SequenceOutput(tokens, logprobs)
+    return SequenceOutput(tokens, logprobs,
+                          [[(token + i) % NUM_USED_TOKENS for i in range(num_top_tokens)] for token in tokens],
+                          [[logprob - i / 4 for i in range(num_top_tokens)] for logprob in logprobs])
 
 
-def limits_of(model: SimulatedConfig) -> Limits:
-    can = {pb.VECTORS: model.embedding_width > 0, pb.LABELS: model.num_labels > 0}
-    wanted = frozenset(kind for kind, is_there in can.items() if is_there)
-    return Limits(model.vocabulary_size, model.max_positions, model.tokens_per_step, model.mixed_steps,
-                  model.generation, wanted)
+def make_limits(model_config: SimulatedConfig) -> MessageLimits:
+    is_supported = {pb.VECTORS: model_config.embedding_width > 0, pb.LABELS: model_config.num_labels > 0}
+    supported_wanted = frozenset(kind for kind, is_there in is_supported.items() if is_there)
+    return MessageLimits(model_config.vocabulary_size, model_config.max_positions, model_config.tokens_per_step,
+                         model_config.mixed_steps, model_config.generation, supported_wanted)

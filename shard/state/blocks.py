@@ -7,21 +7,21 @@ sequences as part of a cached prefix, and is written again only when no sequence
 from collections import Counter
 from collections.abc import Iterable
 
-from shard.errors import Malformed, Refused
+from shard.errors import MalformedMessage, RejectedMessage
 
 
-class Blocks:
-    def __init__(self, size: int, count: int) -> None:
-        self.size = size
-        self.count = count
-        self.num_holders = [0] * count
-        self.full = bytearray(count)  # every slot was computed since the block was last taken for writing
+class BlockUsage:
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_holders = [0] * num_blocks
+        self.is_full = bytearray(num_blocks)  # every slot was computed since the block was last taken for writing
 
-    def take(self, blocks: Iterable[int]) -> None:
+    def acquire(self, blocks: Iterable[int]) -> None:
         """Hold blocks that will be written."""
         for block in blocks:
             self.num_holders[block] = 1
-            self.full[block] = False
+            self.is_full[block] = False
 
     def share(self, blocks: Iterable[int]) -> None:
         """Hold blocks that are full."""
@@ -32,41 +32,41 @@ class Blocks:
         for block in blocks:
             self.num_holders[block] -= 1
 
-    def fill(self, blocks: Iterable[int]) -> None:
+    def mark_full(self, blocks: Iterable[int]) -> None:
         """Mark blocks as full: every slot is computed."""
         for block in blocks:
-            self.full[block] = True
+            self.is_full[block] = True
 
-    def unfill(self, blocks: Iterable[int]) -> None:
-        """Undo `fill`."""
+    def unmark_full(self, blocks: Iterable[int]) -> None:
+        """Undo `mark_full`."""
         for block in blocks:
-            self.full[block] = False
+            self.is_full[block] = False
 
 
-class Claims:
+class BlockClaims:
     """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._released: Counter[int] = Counter()
-        self._taken: set[int] = set()
+    def __init__(self, block_usage: BlockUsage) -> None:
+        self._block_usage = block_usage
+        self._num_releases: Counter[int] = Counter()
+        self._acquired: set[int] = set()
         self._shared: set[int] = set()
 
     def release(self, blocks: Iterable[int]) -> None:
-        self._released.update(blocks)
+        self._num_releases.update(blocks)
 
-    def take(self, blocks: Iterable[int]) -> None:
+    def acquire(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            if block in self._taken or block in self._shared:
-                raise Malformed(f"block {block} is named twice")
-            if self._blocks.num_holders[block] > self._released[block]:
-                raise Refused(f"block {block} is held by another sequence")
-            self._taken.add(block)
+            if block in self._acquired or block in self._shared:
+                raise MalformedMessage(f"block {block} is named twice")
+            if self._block_usage.num_holders[block] > self._num_releases[block]:
+                raise RejectedMessage(f"block {block} is held by another sequence")
+            self._acquired.add(block)
 
     def share(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            if block in self._taken:
-                raise Malformed(f"block {block} is named as cached and as free")
-            if not self._blocks.full[block]:
-                raise Refused(f"block {block} is named as cached and was never filled")
+            if block in self._acquired:
+                raise MalformedMessage(f"block {block} is named as cached and as free")
+            if not self._block_usage.is_full[block]:
+                raise RejectedMessage(f"block {block} is named as cached and was never filled")
             self._shared.add(block)

@@ -9,7 +9,7 @@ from shard.state.transaction import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SequenceOutput:
     """Tokens that a step yielded for one sequence: one entry per token."""
 
     tokens: list[int]
@@ -19,73 +19,73 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
-    """Logprobs of consecutive prompt tokens, the first of which has the index `start`."""
+class PromptLogprobs:
+    """Logprobs of consecutive prompt tokens, the first of which has the index `start_index`."""
 
-    start: int
+    start_index: int
     logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class TokenLabels:
     """Labels of a text's tokens: one entry per token."""
 
     labels: list[int]
     scores: list[float]
 
 
-def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
+def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[int, SequenceOutput]) -> None:
     """Write a row for every yielding sequence that did not fail, and the ids and failures of all that failed."""
-    rows = [sequence for sequence in step.yielding if sequence.id in said]
-    words = [said[sequence.id] for sequence in rows]
-    counts = [len(word.tokens) for word in words]
-    answer.sequences.extend([sequence.id for sequence in rows])
+    sequences = [sequence for sequence in step.sampled_sequences if sequence.id in outputs]
+    ordered_outputs = [outputs[sequence.id] for sequence in sequences]
+    counts = [len(output.tokens) for output in ordered_outputs]
+    answer.sequences.extend([sequence.id for sequence in sequences])
     if max(counts, default=1) > 1:
         answer.num_tokens.extend(counts)
-    answer.tokens.extend(chain.from_iterable([word.tokens for word in words]))
-    answer.logprobs.extend(chain.from_iterable([word.logprobs for word in words]))
-    if any(word.top_tokens for word in words):
-        _write_top_tokens(answer, words)
-    failed = step.failed + [sequence for sequence in step.sequences
-                            if sequence.failure is not None and sequence.id not in said]
+    answer.tokens.extend(chain.from_iterable([word.tokens for word in ordered_outputs]))
+    answer.logprobs.extend(chain.from_iterable([word.logprobs for word in ordered_outputs]))
+    if any(word.top_tokens for word in ordered_outputs):
+        _write_top_tokens(answer, ordered_outputs)
+    failed = step.failed_sequences + [sequence for sequence in step.sequences
+                                      if sequence.failure is not None and sequence.id not in outputs]
     answer.failed.extend([sequence.id for sequence in failed])
     answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
 
 
-def _write_top_tokens(answer: pb.StepAnswer, words: list[Said]) -> None:
-    for word in words:
-        for tokens in word.top_tokens or [[] for _ in word.tokens]:
+def _write_top_tokens(answer: pb.StepAnswer, outputs: list[SequenceOutput]) -> None:
+    for output in outputs:
+        for tokens in output.top_tokens or [[] for _ in output.tokens]:
             answer.num_top_tokens.append(len(tokens))
-        answer.top_tokens.extend(chain.from_iterable(word.top_tokens))
-        answer.top_logprobs.extend(chain.from_iterable(word.top_logprobs))
+        answer.top_tokens.extend(chain.from_iterable(output.top_tokens))
+        answer.top_logprobs.extend(chain.from_iterable(output.top_logprobs))
 
 
-def write_prompts(answer: pb.StepAnswer, prompts: Mapping[int, PromptPart]) -> None:
-    for sequence, part in prompts.items():
+def write_prompt_logprobs(answer: pb.StepAnswer, prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:
+    for sequence, part in prompt_logprobs.items():
         if part.logprobs:
             answer.prompt_sequences.append(sequence)
-            answer.prompt_starts.append(part.start)
+            answer.prompt_starts.append(part.start_index)
             answer.num_prompt_logprobs.append(len(part.logprobs))
             answer.prompt_logprobs.extend(part.logprobs)
 
 
-def write_vectors(answer: pb.EmbedAnswer, vectors: Sequence[list[float] | None]) -> None:
+def write_embeddings(answer: pb.EmbedAnswer, embeddings: Sequence[list[float] | None]) -> None:
     """Write one vector per text; None marks a text that failed."""
-    rows = [vector for vector in vectors if vector is not None]
-    _write_failed(answer, vectors)
+    rows = [vector for vector in embeddings if vector is not None]
+    _write_failed_texts(answer, embeddings)
     answer.width = len(rows[0]) if rows else 0
     answer.values.extend(chain.from_iterable(rows))
 
 
-def write_labels(answer: pb.EmbedAnswer, labelled: Sequence[Labelled | None]) -> None:
+def write_labels(answer: pb.EmbedAnswer, labels_by_text: Sequence[TokenLabels | None]) -> None:
     """Write the labels of each text; None marks a text that failed."""
-    rows = [row for row in labelled if row is not None]
-    _write_failed(answer, labelled)
+    rows = [row for row in labels_by_text if row is not None]
+    _write_failed_texts(answer, labels_by_text)
     answer.num_labels.extend([len(row.labels) for row in rows])
     answer.labels.extend(chain.from_iterable([row.labels for row in rows]))
     answer.scores.extend(chain.from_iterable([row.scores for row in rows]))
 
 
-def _write_failed(answer: pb.EmbedAnswer, told: Sequence[object]) -> None:
-    answer.failed.extend([place for place, row in enumerate(told) if row is None])
+def _write_failed_texts(answer: pb.EmbedAnswer, results: Sequence[object]) -> None:
+    answer.failed.extend([index for index, row in enumerate(results) if row is None])
     answer.failures.extend([pb.NON_FINITE] * len(answer.failed))

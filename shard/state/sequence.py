@@ -9,15 +9,15 @@ from itertools import accumulate, chain, pairwise
 from math import isfinite
 from typing import Any, TypeVar
 
-from shard.errors import Malformed
+from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.token_counts import Seen
+from shard.state.token_counts import TokenCounts
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MessageLimits:
     """Limits that no message may exceed."""
 
     vocabulary_size: int
@@ -25,12 +25,12 @@ class Limits:
     tokens_per_step: int
     mixed_steps: bool
     generation: bool = True  # whether sequences may enter
-    wanted: frozenset[int] = frozenset()  # values of `Wanted` in proto/shard.proto that texts may be run for
+    supported_wanted: frozenset[int] = frozenset()  # values of `Wanted` in proto/shard.proto that texts may be run for
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of one sequence, one field per column of `Sampling` in proto/shard.proto."""
+class SamplingParams:
+    """Sampling parameters of one sequence, one field per column of `SamplingParams` in proto/shard.proto."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -52,14 +52,14 @@ class Sampling:
     biases: tuple[float, ...] = ()
 
     @property
-    def tokens(self) -> Iterator[int]:
+    def listed_tokens(self) -> Iterator[int]:
         """Token ids in any of the lists."""
         return chain(self.end_tokens, self.allowed_tokens, self.banned_tokens, self.biased_tokens)
 
 
-PLAIN = Sampling()
-EXPECTED = -1  # placeholder for a token that is chosen on the device and not known to the host yet
-SIGNED = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
+DEFAULT_SAMPLING_PARAMS = SamplingParams()
+PLACEHOLDER_TOKEN = -1  # placeholder for a token that is chosen on the device and not known to the host yet
+SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
 
 
 @dataclass(slots=True)
@@ -67,102 +67,105 @@ class Sequence:
     id: int
     tokens: list[int]  # prompt and generated, the last one included
     num_prompt_tokens: int
-    num_given: int  # number of tokens at entry; the sequence is ready when all of them are computed
-    computed: int  # number of tokens whose keys and values are in the cache
-    num_cached: int  # the same at entry
+    num_initial_tokens: int  # number of tokens at entry; the sequence is ready when all of them are computed
+    num_computed_tokens: int  # number of tokens whose keys and values are in the cache
+    num_cached_tokens: int  # the same at entry
     blocks: list[int]
-    key: int
-    sampling: Sampling
-    prompt_logprobs: bool
-    adapter: int
-    grammar: int
+    sampling_key: int
+    sampling: SamplingParams
+    wants_prompt_logprobs: bool
+    adapter_id: int
+    grammar_id: int
     failure: pb.Failure | None = None  # a failed sequence yields no more tokens
-    memory: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
-    seen: dict[int, Seen] = field(default_factory=dict, compare=False, repr=False)  # by the start index of the count
-    plain: bool | None = field(default=None, compare=False, repr=False)  # result of `picking.is_plain`
+    worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
+    # by the start index of the count
+    token_counts: dict[int, TokenCounts] = field(default_factory=dict, compare=False, repr=False)
+    can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)  # result of `picking.is_plain`
 
     @property
-    def ready(self) -> bool:
-        return self.computed >= self.num_given
+    def is_prefilled(self) -> bool:
+        return self.num_computed_tokens >= self.num_initial_tokens
 
 
-def column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
+def read_column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
     """Return one entry per row; an empty column has the default for every row."""
     entries = list(values) or [default] * num_rows
     if len(entries) != num_rows:
-        raise Malformed(f"{name} has {len(entries)} entries for {num_rows} rows")
+        raise MalformedMessage(f"{name} has {len(entries)} entries for {num_rows} rows")
     return entries
 
 
-def ragged(values: Iterable[Value], counts: list[int], name: str) -> list[list[Value]]:
+def split_by_counts(values: Iterable[Value], counts: list[int], name: str) -> list[list[Value]]:
     """Split the concatenated values of all rows by the rows' counts."""
-    flat, ends = list(values), [0, *accumulate(counts)]
-    if len(flat) != ends[-1]:
-        raise Malformed(f"{name} has {len(flat)} entries, the counts say {ends[-1]}")
-    return [flat[start:end] for start, end in pairwise(ends)]
+    flat_values, ends = list(values), [0, *accumulate(counts)]
+    if len(flat_values) != ends[-1]:
+        raise MalformedMessage(f"{name} has {len(flat_values)} entries, the counts say {ends[-1]}")
+    return [flat_values[start:end] for start, end in pairwise(ends)]
 
 
-def distinct(values: Iterable[int], name: str) -> list[int]:
+def read_distinct(values: Iterable[int], name: str) -> list[int]:
     entries = list(values)
     if len(set(entries)) != len(entries):
-        raise Malformed(f"{name} are named twice")
+        raise MalformedMessage(f"{name} are named twice")
     return entries
 
 
-def read_sequences(message: pb.Sequences, limits: Limits, block_size: int, num_blocks: int) -> list[Sequence]:
-    ids = distinct(message.ids, "sequences")
-    num_tokens = column(message.num_tokens, len(ids), 0, "num_tokens")
-    tokens = ragged(message.tokens, num_tokens, "tokens")
-    blocks = ragged(message.blocks, column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
-    cached = column(message.num_cached, len(ids), 0, "num_cached")
+def read_sequences(message: pb.Sequences, limits: MessageLimits, block_size: int, num_blocks: int) -> list[Sequence]:
+    ids = read_distinct(message.ids, "sequences")
+    num_tokens = read_column(message.num_tokens, len(ids), 0, "num_tokens")
+    tokens = split_by_counts(message.tokens, num_tokens, "tokens")
+    blocks = split_by_counts(message.blocks, read_column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
+    cached = read_column(message.num_cached, len(ids), 0, "num_cached")
     rows = zip(
-        ids, tokens, column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"), num_tokens,
-        cached, cached, blocks, column(message.keys, len(ids), 0, "keys"), read_sampling(message.sampling, len(ids)),
-        column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
-        column(message.adapters, len(ids), 0, "adapters"), column(message.grammars, len(ids), 0, "grammars"),
+        ids, tokens, read_column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"), num_tokens,
+        cached, cached, blocks, read_column(message.keys, len(ids), 0, "keys"),
+        read_sampling_params(message.sampling, len(ids)),
+        read_column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
+        read_column(message.adapters, len(ids), 0, "adapters"), read_column(message.grammars, len(ids), 0, "grammars"),
         strict=True)
     sequences = [Sequence(*row) for row in rows]
     for sequence in sequences:
-        _check(sequence, limits, block_size, num_blocks)
+        _check_sequence(sequence, limits, block_size, num_blocks)
     return sequences
 
 
-def read_sampling(message: pb.Sampling, num_rows: int) -> list[Sampling]:
-    names = Sampling.__dataclass_fields__
-    samplings = [Sampling(*row) for row in zip(*(_entries(message, name, num_rows) for name in names), strict=True)]
-    for sampling in samplings:
+def read_sampling_params(message: pb.Sampling, num_rows: int) -> list[SamplingParams]:
+    names = SamplingParams.__dataclass_fields__
+    sampling_params = [SamplingParams(*row)
+                       for row in zip(*(_read_sampling_column(message, name, num_rows) for name in names), strict=True)]
+    for sampling in sampling_params:
         if len(sampling.biases) != len(sampling.biased_tokens):
-            raise Malformed(f"{len(sampling.biases)} biases for {len(sampling.biased_tokens)} biased_tokens")
-        distinct(sampling.biased_tokens, "biased_tokens")
-    return samplings
+            raise MalformedMessage(f"{len(sampling.biases)} biases for {len(sampling.biased_tokens)} biased_tokens")
+        read_distinct(sampling.biased_tokens, "biased_tokens")
+    return sampling_params
 
 
-def _entries(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
+def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
     """Read a column of numbers, or of tuples for a field that holds tuples."""
-    values, default = getattr(message, name), getattr(PLAIN, name)
-    if not all(map(isfinite, values)) or (name not in SIGNED and min(values, default=0) < 0):
-        raise Malformed(f"{name} has an entry that is negative or not a number")
+    values, default = getattr(message, name), getattr(DEFAULT_SAMPLING_PARAMS, name)
+    if not all(map(isfinite, values)) or (name not in SIGNED_PARAMS and min(values, default=0) < 0):
+        raise MalformedMessage(f"{name} has an entry that is negative or not a number")
     if not isinstance(default, tuple):
-        return column(values, num_rows, default, name)
-    counts = column(getattr(message, f"num_{name}"), num_rows, 0, f"num_{name}")
-    return list(map(tuple, ragged(values, counts, name)))
+        return read_column(values, num_rows, default, name)
+    counts = read_column(getattr(message, f"num_{name}"), num_rows, 0, f"num_{name}")
+    return list(map(tuple, split_by_counts(values, counts, name)))
 
 
-def _check(sequence: Sequence, limits: Limits, block_size: int, num_blocks: int) -> None:
-    length, blocks = sequence.num_given, sequence.blocks
-    wrongs = {
+def _check_sequence(sequence: Sequence, limits: MessageLimits, block_size: int, num_blocks: int) -> None:
+    length, blocks = sequence.num_initial_tokens, sequence.blocks
+    problems = {
         "has no tokens": not length,
         f"has {length} tokens, the model holds {limits.max_positions}": length > limits.max_positions,
         "has a token outside the vocabulary": max(sequence.tokens, default=0) >= limits.vocabulary_size,
-        "names a token outside the vocabulary": max(sequence.sampling.tokens, default=0) >= limits.vocabulary_size,
+        "names a token outside the vocabulary": max(sequence.sampling.listed_tokens, default=0)
+        >= limits.vocabulary_size,
         "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= length,
-        "is cached to its last token or beyond": sequence.num_cached >= length,
-        "is cached to the middle of a block": sequence.num_cached % block_size != 0,
-        "wants prompt logprobs of cached tokens": sequence.prompt_logprobs and sequence.num_cached > 0,
+        "is cached to its last token or beyond": sequence.num_cached_tokens >= length,
+        "is cached to the middle of a block": sequence.num_cached_tokens % block_size != 0,
+        "wants prompt logprobs of cached tokens": sequence.wants_prompt_logprobs and sequence.num_cached_tokens > 0,
         "has too few blocks for its tokens": len(blocks) * block_size < length,
         "names a block twice": len(set(blocks)) != len(blocks),
-        "names a block that does not exist": max(blocks, default=0) >= num_blocks,
-    }
-    for wrong, found in wrongs.items():
-        if found:
-            raise Malformed(f"sequence {sequence.id} {wrong}")
+        "names a block that does not exist": max(blocks, default=0) >= num_blocks,}
+    for problem, is_present in problems.items():
+        if is_present:
+            raise MalformedMessage(f"sequence {sequence.id} {problem}")

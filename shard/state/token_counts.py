@@ -6,20 +6,20 @@ Kept with the sequence once a penalty uses them, and updated with the tokens sin
 from array import array
 
 
-class Seen:
-    def __init__(self, start: int) -> None:
-        """Count tokens from the index `start` on."""
-        self.ids = array("q")  # each token once
+class TokenCounts:
+    def __init__(self, start_index: int) -> None:
+        """Count tokens from the index `start_index` on."""
+        self.token_ids = array("q")  # each token once
         self.counts = array("f")
-        self._places: dict[int, int] = {}
-        self._next = start
+        self._index_by_token: dict[int, int] = {}
+        self._next_index = start_index
 
-    def follow(self, tokens: list[int]) -> None:
+    def update(self, tokens: list[int]) -> None:
         """Count new tokens; `tokens` has those of the last call, followed by the new ones."""
-        for token in tokens[self._next:]:
-            place = self._places.setdefault(token, len(self.ids))
-            if place == len(self.ids):
-                self.ids.append(token)
+        for token in tokens[self._next_index:]:
+            index = self._index_by_token.setdefault(token, len(self.token_ids))
+            if index == len(self.token_ids):
+                self.token_ids.append(token)
                 self.counts.append(0.0)
-            self.counts[place] += 1.0
-        self._next = len(tokens)
+            self.counts[index] += 1.0
+        self._next_index = len(tokens)

@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shard.errors import Malformed, Refused
+from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.blocks import Claims
-from shard.state.sequence import Sequence, column, distinct, ragged
+from shard.state.blocks import BlockClaims
+from shard.state.sequence import Sequence, read_column, read_distinct, split_by_counts
 
 if TYPE_CHECKING:  # the ledger makes changes, and each changes its ledger
     from shard.state.ledger import Ledger
 
-Members = dict[int, Sequence]
+SequencesById = dict[int, Sequence]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     sequence: Sequence
     start: int
     length: int
@@ -30,190 +30,194 @@ class Chunk:
         return self.start + self.length
 
     @property
-    def completes(self) -> bool:
-        return self.end == self.sequence.num_given
+    def is_last(self) -> bool:
+        return self.end == self.sequence.num_initial_tokens
 
 
 @dataclass(slots=True)
 class Step:
-    """Contents of one forward pass. `failed` are sequences left out, which failed before or have no position left."""
+    """Contents of one forward pass. `failed_sequences` are sequences left out, which failed before or have no position
+    left."""
 
     decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    failed: list[Sequence] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    failed_sequences: list[Sequence] = field(default_factory=list)
 
     @property
     def sequences(self) -> list[Sequence]:
         return self.decodes + [chunk.sequence for chunk in self.chunks]
 
     @property
-    def yielding(self) -> list[Sequence]:
+    def sampled_sequences(self) -> list[Sequence]:
         """Sequences whose last token is known after this step: each yields a token or fails."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
 
-    def leave_out_failed(self) -> None:
-        """Move decoding sequences that have failed meanwhile to `failed`."""
-        self.failed += [sequence for sequence in self.decodes if sequence.failure is not None]
+    def drop_failed(self) -> None:
+        """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
+        self.failed_sequences += [sequence for sequence in self.decodes if sequence.failure is not None]
         self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
 
 
-class Change:
+class BatchTransaction:
     """Checks of one message against the ledger, and its effects on one batch, which `apply` makes."""
 
-    def __init__(self, ledger: "Ledger", batch: int) -> None:
-        if not ledger.blocks.count:
-            raise Refused("there is no cache yet: Warmup comes first")
+    def __init__(self, ledger: "Ledger", batch_id: int) -> None:
+        if not ledger.block_usage.num_blocks:
+            raise RejectedMessage("there is no cache yet: Warmup comes first")
         self._ledger = ledger
-        self._batch = batch
-        self._members = ledger.batches.get(batch, {})
-        self._claims = Claims(ledger.blocks)
-        self._dropped: Members = {}
-        self._joined: list[int] = []
-        self._granted: dict[int, list[int]] = {}
-        self._newcomers: list[Sequence] = []
-        self._skipped: list[Chunk] = []
+        self._batch_id = batch_id
+        self._sequences = ledger.batches.get(batch_id, {})
+        self._block_claims = BlockClaims(ledger.block_usage)
+        self._dropped_sequences: SequencesById = {}
+        self._joined_batch_ids: list[int] = []
+        self._granted_blocks: dict[int, list[int]] = {}
+        self._new_sequences: list[Sequence] = []
+        self._skipped_chunks: list[PrefillChunk] = []
         self._step = Step()
 
-    def ride(self, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
+    def add_piggybacked_changes(self, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
         """Add the Keep, Join and Grants that a step's message may carry, in the order in which they apply."""
         if request.HasField("keep"):
-            self.keep(request.keep.sequences)
+            self.keep_sequences(request.keep.sequences)
         if request.HasField("join"):
-            self.join(request.join.batches)
+            self.join_batches(request.join.batches)
         if request.HasField("grants"):
-            self._grant(request.grants)
+            self._grant_blocks(request.grants)
 
-    def keep(self, ids: Iterable[int]) -> None:
-        self._check_known([self._batch])
-        kept = dict.fromkeys(distinct(ids, "kept sequences"))
-        self._check_members(kept)
-        self._dropped = {i: sequence for i, sequence in self._members.items() if i not in kept}
-        self._members = {i: sequence for i, sequence in self._members.items() if i in kept}
-        for sequence in self._dropped.values():
-            self._claims.release(sequence.blocks)
+    def keep_sequences(self, sequence_ids: Iterable[int]) -> None:
+        self._check_batches_exist([self._batch_id])
+        kept_ids = dict.fromkeys(read_distinct(sequence_ids, "kept sequences"))
+        self._check_in_batch(kept_ids)
+        self._dropped_sequences = {i: sequence for i, sequence in self._sequences.items() if i not in kept_ids}
+        self._sequences = {i: sequence for i, sequence in self._sequences.items() if i in kept_ids}
+        for sequence in self._dropped_sequences.values():
+            self._block_claims.release(sequence.blocks)
 
-    def join(self, batches: Iterable[int]) -> None:
-        self._joined = distinct(batches, "batches")
-        if not self._joined or self._batch in self._joined:
-            raise Malformed("at least two different batches are joined")
-        self._check_known([self._batch, *self._joined])
-        if not self._members:
-            raise Refused(f"batch {self._batch} was forgotten")
-        self._members = dict(self._members)
-        for batch in self._joined:
-            self._members |= self._ledger.batches[batch]
+    def join_batches(self, batch_ids: Iterable[int]) -> None:
+        self._joined_batch_ids = read_distinct(batch_ids, "batches")
+        if not self._joined_batch_ids or self._batch_id in self._joined_batch_ids:
+            raise MalformedMessage("at least two different batches are joined")
+        self._check_batches_exist([self._batch_id, *self._joined_batch_ids])
+        if not self._sequences:
+            raise RejectedMessage(f"batch {self._batch_id} was forgotten")
+        self._sequences = dict(self._sequences)
+        for batch in self._joined_batch_ids:
+            self._sequences |= self._ledger.batches[batch]
 
-    def _grant(self, grants: pb.Grants) -> None:
-        ids = distinct(grants.sequences, "granted sequences")
-        self._check_members(ids)
-        blocks = ragged(grants.blocks, column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
-        if max(grants.blocks, default=0) >= self._ledger.blocks.count:
-            raise Malformed("a granted block does not exist")
-        self._claims.take(grants.blocks)
-        self._granted = dict(zip(ids, blocks, strict=True))
+    def _grant_blocks(self, grants: pb.Grants) -> None:
+        ids = read_distinct(grants.sequences, "granted sequences")
+        self._check_in_batch(ids)
+        blocks = split_by_counts(grants.blocks, read_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
+        if max(grants.blocks, default=0) >= self._ledger.block_usage.num_blocks:
+            raise MalformedMessage("a granted block does not exist")
+        self._block_claims.acquire(grants.blocks)
+        self._granted_blocks = dict(zip(ids, blocks, strict=True))
 
-    def decode(self) -> None:
+    def add_decodes(self) -> None:
         """Let every ready sequence decode."""
-        decodes, room = self._step.decodes, self._ledger.room
-        for sequence in self._members.values():
-            if sequence.ready:
-                if sequence.failure is None and (most := room(sequence)) > 0:
-                    self._check_places(sequence, len(sequence.tokens) - 1 + most)
+        decodes, max_new_tokens = self._step.decodes, self._ledger.max_new_tokens
+        for sequence in self._sequences.values():
+            if sequence.is_prefilled:
+                if sequence.failure is None and (num_new_tokens := max_new_tokens(sequence)) > 0:
+                    self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
                     decodes.append(sequence)
                 else:
-                    self._step.failed.append(sequence)
+                    self._step.failed_sequences.append(sequence)
         if len(decodes) > self._ledger.max_decodes:
-            raise Refused(f"{len(decodes)} sequences would decode, warm-up allowed {self._ledger.max_decodes}")
+            raise RejectedMessage(f"{len(decodes)} sequences would decode, warm-up allowed {self._ledger.max_decodes}")
 
-    def _check_places(self, sequence: Sequence, needed: int) -> None:
+    def _check_enough_blocks(self, sequence: Sequence, num_slots: int) -> None:
         """Check that the blocks have slots for the last token and for all tokens that the step may yield but the last.
         """
-        num_blocks, size = len(sequence.blocks), self._ledger.blocks.size
-        if needed > num_blocks * size and needed > (num_blocks + len(self._granted.get(sequence.id, ()))) * size:
-            raise Refused(f"sequence {sequence.id} has too few blocks for {needed} places")
+        num_blocks, block_size = len(sequence.blocks), self._ledger.block_usage.block_size
+        if num_slots > num_blocks * block_size and num_slots > (
+            num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size:
+            raise RejectedMessage(f"sequence {sequence.id} has too few blocks for {num_slots} places")
 
-    def enter(self, newcomers: list[Sequence]) -> None:
-        for sequence in newcomers:
-            if sequence.id in self._ledger.sequences and sequence.id not in self._dropped:
-                raise Refused(f"sequence {sequence.id} is here already")
-            self._check_loaded(pb.KIND_ADAPTER, sequence.adapter)
-            self._check_loaded(pb.KIND_GRAMMAR, sequence.grammar)
-            num_cached = sequence.num_cached // self._ledger.blocks.size
-            self._claims.share(sequence.blocks[:num_cached])
-            self._claims.take(sequence.blocks[num_cached:])
-        self._newcomers = newcomers
-        self._members = self._members | {sequence.id: sequence for sequence in newcomers}
+    def add_sequences(self, new_sequences: list[Sequence]) -> None:
+        for sequence in new_sequences:
+            if sequence.id in self._ledger.sequences and sequence.id not in self._dropped_sequences:
+                raise RejectedMessage(f"sequence {sequence.id} is here already")
+            self._check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
+            self._check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
+            num_cached = sequence.num_cached_tokens // self._ledger.block_usage.block_size
+            self._block_claims.share(sequence.blocks[:num_cached])
+            self._block_claims.acquire(sequence.blocks[num_cached:])
+        self._new_sequences = new_sequences
+        self._sequences = self._sequences | {sequence.id: sequence for sequence in new_sequences}
 
-    def run(self, chunks: pb.Chunks) -> None:
-        ids = distinct(chunks.sequences, "sequences with chunks")
-        starts, lengths = (column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
-        column(chunks.traceparents, len(ids), "", "traceparents")
-        self._check_members(ids)
+    def add_chunks(self, chunks: pb.Chunks) -> None:
+        ids = read_distinct(chunks.sequences, "sequences with chunks")
+        starts, lengths = (read_column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
+        read_column(chunks.traceparents, len(ids), "", "traceparents")
+        self._check_in_batch(ids)
         for i, start, length in zip(ids, starts, lengths, strict=True):
-            chunk = Chunk(self._members[i], start, length)
+            chunk = PrefillChunk(self._sequences[i], start, length)
             self._check_chunk(chunk)
             self._step.chunks.append(chunk)
         if sum(lengths) > self._ledger.max_chunk_tokens:
-            raise Refused(f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._ledger.max_chunk_tokens}")
+            raise RejectedMessage(
+                f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._ledger.max_chunk_tokens}")
         self._skip_failed_chunks()
 
     def _skip_failed_chunks(self) -> None:
         """Do not run chunks of failed sequences. `apply_step` still records them, since messages under way rely on it.
         """
-        self._skipped = [chunk for chunk in self._step.chunks if chunk.sequence.failure is not None]
+        self._skipped_chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is not None]
         self._step.chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is None]
-        self._step.failed += [chunk.sequence for chunk in self._skipped]
+        self._step.failed_sequences += [chunk.sequence for chunk in self._skipped_chunks]
 
-    def _check_chunk(self, chunk: Chunk) -> None:
+    def _check_chunk(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
         if not chunk.length:
-            raise Malformed(f"the chunk of sequence {sequence.id} is empty")
-        if chunk.start != sequence.computed:
-            raise Refused(f"the chunk of sequence {sequence.id} starts at {chunk.start}, computed are "
-                          f"{sequence.computed} tokens")
-        if chunk.end > sequence.num_given:
-            raise Refused(f"the chunk of sequence {sequence.id} ends at {chunk.end}, it came with "
-                          f"{sequence.num_given} tokens")
+            raise MalformedMessage(f"the chunk of sequence {sequence.id} is empty")
+        if chunk.start != sequence.num_computed_tokens:
+            raise RejectedMessage(f"the chunk of sequence {sequence.id} starts at {chunk.start}, computed are "
+                                  f"{sequence.num_computed_tokens} tokens")
+        if chunk.end > sequence.num_initial_tokens:
+            raise RejectedMessage(f"the chunk of sequence {sequence.id} ends at {chunk.end}, it came with "
+                                  f"{sequence.num_initial_tokens} tokens")
 
-    def _check_known(self, batches: Iterable[int]) -> None:
-        for batch in batches:
+    def _check_batches_exist(self, batch_ids: Iterable[int]) -> None:
+        for batch in batch_ids:
             if batch not in self._ledger.batches:
-                raise Refused(f"batch {batch} is unknown")
+                raise RejectedMessage(f"batch {batch} is unknown")
 
-    def _check_members(self, ids: Iterable[int]) -> None:
-        for i in ids:
-            if i not in self._members:
-                raise Refused(f"sequence {i} is not in batch {self._batch}")
+    def _check_in_batch(self, sequence_ids: Iterable[int]) -> None:
+        for i in sequence_ids:
+            if i not in self._sequences:
+                raise RejectedMessage(f"sequence {i} is not in batch {self._batch_id}")
 
-    def _check_loaded(self, kind: pb.Kind, number: int) -> None:
-        if number and number not in self._ledger.loaded[kind]:
-            raise Refused(f"{pb.Kind.Name(kind)} {number} is not loaded")
+    def _check_resource_loaded(self, kind: pb.Kind, resource_id: int) -> None:
+        if resource_id and resource_id not in self._ledger.loaded_ids[kind]:
+            raise RejectedMessage(f"{pb.Kind.Name(kind)} {resource_id} is not loaded")
 
     def apply_step(self) -> Step:
-        if not self._step.decodes and not self._step.chunks and not self._step.failed:
-            raise Refused(f"the step is empty: no sequence of batch {self._batch} is ready, and no chunk was named")
+        if not self._step.decodes and not self._step.chunks and not self._step.failed_sequences:
+            raise RejectedMessage(
+                f"the step is empty: no sequence of batch {self._batch_id} is ready, and no chunk was named")
         self.apply()
-        for chunk in self._skipped:
-            chunk.sequence.computed = chunk.end
-        for sequence in self._step.failed:
+        for chunk in self._skipped_chunks:
+            chunk.sequence.num_computed_tokens = chunk.end
+        for sequence in self._step.failed_sequences:
             sequence.failure = sequence.failure or pb.NO_ROOM
         return self._step
 
     def apply(self) -> None:
         ledger = self._ledger
-        for sequence in self._dropped.values():
-            ledger.blocks.release(sequence.blocks)
+        for sequence in self._dropped_sequences.values():
+            ledger.block_usage.release(sequence.blocks)
             del ledger.sequences[sequence.id]
-        for batch in self._joined:
+        for batch in self._joined_batch_ids:
             del ledger.batches[batch]
-        for i, blocks in self._granted.items():
-            ledger.blocks.take(blocks)
-            self._members[i].blocks += blocks
-        for sequence in self._newcomers:
-            num_cached = sequence.num_cached // ledger.blocks.size
-            ledger.blocks.share(sequence.blocks[:num_cached])
-            ledger.blocks.take(sequence.blocks[num_cached:])
+        for i, blocks in self._granted_blocks.items():
+            ledger.block_usage.acquire(blocks)
+            self._sequences[i].blocks += blocks
+        for sequence in self._new_sequences:
+            num_cached = sequence.num_cached_tokens // ledger.block_usage.block_size
+            ledger.block_usage.share(sequence.blocks[:num_cached])
+            ledger.block_usage.acquire(sequence.blocks[num_cached:])
             ledger.sequences[sequence.id] = sequence
-        ledger.batches.pop(self._batch, None)
-        if self._members:
-            ledger.batches[self._batch] = self._members
+        ledger.batches.pop(self._batch_id, None)
+        if self._sequences:
+            ledger.batches[self._batch_id] = self._sequences

@@ -10,43 +10,46 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 
-LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 # Programs that read the logs of text-generation-inference know only its four names of levels.
-WORDS = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
+TGI_LEVEL_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 
 
 @dataclass(frozen=True, slots=True)
-class Logs:
+class LogSettings:
     level: str = "info"
     as_json: bool = False
 
 
-class JsonLines(logging.Formatter):
-    """Formatter of JSON lines. `process` names the process, such as `shard 0`; `target` is the module that logs."""
+class JsonLogFormatter(logging.Formatter):
+    """Formatter of JSON lines. `process_name` names the process, such as `shard 0`; `target` is the module that
+    logs."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process_name: str) -> None:
         super().__init__()
-        self._process = process
+        self._process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        told = {"timestamp": moment.replace("+00:00", "Z"), "level": WORDS.get(record.levelno, record.levelname),
-                "message": record.getMessage().rstrip("\n"), "target": record.name, "process": self._process}
+        entry = {"timestamp": moment.replace("+00:00", "Z"),
+                 "level": TGI_LEVEL_NAMES.get(record.levelno, record.levelname),
+                 "message": record.getMessage().rstrip("\n"), "target": record.name, "process": self._process_name}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
-def start_logging(process: str, logs: Logs) -> None:
+def start_logging(process_name: str, settings: LogSettings) -> None:
     """Log to stderr, each record with one write."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines(process) if logs.as_json else
-                         logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s"))
-    logging.basicConfig(level=logs.level.upper(), handlers=[handler])
-    if logs.as_json:
+    handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json else
+                         logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    if settings.as_json:
         logging.captureWarnings(True)
-        sys.excepthook = log_uncaught
+        sys.excepthook = log_uncaught_exception
 
 
-def log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger(__name__).critical("the process ends by an error", exc_info=(kind, error, trace))
+def log_uncaught_exception(error_type: type[BaseException], error: BaseException,
+                           traceback: TracebackType | None) -> None:
+    logging.getLogger(__name__).critical("the process ends by an error", exc_info=(error_type, error, traceback))

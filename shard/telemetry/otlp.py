@@ -18,51 +18,52 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shard.telemetry.traces import Attributes, OnTrouble, Traces
+from shard.telemetry.traces import OnSpansLost, SpanAttributes, TraceSettings
 
-W3C = TraceContextTextMapPropagator()
-PATIENCE = 5.0  # seconds for a batch, with all attempts
-FAREWELL = 3.0  # seconds for the remaining spans at the end
-LIBRARY = logging.getLogger("opentelemetry")
+W3C_PROPAGATOR = TraceContextTextMapPropagator()
+EXPORT_TIMEOUT_SECONDS = 5.0  # seconds for a batch, with all attempts
+SHUTDOWN_TIMEOUT_SECONDS = 3.0  # seconds for the remaining spans at the end
+LIBRARY_LOGGER = logging.getLogger("opentelemetry")
 
 
-class Reasons(logging.Handler):
+class ErrorCapture(logging.Handler):
     """Handler of the library's errors, which it logs at every attempt. Only the last one is kept, and reported once."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.last = ""
-        LIBRARY.handlers = [self]
-        LIBRARY.propagate = False
+        self.last_error = ""
+        LIBRARY_LOGGER.handlers = [self]
+        LIBRARY_LOGGER.propagate = False
         exporter.logger.filters.clear()  # one of them drops messages that it takes for repetitions
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
+        self.last_error = record.getMessage()
 
 
-class Courier(SpanExporter):
+class ReportingExporter(SpanExporter):
     """Exporter that reports when it begins to fail."""
 
-    def __init__(self, exporter: SpanExporter, on_trouble: OnTrouble) -> None:
+    def __init__(self, exporter: SpanExporter, on_spans_lost: OnSpansLost) -> None:
         self._exporter = exporter
-        self._on_trouble = on_trouble
-        self._reasons = Reasons()
-        self._gets_through = True
+        self._on_spans_lost = on_spans_lost
+        self._error_capture = ErrorCapture()
+        self._is_delivering = True
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        got_through = result is SpanExportResult.SUCCESS
-        if self._gets_through and not got_through:
-            self._on_trouble(f"traces are lost, which is not told again until some get through: {self._reasons.last}")
-        self._gets_through = got_through
+        succeeded = result is SpanExportResult.SUCCESS
+        if self._is_delivering and not succeeded:
+            self._on_spans_lost(
+                f"traces are lost, which is not told again until some get through: {self._error_capture.last_error}")
+        self._is_delivering = succeeded
         return result
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
 
-class Begun:
-    """Implementation of `shard.telemetry.traces.Span`."""
+class ActiveSpan:
+    """Implementation of `shard.telemetry.settings.Span`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span
@@ -72,48 +73,50 @@ class Begun:
     def traceparent(self) -> str:
         carrier: dict[str, str] = {}
         if self._span.get_span_context().trace_flags.sampled:
-            W3C.inject(carrier, self._context)
+            W3C_PROPAGATOR.inject(carrier, self._context)
         return carrier.get("traceparent", "")
 
-    def child(self, name: str, began: int, ended: int, attributes: Attributes) -> None:
-        self._tracer.start_span(name, self._context, attributes=attributes, start_time=began).end(ended)
+    def add_child(self, name: str, started_ns: int, ended_ns: int, attributes: SpanAttributes) -> None:
+        self._tracer.start_span(name, self._context, attributes=attributes, start_time=started_ns).end(ended_ns)
 
-    def end(self, ended: int, attributes: Attributes, *, failed: bool) -> None:
+    def end(self, ended_ns: int, attributes: SpanAttributes, *, failed: bool) -> None:
         self._span.set_attributes(attributes)
-        finish(self._span, ended, failed=failed)
+        end_span(self._span, ended_ns, failed=failed)
 
 
-class OtlpSender:
-    """Implementation of `traces.Sender`. Its library also reads environment variables that begin with OTEL_."""
+class OtlpSpanSender:
+    """Implementation of `settings.Sender`. Its library also reads environment variables that begin with OTEL_."""
 
-    def __init__(self, traces: Traces, process: str, on_trouble: OnTrouble) -> None:
-        self._courier = Courier(OTLPSpanExporter(traces.endpoint, insecure=not traces.endpoint.startswith("https:"),
-                                                 timeout=PATIENCE), on_trouble)
-        about = {"service.name": traces.service, "service.version": version("weft"), "weft.process": process}
-        self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._courier))
+    def __init__(self, settings: TraceSettings, process_name: str, on_spans_lost: OnSpansLost) -> None:
+        self._exporter = ReportingExporter(OTLPSpanExporter(settings.endpoint,
+                                                            insecure=not settings.endpoint.startswith("https:"),
+                                                            timeout=EXPORT_TIMEOUT_SECONDS), on_spans_lost)
+        resource_attributes = {"service.name": settings.service, "service.version": version("weft"),
+                               "weft.process": process_name}
+        self._provider = TracerProvider(resource=Resource.create(resource_attributes), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("weft", version("weft"))
 
-    def serve(self, name: str, headers: Mapping[str, str], began: int) -> Begun:
-        parent = W3C.extract(headers, Context())
-        return Begun(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=began))
+    def start_server_span(self, name: str, headers: Mapping[str, str], started_ns: int) -> ActiveSpan:
+        parent = W3C_PROPAGATOR.extract(headers, Context())
+        return ActiveSpan(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=started_ns))
 
-    def beneath(self, traceparent: str, name: str, began: int, ended: int, attributes: Attributes, *,
-                failed: bool) -> None:
-        parent = W3C.extract({"traceparent": traceparent}, Context())
-        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=began)
-        finish(span, ended, failed=failed)
+    def add_remote_child(self, traceparent: str, name: str, started_ns: int, ended_ns: int, attributes: SpanAttributes,
+                         *, failed: bool) -> None:
+        parent = W3C_PROPAGATOR.extract({"traceparent": traceparent}, Context())
+        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=started_ns)
+        end_span(span, ended_ns, failed=failed)
 
     def close(self) -> None:
         """Send the remaining spans; after FAREWELL seconds the attempt under way is aborted."""
-        overdue = Timer(FAREWELL, self._courier.shutdown)
-        overdue.start()
+        abort_timer = Timer(SHUTDOWN_TIMEOUT_SECONDS, self._exporter.shutdown)
+        abort_timer.start()
         self._provider.shutdown()
-        overdue.cancel()
-        overdue.join()
+        abort_timer.cancel()
+        abort_timer.join()
 
 
-def finish(span: Span, ended: int, *, failed: bool) -> None:
+def end_span(span: Span, ended_ns: int, *, failed: bool) -> None:
     if failed:
         span.set_status(StatusCode.ERROR)
-    span.end(ended)
+    span.end(ended_ns)

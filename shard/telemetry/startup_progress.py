@@ -9,69 +9,69 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-LOAD, CHECK, WARM_UP, READY = "load", "check", "warm-up", "ready"
-SELDOM = 0.1  # seconds between two lines about the same phase
+LOAD_PHASE, CHECK_PHASE, WARM_UP_PHASE, READY_PHASE = "load", "check", "warm-up", "ready"
+MIN_WRITE_INTERVAL_SECONDS = 0.1  # seconds between two lines about the same phase
 
 OnProgress = Callable[[str, int, int], object]  # phase, how much of it is done, of how much; 0 of 0: unknown
 
 
-def untold(_phase: str, _done: int, _total: int) -> None:
+def ignore_progress(_phase: str, _done: int, _total: int) -> None:
     """Ignore the progress."""
 
 
-class Progress:
+class ProgressFile:
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._phase = ""
-        self._began = self._written = 0.0
+        self._phase_started_at = self._written_at = 0.0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = self._clock()
-        if phase == self._phase and now - self._written < SELDOM and done != total:
+        if phase == self._phase and now - self._written_at < MIN_WRITE_INTERVAL_SECONDS and done != total:
             return
         if phase != self._phase:
-            self._phase, self._began = phase, now
-        self._written = now
-        self._write({"phase": phase, "done": done, "total": total, "seconds": now - self._began})
+            self._phase, self._phase_started_at = phase, now
+        self._written_at = now
+        self._replace_file({"phase": phase, "done": done, "total": total, "seconds": now - self._phase_started_at})
 
-    def _write(self, stage: dict[str, object]) -> None:
+    def _replace_file(self, progress: dict[str, object]) -> None:
         """Replace the file atomically: a reader sees the old or the new contents. Errors are ignored."""
-        fresh = f"{self._path}.new"
+        temporary_path = f"{self._path}.new"
         with suppress(OSError):
-            with open(fresh, "w", encoding="utf-8") as file:
-                json.dump(stage, file)
-            os.replace(fresh, self._path)
+            with open(temporary_path, "w", encoding="utf-8") as file:
+                json.dump(progress, file)
+            os.replace(temporary_path, self._path)
 
 
-class Lines:
+class ProgressPipe:
     """Writer of lines `progress PHASE DONE TOTAL` to a descriptor, at most one for every percent, and only until it is
     closed behind the line `ready`."""
 
-    def __init__(self, descriptor: int, also: OnProgress = untold) -> None:
-        """Create the writer; `also` is called with every progress."""
+    def __init__(self, descriptor: int, on_progress: OnProgress = ignore_progress) -> None:
+        """Create the writer; `on_progress` is called with every progress."""
         self._descriptor = descriptor
-        self._also = also
-        self._last = ("", 0)
+        self._on_progress = on_progress
+        self._last_written = ("", 0)
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        self._also(phase, done, total)
+        self._on_progress(phase, done, total)
         now = (phase, 100 * done // total if total else 0)
-        if self._descriptor < 0 or now == self._last:
+        if self._descriptor < 0 or now == self._last_written:
             return
-        self._last = now
+        self._last_written = now
         with suppress(OSError):  # the reader is gone, and this process ends soon
             os.write(self._descriptor, f"progress {phase} {done} {total}\n".encode())
 
 
 @contextmanager
-def telling(path: str) -> Iterator[OnProgress]:
+def open_progress_file(path: str) -> Iterator[OnProgress]:
     """Yield a callback that writes progress to the file, if there is a path. The file is removed at the end."""
     if not path:
-        yield untold
+        yield ignore_progress
         return
     try:
-        yield Progress(path)
+        yield ProgressFile(path)
     finally:
         with suppress(OSError):
             os.unlink(path)

@@ -7,38 +7,38 @@ from struct import pack
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
-from shard.deferred import Later
+from shard.deferred import PendingResult
 
 Answer = TypeVar("Answer")
 RunStep = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request
 
 
-def untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
+def run_untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
     return verb(request)
 
 
-def timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer:
+def run_timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer:
     """Run a step and add its begin and end to the file: two doubles, seconds of the system's monotonic clock."""
-    begin, answer = monotonic(), None
+    started_at, answer = monotonic(), None
 
-    def ended(_: object = None) -> None:
-        file.write(pack("dd", begin, monotonic()))
+    def write_times(_: object = None) -> None:
+        file.write(pack("dd", started_at, monotonic()))
 
     try:
         answer = verb(request)
         return answer
     finally:
-        if isinstance(answer, Later):
-            answer.answer.add_done_callback(ended)
+        if isinstance(answer, PendingResult):
+            answer.future.add_done_callback(write_times)
         else:
-            ended()
+            write_times()
 
 
 @contextmanager
-def timing(path: str) -> Iterator[RunStep]:
+def open_step_log(path: str) -> Iterator[RunStep]:
     """Yield a `RunStep` that writes the steps' times to the file; without a path nothing is timed."""
     if not path:
-        yield untimed
+        yield run_untimed
         return
     with open(path, "wb", buffering=0) as file:
-        yield partial(timed, file)
+        yield partial(run_timed, file)

@@ -5,44 +5,45 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from shard.errors import Exhausted, NoRoom
-from shard.host.device import one_thread
-from shard.host.dtype import name
-from shard.host.memory import within_memory
+from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.host.device import use_one_thread
+from shard.host.dtype import dtype_name
+from shard.host.memory import convert_out_of_memory
 from shard.pb import shard_pb2 as pb
-from shard.state.ledger import Ledger, Refused
-from shard.state.sequence import Limits
-from shard.workers.load_decoder import Loaded
+from shard.state.ledger import Ledger, RejectedMessage
+from shard.state.sequence import MessageLimits
+from shard.workers.load_decoder import LoadedDecoder
 from shard.workers.load_encoder import LoadedEncoder
-from shard.workers.shared_failure import Result, together
+from shard.workers.shared_failure import Result, run_collective
 
-AnyLoaded = TypeVar("AnyLoaded", bound=Loaded | LoadedEncoder)
+AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
 
 
-class LoadedWorker(Generic[AnyLoaded]):
+class BaseWorker(Generic[AnyLoadedModel]):
     """Base class of ModelWorker and EncoderWorker."""
 
-    def __init__(self, loaded: AnyLoaded, limits: Limits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
+    def __init__(self, loaded_model: AnyLoadedModel, limits: MessageLimits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
         """Create the worker; `exit` ends the process at once."""
-        self._loaded: AnyLoaded = loaded
+        self._loaded_model: AnyLoadedModel = loaded_model
         self._exit = exit
         self._epoch = 0
-        self._warmup: pb.WarmupAnswer | None = None
+        self._warmup_answer: pb.WarmupAnswer | None = None
         self.ledger = Ledger(limits)
 
     def close(self) -> None:
         """Do nothing: a step cannot be interrupted, it ends with the process."""
 
     def info(self) -> pb.InfoAnswer:
-        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded
+        loaded, limits, loaded_ids = self._loaded_model, self.ledger.limits, self.ledger.loaded_ids
         return pb.InfoAnswer(
-            model=loaded.name, device=loaded.device.type, dtype=name(loaded.dtype), rank=loaded.group.rank,
+            model=loaded.name, device=loaded.device.type, dtype=dtype_name(loaded.dtype), rank=loaded.group.rank,
             world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
-            exact=not loaded.inexact, loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]),
-            adapters=loaded.wardrobe.is_open, loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup,
-            generation=limits.generation, embeddings=pb.VECTORS in limits.wanted,
-            classification=pb.LABELS in limits.wanted)
+            exact=not loaded.inexact_reason, loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]),
+            adapters=loaded.adapter_registry.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
+            warmup=self._warmup_answer,
+            generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
+            classification=pb.LABELS in limits.supported_wanted)
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self.ledger.reset()
@@ -50,42 +51,45 @@ class LoadedWorker(Generic[AnyLoaded]):
         return pb.ResetAnswer(epoch=request.epoch)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
-        self.ledger.filter(request)
+        self.ledger.apply_filter(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
-        self.ledger.concat(request)
+        self.ledger.apply_concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Load an adapter or a grammar, in a separate thread while steps run."""
         self.ledger.check_load(request)
-        if (before := self.ledger.unload_before(request)) is not None:
-            self.unload(before)
-        with one_thread():
-            num_bytes = self._load(request)
-        self.ledger.load(request)
+        if (preceding_unload := self.ledger.make_unload_if_loaded(request)) is not None:
+            self.unload(preceding_unload)
+        with use_one_thread():
+            num_bytes = self._load_resource(request)
+        self.ledger.mark_loaded(request)
         return pb.LoadAnswer(bytes=num_bytes)
 
-    def _load(self, request: pb.LoadRequest) -> int:
+    def _load_resource(self, request: pb.LoadRequest) -> int:
         """Load the resource and return its size in bytes."""
-        if request.kind != pb.KIND_ADAPTER or not self._loaded.wardrobe.is_open:
-            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        return self._loaded.wardrobe.load(request.id, Path(request.source))
+        if request.kind != pb.KIND_ADAPTER or not self._loaded_model.adapter_registry.supports_adapters:
+            raise RejectedMessage(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        return self._loaded_model.adapter_registry.load(request.id, Path(request.source))
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
-        self.ledger.unload(request)
+        self.ledger.mark_unloaded(request)
         if request.kind == pb.KIND_ADAPTER:
-            self._loaded.wardrobe.unload(request.id)
+            self._loaded_model.adapter_registry.unload(request.id)
         return pb.UnloadAnswer()
 
-    def _together(self, call: Callable[[], Result]) -> Result:
-        return within_memory(self._loaded.device, partial(together, self._loaded.group, self._exit, call))
+    def _run_collective(self, call: Callable[[], Result]) -> Result:
+        return convert_out_of_memory(self._loaded_model.device,
+                                     partial(run_collective, self._loaded_model.group, self._exit, call))
 
-    def _rehearsed(self, call: Callable[[], Result], cures: str = "") -> Result:
-        """Run steps up to the largest size. Raises NoRoom if memory is too small: nothing can be served then."""
+    def _run_warmup(self, call: Callable[[], Result], flags_to_lower: str = "") -> Result:
+        """Run steps up to the largest size. Raises StartupOutOfMemory if memory is too small: nothing can be served
+        then."""
         try:
-            return self._together(call)
-        except Exhausted as error:
-            raise NoRoom(f"there is no memory for the largest step ({error}); lower {cures}--max-batch-prefill-tokens "
-                         "or --max-batch-size") from error
+            return self._run_collective(call)
+        except StepOutOfMemory as error:
+            raise StartupOutOfMemory(
+                f"there is no memory for the largest step ({error}); lower {flags_to_lower}--max-batch-prefill-tokens "
+                                     "or --max-batch-size") from error

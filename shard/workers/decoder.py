@@ -9,181 +9,196 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 
-from shard.attention.kv_cache import NUM_SPARE, Cache
+from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.config import ShardConfig
-from shard.deferred import Later
-from shard.errors import NoRoom
-from shard.host.memory import check_fitting, explain, num_fitting, reason
+from shard.deferred import PendingResult
+from shard.errors import StartupOutOfMemory
+from shard.host.memory import check_any_block_fits, count_fitting_blocks, describe_cache_size, explain_num_blocks
 from shard.pb import shard_pb2 as pb
-from shard.runner.cuda_graphs import Extent
-from shard.runner.runner import Outcome
-from shard.state.ledger import Refused, Step, asked_blocks
-from shard.state.results import PromptPart, Said, write_prompts, write_rows, write_vectors
-from shard.state.sequence import Limits
-from shard.telemetry.startup_progress import OnProgress, untold
-from shard.workers.base import LoadedWorker
-from shard.workers.load_decoder import Loaded, load
-from shard.workers.overlap import Ahead
-from shard.workers.shared_failure import leave
-from shard.workers.warmup import PATIENCE, Rehearsal, Sizes, note
+from shard.runner.cuda_graphs import MaxDecodeSize
+from shard.runner.runner import StepResult
+from shard.state.ledger import RejectedMessage, Step, cap_num_blocks
+from shard.state.results import (
+    PromptLogprobs,
+    SequenceOutput,
+    write_embeddings,
+    write_prompt_logprobs,
+    write_sequence_outputs,
+)
+from shard.state.sequence import MessageLimits
+from shard.telemetry.startup_progress import OnProgress, ignore_progress
+from shard.workers.base import BaseWorker
+from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.overlap import OverlapQueue
+from shard.workers.shared_failure import exit_process
+from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes, write_measurements
 
-NOTHING: Mapping[int, PromptPart] = {}
-REHEARSED_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
+NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
+NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
 log = logging.getLogger(__name__)
 
 
-class ModelWorker(LoadedWorker[Loaded]):
+class DecoderWorker(BaseWorker[LoadedDecoder]):
     """Worker of a model that generates tokens."""
 
-    def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
-                 on_progress: OnProgress = untold) -> None:
+    def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
+                 on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
-        loaded = load(config, on_progress)
-        limits = Limits(loaded.config.vocabulary_size, loaded.config.max_positions, 1, mixed_steps=True,
-                        wanted=frozenset({pb.VECTORS}))
-        super().__init__(loaded, limits, exit)
-        self._cache = loaded.cache(16, 0)
-        self._ahead = Ahead(self.ledger, loaded.runner, self._compute)
+        loaded_model = load(config, on_progress)
+        limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
+                               mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
+        super().__init__(loaded_model, limits, exit)
+        self._cache = loaded_model.make_cache(16, 0)
+        self._overlap_queue = OverlapQueue(self.ledger, loaded_model.runner, self._run_model)
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
-        answer.grammars = self._takes_grammars
+        answer.grammars = self._supports_grammars
         return answer
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
-        self._loaded.runner.replay(None)  # the captured steps hold the old cache
+        self._loaded_model.runner.use_cuda_graphs(None)  # the captured steps hold the old cache
         try:
-            if self._loaded.device.type == "cuda":
-                self._rehearsed(partial(self._run_largest, request))
-            num_blocks, why = self._fitting_blocks(request)
-            adapter_bytes = self._loaded.adapter_room()
-            cache, answer = self._rehearsed(partial(self._measure, request, num_blocks), "--memory-fraction, ")
-        except NoRoom:
+            if self._loaded_model.device.type == "cuda":
+                self._run_warmup(partial(self._run_largest_step, request))
+            num_blocks, size_reason = self._choose_num_blocks(request)
+            adapter_bytes = self._loaded_model.compute_adapter_budget()
+            cache, answer = self._run_warmup(partial(self._allocate_and_measure, request, num_blocks),
+                                             "--memory-fraction, ")
+        except StartupOutOfMemory:
             raise
         except ValueError as error:  # not a failed step: the router gets the reason, and no traceback is logged
-            raise Refused(str(error)) from error
-        answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
+            raise RejectedMessage(str(error)) from error
+        answer.cache_bytes, answer.why = cache.num_blocks * self._loaded_model.bytes_per_block(
+            request.block_size), size_reason
         answer.adapter_bytes = adapter_bytes
-        self.ledger.warmup(request, num_blocks)
-        self._cache, self._warmup = cache, answer
+        self.ledger.apply_warmup(request, num_blocks)
+        self._cache, self._warmup_answer = cache, answer
         return answer
 
-    def _run_largest(self, request: pb.WarmupRequest) -> None:
+    def _run_largest_step(self, request: pb.WarmupRequest) -> None:
         """Run the largest step while captured steps exist: the work space of both stays allocated, so it is not counted
         as available to the cache."""
-        sizes = Sizes.of(request, self._longest(request))
-        cache = self._loaded.cache(request.block_size, REHEARSED_BLOCKS)
-        captured = self._loaded.replays(cache, Extent(sizes.rows, sizes.length))
-        self._rehearsal(cache, sizes).run_largest()
+        max_sizes = MaxStepSizes.from_request(request, self._max_sequence_length(request))
+        cache = self._loaded_model.make_cache(request.block_size, NUM_TRIAL_BLOCKS)
+        captured = self._loaded_model.capture_decode_steps(cache, MaxDecodeSize(max_sizes.max_rows,
+                                                                                max_sizes.max_sequence_length))
+        self._make_warmup(cache, max_sizes).run_largest_step()
         del captured  # must exist until the step has run
 
-    def _fitting_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
+    def _choose_num_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
         """Return how many blocks fit on every rank, but no more than all sequences together can hold (more would only
         cost bookkeeping), and the reason for the size of the cache."""
-        loaded, size = self._loaded, request.block_size
-        room, block_bytes = loaded.room(), loaded.block_bytes(size)
-        fitting = num_fitting(room, block_bytes, NUM_SPARE)
-        least = loaded.group.minimum(fitting)  # before any rank raises: the others would wait for it forever
-        check_fitting(fitting, room, block_bytes, NUM_SPARE)
-        if least < 1:
-            raise NoRoom("another shard has no room for a cache")
-        useful = request.max_batch_size * -(-self._longest(request) // size)
-        num_blocks = asked_blocks(request, min(least, useful))
-        why = reason(num_blocks, fitting, useful, room)
-        log.info("%s", explain(num_blocks, size, block_bytes, fitting, why))
-        return min(least, useful), why
+        loaded, size = self._loaded_model, request.block_size
+        budget, block_bytes = loaded.compute_cache_budget(), loaded.bytes_per_block(size)
+        num_fitting_blocks = count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS)
+        # before any rank raises: the others would wait for it forever
+        min_fitting_blocks = loaded.group.minimum(num_fitting_blocks)
+        check_any_block_fits(num_fitting_blocks, budget, block_bytes, NUM_RESERVED_BLOCKS)
+        if min_fitting_blocks < 1:
+            raise StartupOutOfMemory("another shard has no room for a cache")
+        num_useful_blocks = request.max_batch_size * -(-self._max_sequence_length(request) // size)
+        num_blocks = cap_num_blocks(request, min(min_fitting_blocks, num_useful_blocks))
+        explanation = explain_num_blocks(num_blocks, num_fitting_blocks, num_useful_blocks, budget)
+        log.info("%s", describe_cache_size(num_blocks, size, block_bytes, num_fitting_blocks, explanation))
+        return min(min_fitting_blocks, num_useful_blocks), explanation
 
-    def _longest(self, request: pb.WarmupRequest) -> int:
+    def _max_sequence_length(self, request: pb.WarmupRequest) -> int:
         """Return the most tokens of one sequence."""
         return request.max_total_tokens or self.ledger.limits.max_positions
 
-    def _measure(self, request: pb.WarmupRequest, num_blocks: int) -> tuple[Cache, pb.WarmupAnswer]:
-        cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
-        sizes = Sizes.of(request, min(self._longest(request), cache.block_size * cache.num_blocks))
+    def _allocate_and_measure(self, request: pb.WarmupRequest, num_blocks: int) -> tuple[KVCache, pb.WarmupAnswer]:
+        cache = self._loaded_model.make_cache(request.block_size, cap_num_blocks(request, num_blocks))
+        max_sizes = MaxStepSizes.from_request(request, min(self._max_sequence_length(request),
+                                                           cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
-        self._loaded.runner.replay(self._loaded.replays(cache, Extent(sizes.rows, sizes.length)))
-        note(self._rehearsal(cache, sizes).measure(), answer)
+        self._loaded_model.runner.use_cuda_graphs(self._loaded_model.capture_decode_steps(
+            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length)))
+        write_measurements(self._make_warmup(cache, max_sizes).measure_steps(), answer)
         return cache, answer
 
-    def _rehearsal(self, cache: Cache, sizes: Sizes) -> Rehearsal:
-        loaded = self._loaded
-        return Rehearsal(loaded.runner, cache, sizes, loaded.group, PATIENCE[loaded.device.type])
+    def _make_warmup(self, cache: KVCache, max_sizes: MaxStepSizes) -> DecoderWarmup:
+        loaded = self._loaded_model
+        return DecoderWarmup(loaded.runner, cache, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
-        self._ahead.give_up()
+        self._overlap_queue.discard_all()
         for sequence in self.ledger.sequences.values():
             # An aborted step may have left arbitrary values in their blocks.
-            self._cache.zero(sequence.blocks[sequence.num_cached // self.ledger.blocks.size:])
+            self._cache.zero_blocks(sequence.blocks[sequence.num_cached_tokens // self.ledger.block_usage.block_size:])
         return super().reset(request)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
-        self._ahead.finish()
-        return self._run(request, self.ledger.prefill(request))
+        self._overlap_queue.finish_all()
+        return self._run_step(request, self.ledger.apply_prefill(request))
 
-    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | Later[pb.StepAnswer]:
-        """Run a decode step. If the device chooses the tokens, return a `Later`: the next step need not wait for it."""
-        self._ahead.make_room()
-        step = self.ledger.decode(request)
-        later = self._together(partial(self._ahead.begin, step, self._cache, partial(self._tell, request)))
-        if later is not None:
-            return later
-        self._ahead.finish()
-        step.leave_out_failed()
-        return self._run(request, step)
+    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | PendingResult[pb.StepAnswer]:
+        """Run a decode step. If the device chooses the tokens, return a `PendingResult`: the next step need not wait
+        for it."""
+        self._overlap_queue.wait_for_slot()
+        step = self.ledger.apply_decode(request)
+        pending_result = self._run_collective(partial(self._overlap_queue.begin_step, step, self._cache,
+                                                      partial(self._make_answer, request)))
+        if pending_result is not None:
+            return pending_result
+        self._overlap_queue.finish_all()
+        step.drop_failed()
+        return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
-        self._ahead.finish()
+        self._overlap_queue.finish_all()
         return super().filter(request)
 
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
-        self._ahead.finish()
+        self._overlap_queue.finish_all()
         return super().concat(request)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        self._ahead.finish()
-        texts, began = self.ledger.embed(request), perf_counter()
+        self._overlap_queue.finish_all()
+        texts, started_at = self.ledger.check_embed(request), perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        vectors = self._together(partial(self._loaded.embedder.vectors, texts))
-        if self._loaded.group.rank == 0:
-            write_vectors(answer, vectors)
-        answer.forward_seconds = perf_counter() - began
+        embeddings = self._run_collective(partial(self._loaded_model.embedder.embed, texts))
+        if self._loaded_model.group.rank == 0:
+            write_embeddings(answer, embeddings)
+        answer.forward_seconds = perf_counter() - started_at
         return answer
 
-    def _load(self, request: pb.LoadRequest) -> int:
+    def _load_resource(self, request: pb.LoadRequest) -> int:
         """Load the resource and return its size in bytes. Only rank 0, which chooses the tokens, compiles grammars."""
-        if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
-            return super()._load(request)
-        if self._loaded.grammars is not None:
-            self._loaded.grammars.load(request.id, request.source)
+        if request.kind != pb.KIND_GRAMMAR or not self._supports_grammars:
+            return super()._load_resource(request)
+        if self._loaded_model.grammars is not None:
+            self._loaded_model.grammars.load(request.id, request.source)
         return len(request.source)
 
     @property
-    def _takes_grammars(self) -> bool:
-        return self._loaded.grammars is not None or self._loaded.group.rank > 0
+    def _supports_grammars(self) -> bool:
+        return self._loaded_model.grammars is not None or self._loaded_model.group.rank > 0
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         answer = super().unload(request)
-        if request.kind == pb.KIND_GRAMMAR and self._loaded.grammars is not None:
-            self._loaded.grammars.unload(request.id)
+        if request.kind == pb.KIND_GRAMMAR and self._loaded_model.grammars is not None:
+            self._loaded_model.grammars.unload(request.id)
         return answer
 
-    def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
-        began, said, prompts = perf_counter(), dict[int, Said](), dict[int, PromptPart]()
+    def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
+        started_at, outputs, prompt_logprobs = perf_counter(), dict[int, SequenceOutput](), dict[int, PromptLogprobs]()
         if step.sequences:
-            outcome = self._compute(step)
-            said, prompts = outcome.said, outcome.prompts
-            self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, outcome.failures)
-        return self._tell(request, step, said, perf_counter() - began, prompts)
+            result = self._run_model(step)
+            outputs, prompt_logprobs = result.outputs, result.prompt_logprobs
+            self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, result.failures)
+        return self._make_answer(request, step, outputs, perf_counter() - started_at, prompt_logprobs)
 
-    def _compute(self, step: Step) -> Outcome:
-        return self._together(partial(self._loaded.runner.run, step, self._cache))
+    def _run_model(self, step: Step) -> StepResult:
+        return self._run_collective(partial(self._loaded_model.runner.run, step, self._cache))
 
-    def _tell(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step, said: Mapping[int, Said], seconds: float,
-              prompts: Mapping[int, PromptPart] = NOTHING) -> pb.StepAnswer:
+    def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,
+                     outputs: Mapping[int, SequenceOutput], seconds: float,
+                     prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPT_LOGPROBS) -> pb.StepAnswer:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
-        if self._loaded.group.rank == 0:
-            write_prompts(answer, prompts)
-            write_rows(answer, step, said)
+        if self._loaded_model.group.rank == 0:
+            write_prompt_logprobs(answer, prompt_logprobs)
+            write_sequence_outputs(answer, step, outputs)
         return answer

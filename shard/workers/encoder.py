@@ -9,30 +9,31 @@ from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.state.columns import Text
-from shard.state.ledger import asked_blocks
-from shard.state.results import write_labels, write_vectors
-from shard.state.sequence import Limits
-from shard.telemetry.startup_progress import OnProgress, untold
-from shard.workers.base import LoadedWorker
-from shard.workers.encoder_warmup import TextRehearsal
+from shard.state.columns import PoolingText
+from shard.state.ledger import cap_num_blocks
+from shard.state.results import write_embeddings, write_labels
+from shard.state.sequence import MessageLimits
+from shard.telemetry.startup_progress import OnProgress, ignore_progress
+from shard.workers.base import BaseWorker
+from shard.workers.encoder_warmup import EncoderWarmup
 from shard.workers.load_encoder import LoadedEncoder, load
-from shard.workers.shared_failure import leave
-from shard.workers.warmup import PATIENCE, Sizes, note
+from shard.workers.shared_failure import exit_process
+from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 
-class EncoderWorker(LoadedWorker[LoadedEncoder]):
-    def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
-                 on_progress: OnProgress = untold) -> None:
+class EncoderWorker(BaseWorker[LoadedEncoder]):
+    def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
+                 on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
-        loaded = load(config, on_progress)
-        limits = Limits(loaded.config.vocabulary_size, loaded.config.max_positions, 1, mixed_steps=False,
-                        generation=False, wanted=frozenset({pb.LABELS if loaded.config.labels else pb.VECTORS}))
-        super().__init__(loaded, limits, exit)
+        loaded_model = load(config, on_progress)
+        limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
+            mixed_steps=False, generation=False,
+                               supported_wanted=frozenset({pb.LABELS if loaded_model.config.labels else pb.VECTORS}))
+        super().__init__(loaded_model, limits, exit)
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
-        answer.labels.extend(self._loaded.config.labels)
+        answer.labels.extend(self._loaded_model.config.labels)
         return answer
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
@@ -41,42 +42,42 @@ class EncoderWorker(LoadedWorker[LoadedEncoder]):
         self.ledger.check_warmup(request)
         longest = request.max_total_tokens or self.ledger.limits.max_positions
         num_blocks = request.max_batch_size * -(-longest // request.block_size)
-        sizes = Sizes(request.max_batch_size, request.max_prefill_tokens, longest)
-        answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=asked_blocks(request, num_blocks),
+        max_sizes = MaxStepSizes(request.max_batch_size, request.max_prefill_tokens, longest)
+        answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=cap_num_blocks(request, num_blocks),
                                  why="an encoder keeps nothing, its cache takes no memory",
-                                 adapter_bytes=self._loaded.adapter_room())
-        note(self._rehearsed(self._rehearsal(sizes).measure), answer)
-        self.ledger.warmup(request, num_blocks)
-        self._warmup = answer
+                                 adapter_bytes=self._loaded_model.compute_adapter_budget())
+        write_measurements(self._run_warmup(self._make_warmup(max_sizes).measure_steps), answer)
+        self.ledger.apply_warmup(request, num_blocks)
+        self._warmup_answer = answer
         return answer
 
-    def _rehearsal(self, sizes: Sizes) -> TextRehearsal:
-        loaded = self._loaded
-        run = loaded.encoding.labels if loaded.config.labels else loaded.encoding.vectors
-        return TextRehearsal(run, sizes, loaded.group, PATIENCE[loaded.device.type])
+    def _make_warmup(self, max_sizes: MaxStepSizes) -> EncoderWarmup:
+        loaded = self._loaded_model
+        run_texts = loaded.runner.label_tokens if loaded.config.labels else loaded.runner.embed
+        return EncoderWarmup(run_texts, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
-        self.ledger.prefill(request)
+        self.ledger.apply_prefill(request)
         raise AssertionError("the ledger refuses whatever generates")
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
-        self.ledger.decode(request)
+        self.ledger.apply_decode(request)
         raise AssertionError("the ledger refuses whatever generates")
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        texts, began = self.ledger.embed(request), perf_counter()
+        texts, started_at = self.ledger.check_embed(request), perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
-        self._together(partial(self._tell, texts, request.wanted, answer))
-        answer.forward_seconds = perf_counter() - began
+        self._run_collective(partial(self._run_and_write_results, texts, request.wanted, answer))
+        answer.forward_seconds = perf_counter() - started_at
         return answer
 
-    def _tell(self, texts: list[Text], wanted: int, answer: pb.EmbedAnswer) -> None:
-        loaded = self._loaded
+    def _run_and_write_results(self, texts: list[PoolingText], wanted: int, answer: pb.EmbedAnswer) -> None:
+        loaded = self._loaded_model
         if wanted == pb.LABELS:
-            labelled = loaded.encoding.labels(texts)
+            labels_by_text = loaded.runner.label_tokens(texts)
             if loaded.group.rank == 0:
-                write_labels(answer, labelled)
+                write_labels(answer, labels_by_text)
         else:
-            vectors = loaded.encoding.vectors(texts)
+            embeddings = loaded.runner.embed(texts)
             if loaded.group.rank == 0:
-                write_vectors(answer, vectors)
+                write_embeddings(answer, embeddings)

@@ -7,47 +7,54 @@ to predict larger ones.
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-from shard.parallel.group import Group
-from shard.state.columns import Text
-from shard.workers.warmup import BRIEF, SHORT, Measured, Sizes, growing
+from shard.parallel.group import RankGroup
+from shard.state.columns import PoolingText
+from shard.workers.warmup import (
+    MAX_REPEATED_SECONDS,
+    SHORT_CONTEXT_TOKENS,
+    MaxStepSizes,
+    StepMeasurement,
+    iter_growing_sizes,
+)
 
-FIRST = 16  # tokens of the shortest of the growing texts
+MIN_TEXT_TOKENS = 16  # tokens of the shortest of the growing texts
 
 
-class TextRehearsal:
-    def __init__(self, run: Callable[[Sequence[Text]], object], sizes: Sizes, group: Group, patience: float) -> None:
-        """Create a warm-up. `run` runs a step; `patience` is in seconds."""
-        self._run = run
-        self._sizes = sizes
+class EncoderWarmup:
+    def __init__(self, run_texts: Callable[[Sequence[PoolingText]], object], max_sizes: MaxStepSizes, group: RankGroup,
+                 slow_step_seconds: float) -> None:
+        """Create a warm-up. `run_texts` runs a step; `slow_step_seconds` is in seconds."""
+        self._run_texts = run_texts
+        self._max_sizes = max_sizes
         self._group = group
-        self._patience = patience
+        self._slow_step_seconds = slow_step_seconds
 
-    def measure(self) -> list[Measured]:
-        return [one for kind in self._kinds() for one in self._measure(kind)]
+    def measure_steps(self) -> list[StepMeasurement]:
+        return [measurement for series in self._make_step_series() for measurement in self._measure_series(series)]
 
-    def _kinds(self) -> list[Iterator[list[Text]]]:
+    def _make_step_series(self) -> list[Iterator[list[PoolingText]]]:
         """Return the steps of each kind: one text that grows, a growing number of short texts."""
-        sizes = self._sizes
-        longest = min(sizes.length, sizes.chunk_tokens)
-        short = min(SHORT, longest)
-        most = min(sizes.rows, sizes.chunk_tokens // short)
+        max_sizes = self._max_sizes
+        longest = min(max_sizes.max_sequence_length, max_sizes.max_chunk_tokens)
+        short_length = min(SHORT_CONTEXT_TOKENS, longest)
+        max_texts = min(max_sizes.max_rows, max_sizes.max_chunk_tokens // short_length)
         return [
-            ([Text([0] * length)] for length in growing(min(FIRST, longest), longest)),
-            ([Text([0] * short)] * count for count in growing(min(2, most), most)),
+            ([PoolingText([0] * length)] for length in iter_growing_sizes(min(MIN_TEXT_TOKENS, longest), longest)),
+            ([PoolingText([0] * short_length)] * count for count in iter_growing_sizes(min(2, max_texts), max_texts)),
         ]
 
-    def _measure(self, kind: Iterator[list[Text]]) -> Iterator[Measured]:
-        for number, texts in enumerate(kind):
-            seconds = self._time(texts)
-            if seconds <= BRIEF:
-                seconds = min(seconds, self._time(texts))  # the first run may have had to set things up
+    def _measure_series(self, series: Iterator[list[PoolingText]]) -> Iterator[StepMeasurement]:
+        for number, texts in enumerate(series):
+            seconds = self._time_step(texts)
+            if seconds <= MAX_REPEATED_SECONDS:
+                seconds = min(seconds, self._time_step(texts))  # the first run may have had to set things up
             num_tokens = sum(len(text.tokens) for text in texts)
-            yield Measured(len(texts), num_tokens, num_tokens, seconds)
-            if seconds > self._patience and number:  # one size alone gives no slope
+            yield StepMeasurement(len(texts), num_tokens, num_tokens, seconds)
+            if seconds > self._slow_step_seconds and number:  # one size alone gives no slope
                 return
 
-    def _time(self, texts: list[Text]) -> float:
+    def _time_step(self, texts: list[PoolingText]) -> float:
         """Return the time of the slowest rank, so that all ranks continue or stop alike."""
-        began = perf_counter()
-        self._run(texts)
-        return -self._group.minimum(-round(1e9 * (perf_counter() - began))) / 1e9
+        started_at = perf_counter()
+        self._run_texts(texts)
+        return -self._group.minimum(-round(1e9 * (perf_counter() - started_at))) / 1e9

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from shard.config import ShardConfig
 from shard.models.encoder import EncoderConfig
-from shard.models.read_config import read_config
-from shard.telemetry.startup_progress import OnProgress, untold
-from shard.workers.decoder import ModelWorker
+from shard.models.read_config import read_model_config
+from shard.telemetry.startup_progress import OnProgress, ignore_progress
+from shard.workers.decoder import DecoderWorker
 from shard.workers.encoder import EncoderWorker
 
 
-def make_worker(config: ShardConfig, on_progress: OnProgress = untold) -> ModelWorker | EncoderWorker:
+def make_worker(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> DecoderWorker | EncoderWorker:
     """Make the worker for the model; raises ValueError if it cannot be served."""
-    if isinstance(read_config(Path(config.model)), EncoderConfig):
+    if isinstance(read_model_config(Path(config.model)), EncoderConfig):
         return EncoderWorker(config, on_progress=on_progress)
-    return ModelWorker(config, on_progress=on_progress)
+    return DecoderWorker(config, on_progress=on_progress)

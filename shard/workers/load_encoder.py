@@ -10,48 +10,48 @@ from pathlib import Path
 
 import torch
 
-from shard.adapters.registry import Wardrobe
+from shard.adapters.registry import AdapterRegistry
 from shard.config import ShardConfig
-from shard.host.device import kind_of
-from shard.host.probe_cache import fingerprint
+from shard.host.device import name_device_model
+from shard.host.probe_cache import make_probe_key
 from shard.models.encoder import EncoderConfig
-from shard.models.read_config import read_config
+from shard.models.read_config import read_model_config
 from shard.models.registry import load_encoder
-from shard.parallel.group import Group
-from shard.runner.encoder_exactness import verdict
-from shard.runner.encoder_runner import Encoding
+from shard.parallel.group import RankGroup
+from shard.runner.encoder_exactness import find_difference
+from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import read_pooling
-from shard.telemetry.startup_progress import CHECK, OnProgress, untold
-from shard.workers.load_decoder import examine, prepare, read_weights
+from shard.telemetry.startup_progress import CHECK_PHASE, OnProgress, ignore_progress
+from shard.workers.load_decoder import check_exactness, load_from_weights, prepare_loading
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
     name: str
     config: EncoderConfig
-    encoding: Encoding
-    group: Group
+    runner: EncoderRunner
+    group: RankGroup
     device: torch.device
     dtype: torch.dtype
-    inexact: str  # why answers may depend on the rest of the batch, or empty
-    wardrobe: Wardrobe
-    adapter_room: Callable[[], int]  # bytes for adapters
+    inexact_reason: str  # why answers may depend on the rest of the batch, or empty
+    adapter_registry: AdapterRegistry
+    compute_adapter_budget: Callable[[], int]  # bytes for adapters
 
 
-def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder:
+def load(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedEncoder:
     folder = Path(config.model)
-    described = read_config(folder)
-    assert isinstance(described, EncoderConfig)
-    pooling = read_pooling(folder, "mean", described.hidden_size, config.embedding_dim)
-    footing = prepare(config, described)
-    device, group, wardrobe = footing.device, footing.group, footing.wardrobe
-    model = read_weights(config, footing, described, load_encoder, on_progress)
-    shape = asdict(described) | {"dtype": footing.dtype, "ranks": group.size, "device": kind_of(device),
-                                 "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
-    on_progress(CHECK, 0, 0)
-    look = partial(verdict, model.cut(1), device)
-    inexact = examine(lambda: look() or wardrobe.verdict(), group, footing.memory, fingerprint(shape),
-                      demanded=config.exact)
-    encoding = Encoding(model, pooling, wardrobe.bearers, device)
-    return LoadedEncoder(config.model, described, encoding, group, device, footing.dtype, inexact, wardrobe,
-                         partial(footing.adapter_room, config.adapter_memory_fraction))
+    model_config = read_model_config(folder)
+    assert isinstance(model_config, EncoderConfig)
+    pooling = read_pooling(folder, "mean", model_config.hidden_size, config.embedding_dim)
+    context = prepare_loading(config, model_config)
+    device, group, adapter_registry = context.device, context.group, context.adapter_registry
+    model = load_from_weights(config, context, model_config, load_encoder, on_progress)
+    subject = asdict(model_config) | {"dtype": context.dtype, "ranks": group.size, "device": name_device_model(device),
+                                      "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
+    on_progress(CHECK_PHASE, 0, 0)
+    find_text_difference = partial(find_difference, model.truncate_layers(1), device)
+    inexact_reason = check_exactness(lambda: find_text_difference() or adapter_registry.find_batch_dependence(), group,
+                                     context.probe_cache, make_probe_key(subject), is_required=config.exact)
+    runner = EncoderRunner(model, pooling, adapter_registry.adapter_routing, device)
+    return LoadedEncoder(config.model, model_config, runner, group, device, context.dtype, inexact_reason,
+                         adapter_registry, partial(context.compute_adapter_budget, config.adapter_memory_fraction))

@@ -3,7 +3,7 @@
 Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So the
 ledger advances as if the tokens of the step under way were known, and the next step reads them on the device. If a
 result needs the host, that step and the one behind it are run again, one after the other, with the same results as
-without overlap. That costs two steps, so where it happens often, `Caution` suspends overlap for some steps.
+without overlap. That costs two steps, so where it happens often, `OverlapBackoff` suspends overlap for some steps.
 """
 
 from collections import deque
@@ -12,148 +12,152 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from shard.attention.kv_cache import Cache
-from shard.deferred import Answer, Later
-from shard.host.device import UNDER_WAY
-from shard.runner.cuda_graphs import Begun
-from shard.runner.runner import Outcome, Runner, blocks_between
+from shard.attention.kv_cache import KVCache
+from shard.deferred import Answer, PendingResult
+from shard.host.device import MAX_IN_FLIGHT_STEPS
+from shard.runner.cuda_graphs import InFlightReplay
+from shard.runner.runner import ModelRunner, StepResult, find_blocks_between
 from shard.state.ledger import Ledger
-from shard.state.results import Said
+from shard.state.results import SequenceOutput
 from shard.state.transaction import Step
 
-REMEMBERED = 32  # steps that the moving average covers, about
-BORNE = 1 / 16  # share of them that may have to be run again before overlap is suspended
-WAITED_FOR = 32  # steps without overlap then, e.g. for a filter that keeps many candidates of a flat distribution
+NUM_AVERAGED_STEPS = 32  # steps that the moving average covers, about
+MAX_RERUN_SHARE = 1 / 16  # share of them that may have to be run again before overlap is suspended
+# steps without overlap then, e.g. for a filter that keeps many candidates of a flat distribution
+NUM_SUSPENDED_STEPS = 32
 
-Run = Callable[[Step], Outcome]  # runs a step whose input tokens are all known
-Tell = Callable[[Step, Mapping[int, Said], float], Answer]  # makes the answer from the results and the seconds
+RunSynchronously = Callable[[Step], StepResult]  # runs a step whose input tokens are all known
+# makes the answer from the results and the seconds
+MakeAnswer = Callable[[Step, Mapping[int, SequenceOutput], float], Answer]
 
 
 @dataclass(slots=True)
-class Pending:
+class InFlightStep:
     step: Step
-    places: list[int]  # index of the placeholder token in each decoding sequence
-    began: float
-    begun: Begun | None  # None: the step must be run again
+    placeholder_indices: list[int]  # index of the placeholder token in each decoding sequence
+    started_at: float
+    replay: InFlightReplay | None  # None: the step must be run again
 
 
-class Caution:
+class OverlapBackoff:
     """Policy for overlap, which saves a part of a step, while a step that must be run again costs two."""
 
     def __init__(self) -> None:
-        self._share = 0.0  # moving average: share of overlapped steps that had to be run again
-        self._left = 0
+        self._rerun_share = 0.0  # moving average: share of overlapped steps that had to be run again
+        self._num_suspended_left = 0
 
-    def waits(self) -> bool:
+    def take_suspended_step(self) -> bool:
         """Return whether the next step must wait for the last one, and count that step."""
-        if not self._left:
+        if not self._num_suspended_left:
             return False
-        self._left -= 1
+        self._num_suspended_left -= 1
         return True
 
-    def ended(self, *, well: bool) -> None:
-        if not well and self._share > BORNE:
-            self._left = WAITED_FOR
-        self._share += ((not well) - self._share) / REMEMBERED
+    def record_step(self, *, succeeded: bool) -> None:
+        if not succeeded and self._rerun_share > MAX_RERUN_SHARE:
+            self._num_suspended_left = NUM_SUSPENDED_STEPS
+        self._rerun_share += ((not succeeded) - self._rerun_share) / NUM_AVERAGED_STEPS
 
 
-class Ahead:
-    """Steps under way, at most UNDER_WAY, used from one thread. None begins while one must be run again."""
+class OverlapQueue:
+    """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread. None begins while one must be run again."""
 
-    def __init__(self, ledger: Ledger, runner: Runner, run: Run) -> None:
+    def __init__(self, ledger: Ledger, runner: ModelRunner, run_synchronously: RunSynchronously) -> None:
         self._ledger = ledger
         self._runner = runner
-        self._run = run
-        self._steps: deque[tuple[Pending, Later[Any]]] = deque()
-        self._ended = 0.0  # when the last step ended
-        self._caution = Caution()
-        self._error: Exception | None = None  # of a failed step; all steps behind it raise the same
+        self._run_synchronously = run_synchronously
+        self._in_flight_steps: deque[tuple[InFlightStep, PendingResult[Any]]] = deque()
+        self._last_ended_at = 0.0  # when the last step ended
+        self._backoff = OverlapBackoff()
+        self._first_error: Exception | None = None  # of a failed step; all steps behind it raise the same
 
-    def make_room(self) -> None:
+    def wait_for_slot(self) -> None:
         """Wait until another step may begin; raises the error of an earlier step."""
-        if len(self._steps) == UNDER_WAY:
-            self._steps[0][1].finish()
-        if self._steps and self._steps[-1][0].begun is None:
-            self.finish()
+        if len(self._in_flight_steps) == MAX_IN_FLIGHT_STEPS:
+            self._in_flight_steps[0][1].finish()
+        if self._in_flight_steps and self._in_flight_steps[-1][0].replay is None:
+            self.finish_all()
 
-    def finish(self) -> None:
+    def finish_all(self) -> None:
         """Finish the steps under way, in order; stops at the first that failed and raises its error."""
-        while self._steps:
-            self._steps[0][1].finish()
+        while self._in_flight_steps:
+            self._in_flight_steps[0][1].finish()
 
-    def give_up(self) -> None:
+    def discard_all(self) -> None:
         """Finish all steps under way, discarding their results and errors."""
-        while self._steps:
-            self._steps[0][1].settle()
-        self._error = None
+        while self._in_flight_steps:
+            self._in_flight_steps[0][1].finish_without_raising()
+        self._first_error = None
 
-    def begin(self, step: Step, cache: Cache, tell: Tell[Answer]) -> Later[Answer] | None:
-        """Begin the step; call `make_room` before. Return None if it can only be run after the last step has ended."""
-        if self._caution.waits() or self._overwrites_blocks_in_flight(step, cache.block_size):
+    def begin_step(self, step: Step, cache: KVCache, make_answer: MakeAnswer[Answer]) -> PendingResult[Answer] | None:
+        """Begin the step; call `wait_for_slot` before. Return None if it can only be run after the last step has
+        ended."""
+        if self._backoff.take_suspended_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
-        last = self._steps[-1][0].begun if self._steps else None
-        began, begun = perf_counter(), self._runner.begin(step, cache, last)
-        if begun is None:
+        previous = self._in_flight_steps[-1][0].replay if self._in_flight_steps else None
+        started_at, replay = perf_counter(), self._runner.begin_step(step, cache, previous)
+        if replay is None:
             return None
-        pending = Pending(step, self._ledger.expect(step), began, begun)
-        later = Later(begun.wait, lambda: self._end(pending, cache, tell))
-        self._steps.append((pending, later))
-        return later
+        in_flight = InFlightStep(step, self._ledger.append_placeholders(step), started_at, replay)
+        pending_result = PendingResult(replay.wait, lambda: self._end_step(in_flight, cache, make_answer))
+        self._in_flight_steps.append((in_flight, pending_result))
+        return pending_result
 
     def _overwrites_blocks_in_flight(self, step: Step, block_size: int) -> bool:
         """Return whether the step writes to a block of a sequence that a step under way is the last to compute.
 
         The step under way may have to be run again and must then find the block as it was."""
         ids = {sequence.id for sequence in step.decodes}
-        blocks = {block for pending, _ in self._steps for sequence in pending.step.decodes
+        blocks = {block for in_flight, _ in self._in_flight_steps for sequence in in_flight.step.decodes
                   if sequence.id not in ids for block in sequence.blocks}
         return bool(blocks) and any(
             sequence.blocks[(len(sequence.tokens) - 1) // block_size] in blocks for sequence in step.decodes)
 
-    def _end(self, pending: Pending, cache: Cache, tell: Tell[Answer]) -> Answer:
-        assert self._steps[0][0] is pending, "steps end in their order"
+    def _end_step(self, in_flight: InFlightStep, cache: KVCache, make_answer: MakeAnswer[Answer]) -> Answer:
+        assert self._in_flight_steps[0][0] is in_flight, "steps end in their order"
         try:
-            if self._error is not None:
-                raise self._error
-            said = self._said(pending, cache)
+            if self._first_error is not None:
+                raise self._first_error
+            outputs = self._compute_outputs(in_flight, cache)
         except Exception as error:
-            self._error = error
+            self._first_error = error
             raise
         finally:
-            self._steps.popleft()
+            self._in_flight_steps.popleft()
         now = perf_counter()
-        seconds, self._ended = now - max(pending.began, self._ended), now
-        return tell(pending.step, said, seconds)
+        seconds, self._last_ended_at = now - max(in_flight.started_at, self._last_ended_at), now
+        return make_answer(in_flight.step, outputs, seconds)
 
-    def _said(self, pending: Pending, cache: Cache) -> Mapping[int, Said]:
-        step, begun = pending.step, pending.begun
-        if begun is None:
-            self._leave_out_failed(pending, cache)
-        elif (choices := begun.choices()) is not None:
-            self._caution.ended(well=True)
-            self._ledger.fulfil(step, pending.places, [token for token, _ in choices])
-            return {sequence.id: Said([token], [logprob])
-                    for sequence, (token, logprob) in zip(step.decodes, choices, strict=True)}
+    def _compute_outputs(self, in_flight: InFlightStep, cache: KVCache) -> Mapping[int, SequenceOutput]:
+        step, replay = in_flight.step, in_flight.replay
+        if replay is None:
+            self._drop_failed(in_flight, cache)
+        elif (sampled_tokens := replay.get_sampled_tokens()) is not None:
+            self._backoff.record_step(succeeded=True)
+            self._ledger.fill_placeholders(step, in_flight.placeholder_indices, [token for token, _ in sampled_tokens])
+            return {sequence.id: SequenceOutput([token], [logprob])
+                    for sequence, (token, logprob) in zip(step.decodes, sampled_tokens, strict=True)}
         else:
-            self._take_back()
+            self._roll_back_steps()
         if not step.decodes:
             return {}
-        outcome = self._run(step)
-        self._ledger.finish(step, {number: word.tokens for number, word in outcome.said.items()}, outcome.failures)
-        return outcome.said
+        result = self._run_synchronously(step)
+        self._ledger.apply_results(step, {number: output.tokens for number, output in result.outputs.items()},
+                                   result.failures)
+        return result.outputs
 
-    def _take_back(self) -> None:
+    def _roll_back_steps(self) -> None:
         """Wait for all steps under way and roll them back in the ledger, the youngest first."""
-        self._caution.ended(well=False)
-        for pending, _ in reversed(self._steps):
-            if pending.begun is not None:
-                pending.begun.wait()
-                pending.begun = None
-                self._ledger.take_back(pending.step, pending.places)
+        self._backoff.record_step(succeeded=False)
+        for in_flight, _ in reversed(self._in_flight_steps):
+            if in_flight.replay is not None:
+                in_flight.replay.wait()
+                in_flight.replay = None
+                self._ledger.roll_back_placeholders(in_flight.step, in_flight.placeholder_indices)
 
-    def _leave_out_failed(self, pending: Pending, cache: Cache) -> None:
+    def _drop_failed(self, in_flight: InFlightStep, cache: KVCache) -> None:
         """Drop sequences that failed in the step before. They ran in this one too, so zero the blocks they wrote to."""
-        for sequence, place in zip(pending.step.decodes, pending.places, strict=True):
+        for sequence, index in zip(in_flight.step.decodes, in_flight.placeholder_indices, strict=True):
             if sequence.failure is not None:
-                cache.zero(blocks_between(sequence, place - 1, place, cache.block_size))
-        pending.step.leave_out_failed()
+                cache.zero_blocks(find_blocks_between(sequence, index - 1, index, cache.block_size))
+        in_flight.step.drop_failed()

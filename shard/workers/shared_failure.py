@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from shard.parallel.group import Group
+from shard.parallel.group import RankGroup
 from shard.parallel.shared_memory import PeerLost
 
 Result = TypeVar("Result")
@@ -13,12 +13,12 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-def leave() -> None:
+def exit_process() -> None:
     """End the process at once, as a crash does."""
     os._exit(70)
 
 
-def together(group: Group, exit: Callable[[], object], call: Callable[[], Result]) -> Result:  # noqa: A002 - what it does
+def run_collective(group: RankGroup, exit: Callable[[], object], call: Callable[[], Result]) -> Result:  # noqa: A002 - what it does
     """Run a collective call. If it fails on one rank, the ranks are out of step, and some may wait for the others
     forever: so that rank ends its process, and the group is replaced."""
     try:

@@ -11,89 +11,100 @@ from typing import Any
 
 import torch
 
-from shard.attention.kv_cache import NUM_SPARE, Cache
-from shard.checkpoint.reader import Weights, weight_bytes
-from shard.host.cgroups import count_cores
-from shard.host.dtype import choose_dtype, name
-from shard.host.memory import Available, Room, gpu_room, host_room, num_fitting, read_gpu, read_host
+from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
+from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
+from shard.host.cgroups import count_usable_cores
+from shard.host.dtype import choose_dtype, dtype_name
+from shard.host.memory import (
+    AvailableMemory,
+    MemoryBudget,
+    compute_gpu_budget,
+    compute_host_budget,
+    count_fitting_blocks,
+    read_gpu_memory,
+    read_host_memory,
+)
 from shard.models.config import ModelConfig
-from shard.models.read_config import read_config
+from shard.models.read_config import read_model_config
 from shard.ops.linear import can_pack
 
-CPUINFO = Path("/proc/cpuinfo")
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
+CPUINFO_PATH = Path("/proc/cpuinfo")
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
 
 
-def machine() -> dict[str, Any]:
-    memory = read_host()
+def survey_machine() -> dict[str, Any]:
+    memory = read_host_memory()
     return {
-        "torch": torch.__version__, "cuda": torch.version.cuda or "", "instructions": instructions(CPUINFO),
+        "torch": torch.__version__, "cuda": torch.version.cuda or "", "instructions": read_cpu_features(CPUINFO_PATH),
         "packs_bfloat16": can_pack(torch.bfloat16),
-        "gpus": [gpu(number) for number in range(torch.cuda.device_count())],
-        "cores": count_cores(), "processors": os.cpu_count(), "memory": memory.bytes, "memory_source": memory.source}
+        "gpus": [survey_gpu(number) for number in range(torch.cuda.device_count())],
+        "cores": count_usable_cores(), "processors": os.cpu_count(), "memory": memory.bytes,
+        "memory_source": memory.source}
 
 
-def instructions(path: Path) -> list[str]:
+def read_cpu_features(path: Path) -> list[str]:
     lines = (line for line in path.read_text().splitlines() if line.startswith(("flags", "Features")))
     flags = {flag for line in lines for flag in line.split()}
-    return [flag for flag in INSTRUCTIONS if flag in flags]
+    return [flag for flag in CPU_FEATURES if flag in flags]
 
 
-def gpu(number: int) -> dict[str, Any]:
-    free, total = read_gpu(number)
-    return {"name": torch.cuda.get_device_name(number), "free": free, "total": total}
+def survey_gpu(index: int) -> dict[str, Any]:
+    free, total = read_gpu_memory(index)
+    return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
 
 
-def model(folder: Path, asked_dtype: str, device: str, num_shards: int, block_size: int) -> dict[str, Any]:
+def survey_model(folder: Path, requested_dtype: str, device: str, num_shards: int, block_size: int) -> dict[str, Any]:
     """Return a model's needs; raises ValueError or OSError if it cannot be served."""
-    described = read_config(folder)
-    dtype = choose_dtype(asked_dtype, described.dtype, device, quickest).dtype
-    with Weights(folder, dtype, torch.device("cpu")):
-        needed = weight_bytes(folder) * dtype.itemsize // described.dtype.itemsize
-    block_bytes = bytes_per_block(described, block_size, dtype)
-    free, total = memory_of(device, num_shards)
-    room = room_beside(needed, free, total, device)
-    return {"architecture": described.architecture, "dtype": name(dtype), "device": device, "weights": needed,
-            "max_positions": described.max_positions, "block": block_bytes, "free": free,
-            "tokens": num_fitting(room, block_bytes, NUM_SPARE) * block_size}
+    model_config = read_model_config(folder)
+    dtype = choose_dtype(requested_dtype, model_config.dtype, device, guess_fastest_dtype).dtype
+    with CheckpointReader(folder, dtype, torch.device("cpu")):
+        needed_bytes = count_weight_bytes(folder) * dtype.itemsize // model_config.dtype.itemsize
+    block_bytes = compute_bytes_per_block(model_config, block_size, dtype)
+    free, total = read_device_memory(device, num_shards)
+    budget = compute_cache_budget(needed_bytes, free, total, device)
+    return {"architecture": model_config.architecture, "dtype": dtype_name(dtype), "device": device,
+            "weights": needed_bytes, "max_positions": model_config.max_positions, "block": block_bytes, "free": free,
+            "tokens": count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS) * block_size}
 
 
-def quickest() -> torch.dtype:
+def guess_fastest_dtype() -> torch.dtype:
     """Guess the faster number type by the processor's features; a shard measures it."""
     return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
 
 
-def bytes_per_block(described: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def compute_bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of a cache block of all shards together."""
-    return Cache.bytes_per_block(described.num_layers, described.num_kv_heads, described.head_dim, block_size, dtype)
+    return KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
+                                   block_size, dtype)
 
 
-def memory_of(device: str, num_shards: int) -> tuple[int, int]:
+def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:
     """Return free and total bytes of the devices that `num_shards` shards use."""
     if device == "cpu":
-        return (read_host().bytes,) * 2
-    figures = [read_gpu(number) for number in range(min(num_shards, torch.cuda.device_count()))]
+        return (read_host_memory().bytes,) * 2
+    figures = [read_gpu_memory(number) for number in range(min(num_shards, torch.cuda.device_count()))]
     free, total = (sum(column) for column in zip(*figures, strict=True))
     return free, total
 
 
-def room_beside(needed: int, free: int, total: int, device: str) -> Room:
-    """Return the room for the cache of all shards, beside weights of `needed` bytes."""
-    left = max(0, free - needed)
-    return host_room(Available(left, ""), None, 1) if device == "cpu" else gpu_room(left, total, None, 1)
+def compute_cache_budget(needed_bytes: int, free: int, total: int, device: str) -> MemoryBudget:
+    """Return the room for the cache of all shards, beside weights of `needed_bytes` bytes."""
+    left = max(0, free - needed_bytes)
+    return compute_host_budget(AvailableMemory(left, ""), None,
+                               1) if device == "cpu" else compute_gpu_budget(left, total, None, 1)
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    found: dict[str, Any] = {"machine": machine()}
-    if order["model"]:
-        device = order["device"] if order["device"] != "auto" else "cuda" if found["machine"]["gpus"] else "cpu"
+    request = json.loads(sys.argv[1])
+    survey: dict[str, Any] = {"machine": survey_machine()}
+    if request["model"]:
+        device = request["device"] if request["device"] != "auto" else "cuda" if survey["machine"]["gpus"] else "cpu"
         try:
-            found["model"] = model(
-                Path(order["model"]), order["dtype"], device, order["num_shards"], order["block_size"])
+            survey["model"] = survey_model(
+                Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"])
         except (ValueError, OSError) as error:
-            found["problem"] = str(error)
-    json.dump(found, sys.stdout)
+            survey["problem"] = str(error)
+    json.dump(survey, sys.stdout)
 
 
 if __name__ == "__main__":

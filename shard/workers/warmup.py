@@ -10,117 +10,123 @@ from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 
-from shard.attention.kv_cache import Cache
-from shard.parallel.group import Group
+from shard.attention.kv_cache import KVCache
+from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
-from shard.runner.runner import Runner
-from shard.state.sequence import Sampling, Sequence
-from shard.state.transaction import Chunk, Step
+from shard.runner.runner import ModelRunner
+from shard.state.sequence import SamplingParams, Sequence
+from shard.state.transaction import PrefillChunk, Step
 
-PATIENCE = {"cpu": 0.1, "cuda": inf}  # seconds of a step, by device, after which no larger one of its kind is tried
-BRIEF = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
-GROWTH = 4
-SHORT = 32  # context of a decode, unless the context is what grows
-SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+# seconds of a step, by device, after which no larger one of its kind is tried
+SLOW_STEP_SECONDS = {"cpu": 0.1, "cuda": inf}
+MAX_REPEATED_SECONDS = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
+SIZE_GROWTH_FACTOR = 4
+SHORT_CONTEXT_TOKENS = 32  # context of a decode, unless the context is what grows
+WARMUP_SAMPLING_PARAMS = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    rows: int
-    chunk_tokens: int
-    context: int
+class StepMeasurement:
+    num_rows: int
+    num_chunk_tokens: int
+    num_context_tokens: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MaxStepSizes:
     """Sizes of the largest step that the limits allow."""
 
-    rows: int
-    chunk_tokens: int
-    length: int  # of the longest sequence
+    max_rows: int
+    max_chunk_tokens: int
+    max_sequence_length: int  # of the longest sequence
 
     @classmethod
-    def of(cls, request: pb.WarmupRequest, num_places: int) -> "Sizes":
-        """Return the sizes for a cache of `num_places` slots."""
-        length = min(request.max_total_tokens or num_places, num_places)
+    def from_request(cls, request: pb.WarmupRequest, num_slots: int) -> "MaxStepSizes":
+        """Return the sizes for a cache of `num_slots` slots."""
+        length = min(request.max_total_tokens or num_slots, num_slots)
         return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
 
 
-def note(measured: Iterable[Measured], answer: pb.WarmupAnswer) -> None:
-    for one in measured:
-        answer.rows.append(one.rows)
-        answer.chunk_tokens.append(one.chunk_tokens)
-        answer.context.append(one.context)
-        answer.seconds.append(one.seconds)
+def write_measurements(measurements: Iterable[StepMeasurement], answer: pb.WarmupAnswer) -> None:
+    for measurement in measurements:
+        answer.rows.append(measurement.num_rows)
+        answer.chunk_tokens.append(measurement.num_chunk_tokens)
+        answer.context.append(measurement.num_context_tokens)
+        answer.seconds.append(measurement.seconds)
 
 
-class Rehearsal:
+class DecoderWarmup:
     """Warm-up of a model that generates."""
 
-    def __init__(self, runner: Runner, cache: Cache, sizes: Sizes, group: Group, patience: float) -> None:
+    def __init__(self, runner: ModelRunner, cache: KVCache, max_sizes: MaxStepSizes, group: RankGroup,
+                 slow_step_seconds: float) -> None:
         self._runner = runner
         self._cache = cache
-        self._sizes = sizes
+        self._max_sizes = max_sizes
         self._group = group
-        self._patience = patience
+        self._slow_step_seconds = slow_step_seconds
 
-    def measure(self) -> list[Measured]:
-        return [one for kind in self._kinds() for one in self._measure(kind)]
+    def measure_steps(self) -> list[StepMeasurement]:
+        return [measurement for series in self._make_step_series() for measurement in self._measure_series(series)]
 
-    def run_largest(self) -> None:
-        self._runner.run(self._last_chunk(self._sizes.chunk_tokens, self._sizes.rows), self._cache)
+    def run_largest_step(self) -> None:
+        self._runner.run(self._make_last_chunk_step(self._max_sizes.max_chunk_tokens, self._max_sizes.max_rows),
+                         self._cache)
 
-    def _kinds(self) -> list[Iterator[Step]]:
+    def _make_step_series(self) -> list[Iterator[Step]]:
         """Return the steps of each kind: a growing number of decodes, one decode that grows, one chunk that grows."""
-        sizes = self._sizes
+        max_sizes = self._max_sizes
         return [
-            (self._decodes(count, SHORT) for count in growing(1, sizes.rows)),
-            (self._decodes(1, length) for length in growing(8 * SHORT, sizes.length)),
-            (self._chunk(tokens, 0) for tokens in growing(16, sizes.chunk_tokens)),
-        ]
+            (self._make_decode_step(count, SHORT_CONTEXT_TOKENS)
+             for count in iter_growing_sizes(1, max_sizes.max_rows)),
+            (self._make_decode_step(1, length)
+             for length in iter_growing_sizes(8 * SHORT_CONTEXT_TOKENS, max_sizes.max_sequence_length)),
+            (self._make_chunk_step(tokens, 0) for tokens in iter_growing_sizes(16, max_sizes.max_chunk_tokens)),]
 
-    def _measure(self, kind: Iterator[Step]) -> Iterator[Measured]:
-        for number, step in enumerate(kind):
-            seconds = self._time(step)
-            if seconds <= BRIEF or self._patience == inf:  # where all sizes are run, kernels are compiled on the way
-                seconds = min(seconds, self._time(step))  # the first run may have had to set things up
+    def _measure_series(self, series: Iterator[Step]) -> Iterator[StepMeasurement]:
+        for number, step in enumerate(series):
+            seconds = self._time_step(step)
+            # where all sizes are run, kernels are compiled on the way
+            if seconds <= MAX_REPEATED_SECONDS or self._slow_step_seconds == inf:
+                seconds = min(seconds, self._time_step(step))  # the first run may have had to set things up
             rows = len(step.decodes) + len(step.chunks)
             context = sum(len(sequence.tokens) for sequence in step.sequences)
-            yield Measured(rows, sum(chunk.length for chunk in step.chunks), context, seconds)
-            if seconds > self._patience and number:  # one size alone gives no slope
+            yield StepMeasurement(rows, sum(chunk.length for chunk in step.chunks), context, seconds)
+            if seconds > self._slow_step_seconds and number:  # one size alone gives no slope
                 return
 
-    def _time(self, step: Step) -> float:
+    def _time_step(self, step: Step) -> float:
         """Return the time of the slowest rank, so that all ranks continue or stop alike."""
-        began = perf_counter()
+        started_at = perf_counter()
         self._runner.run(step, self._cache)
-        return -self._group.minimum(-round(1e9 * (perf_counter() - began))) / 1e9
+        return -self._group.minimum(-round(1e9 * (perf_counter() - started_at))) / 1e9
 
-    def _decodes(self, rows: int, length: int) -> Step:
-        return Step(decodes=[self._sequence(number, min(length, self._sizes.length)) for number in range(rows)])
+    def _make_decode_step(self, num_sequences: int, length: int) -> Step:
+        return Step(decodes=[self._make_sequence(number, min(length, self._max_sizes.max_sequence_length))
+                             for number in range(num_sequences)])
 
-    def _chunk(self, tokens: int, rows: int) -> Step:
-        step = self._decodes(rows, SHORT)
-        step.chunks.append(Chunk(self._sequence(rows, tokens), 0, tokens))
+    def _make_chunk_step(self, num_tokens: int, num_decodes: int) -> Step:
+        step = self._make_decode_step(num_decodes, SHORT_CONTEXT_TOKENS)
+        step.chunks.append(PrefillChunk(self._make_sequence(num_decodes, num_tokens), 0, num_tokens))
         return step
 
-    def _last_chunk(self, tokens: int, rows: int) -> Step:
+    def _make_last_chunk_step(self, num_tokens: int, num_decodes: int) -> Step:
         """Return a step with the end of the longest prompt, which attends to everything before it, beside decodes."""
-        step, length = self._decodes(rows, SHORT), self._sizes.length
-        step.chunks.append(Chunk(self._sequence(rows, length), length - tokens, tokens))
+        step, length = self._make_decode_step(num_decodes, SHORT_CONTEXT_TOKENS), self._max_sizes.max_sequence_length
+        step.chunks.append(PrefillChunk(self._make_sequence(num_decodes, length), length - num_tokens, num_tokens))
         return step
 
-    def _sequence(self, number: int, length: int) -> Sequence:
+    def _make_sequence(self, sequence_id: int, length: int) -> Sequence:
         blocks = [number % self._cache.num_blocks for number in range(-(-length // self._cache.block_size))]
-        return Sequence(id=number, tokens=[0] * length, num_prompt_tokens=length, num_given=length, computed=0,
-                        num_cached=0, blocks=blocks, key=number, sampling=SAMPLING, prompt_logprobs=False, adapter=0,
-                        grammar=0)
+        return Sequence(id=sequence_id, tokens=[0] * length, num_prompt_tokens=length, num_initial_tokens=length,
+                        num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=sequence_id,
+                        sampling=WARMUP_SAMPLING_PARAMS, wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
 
 
-def growing(first: int, last: int) -> Iterator[int]:
+def iter_growing_sizes(first: int, last: int) -> Iterator[int]:
     size = first
     while size < last:
         yield size
-        size *= GROWTH
+        size *= SIZE_GROWTH_FACTOR
     yield last

@@ -1,7 +1,7 @@
 """Fixture for the files that matplotlib keeps open."""
 
 import pytest
-from support.fake_bench_results import run
+from support.fake_bench_results import make_sample_result
 
 from benchmarks.bench.report import plots
 
@@ -9,4 +9,4 @@ from benchmarks.bench.report import plots
 @pytest.fixture(scope="session")
 def fonts() -> None:
     """Draw a plot before the leak check of a test: matplotlib keeps font files open from the first text on."""
-    plots.latencies([run()])
+    plots.plot_latency([make_sample_result()])

@@ -9,42 +9,42 @@ from collections.abc import Callable
 import openai
 
 URL = f"{sys.argv[1]}/v1"
-HELLO = [{"role": "user", "content": "Count to five."}]
-FAILED = "Request failed during generation: "
+COUNTING_MESSAGES = [{"role": "user", "content": "Count to five."}]
+GENERATION_ERROR_PREFIX = "Request failed during generation: "
 
 
-def create(key: str = "sk-loom", **given: object) -> object:
-    return openai.OpenAI(base_url=URL, api_key=key, max_retries=0).chat.completions.create(
-        model="weft/simulated", messages=HELLO, max_tokens=8, **given)
+def create_chat_completion(api_key: str = "sk-loom", **options: object) -> object:
+    return openai.OpenAI(base_url=URL, api_key=api_key, max_retries=0).chat.completions.create(
+        model="weft/simulated", messages=COUNTING_MESSAGES, max_tokens=8, **options)
 
 
-def raised(kind: type[openai.APIError], call: Callable[[], object]) -> openai.APIError:
+def expect_error(exception_type: type[openai.APIError], call: Callable[[], object]) -> openai.APIError:
     try:
         call()
-    except kind as error:
+    except exception_type as error:
         return error
-    raise AssertionError(f"there was no {kind.__name__}")
+    raise AssertionError(f"there was no {exception_type.__name__}")
 
 
-def keys() -> None:
-    error = raised(openai.AuthenticationError, lambda: create("sk-other"))
+def check_api_keys() -> None:
+    error = expect_error(openai.AuthenticationError, lambda: create_chat_completion("sk-other"))
     assert "a key is needed" in error.message
     assert (error.type, error.code) == ("invalid_request_error", "invalid_api_key")
 
 
-def streams() -> None:
+def check_failing_stream() -> None:
     """Check that a failing stream sends its tokens first and then the error."""
-    heard: list[object] = []
-    error = raised(openai.APIError, lambda: heard.extend(create(stream=True)))
-    assert error.message.startswith(FAILED)
+    chunks: list[object] = []
+    error = expect_error(openai.APIError, lambda: chunks.extend(create_chat_completion(stream=True)))
+    assert error.message.startswith(GENERATION_ERROR_PREFIX)
     assert (error.type, error.code, error.param) == ("server_error", None, None)
-    assert heard
+    assert chunks
 
 
-def answers() -> None:
-    assert FAILED in raised(openai.InternalServerError, create).message
+def check_failing_answer() -> None:
+    assert GENERATION_ERROR_PREFIX in expect_error(openai.InternalServerError, create_chat_completion).message
 
 
-for check in (keys, streams, answers):
+for check in (check_api_keys, check_failing_stream, check_failing_answer):
     check()
     sys.stdout.write(f"openai: {check.__name__}\n")

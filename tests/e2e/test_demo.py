@@ -8,61 +8,62 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from support.weft_process import Weft, serving
+from support.weft_process import WeftProcess, run_weft_process
 from transformers import PreTrainedTokenizerFast
 
 import launcher.demo
-from launcher.demo.training.card import LONGEST, PROMPTS
+from launcher.demo.training.card import CARD_PROMPTS, MAX_ANSWER_TOKENS
 
-ROOT = Path(__file__).parents[2]
-MODEL = Path(launcher.demo.__file__).with_name("model")
-CARD = (MODEL / "README.md").read_text()
+REPOSITORY_ROOT = Path(__file__).parents[2]
+MODEL_FOLDER = Path(launcher.demo.__file__).with_name("model")
+MODEL_CARD = (MODEL_FOLDER / "README.md").read_text()
 GIGABYTE = 10**9
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
-    with serving(tmp_path_factory.mktemp("demo")) as found:
+def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
+    with run_weft_process(tmp_path_factory.mktemp("demo")) as found:
         yield found
 
 
-def memory(pid: int) -> int:
+def measure_pss_bytes(pid: int) -> int:
     """Return the proportional set size of a process in bytes, which divides shared pages among their users."""
     [kilobytes] = re.findall(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024
 
 
-def test_without_a_name_the_model_that_comes_with_weft_is_served_and_says_what_it_is(weft: Weft) -> None:
+def test_demo_model_is_served_by_default_and_says_so(weft: WeftProcess) -> None:
     assert weft.banner[0].startswith("weft serves weft/demo on 1 shard at ")
     assert weft.banner[1] == "  note     a demo model with 4 million parameters; its facts are often wrong\n"
-    told = weft.info()
+    told = weft.get_info()
     assert (told["model_id"], "facts are often wrong" in told["notice"]) == ("weft/demo", True)
 
 
-def test_the_first_request_of_the_readme_is_answered_as_it_says(weft: Weft) -> None:
+def test_readme_example_request_gets_the_documented_answer(weft: WeftProcess) -> None:
     body, answer = re.search(r"generate \\\n.*?-d '(.*?)'\n```\n\n```json\n(.*?)\n```",  # type: ignore[union-attr]
-                             (ROOT / "README.md").read_text(), re.DOTALL).groups()
+                             (REPOSITORY_ROOT / "README.md").read_text(), re.DOTALL).groups()
     asked = json.loads(body)
-    with weft.post("/generate", asked["parameters"]["max_new_tokens"], asked["inputs"]) as response:
+    with weft.post_prompt("/generate", asked["parameters"]["max_new_tokens"], asked["inputs"]) as response:
         assert response.read().decode() == answer
 
 
-def test_the_card_tells_what_the_model_answers(weft: Weft) -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
-    with ThreadPoolExecutor(len(PROMPTS)) as clients:
-        answers = list(clients.map(lambda prompt: weft.generate(LONGEST, prompt.rendered(tokenizer)), PROMPTS))
-    assert [prompt.said for prompt, answer in zip(PROMPTS, answers, strict=True)
-            if prompt.entry(answer) not in CARD] == []
+def test_model_card_shows_the_answers_of_the_model(weft: WeftProcess) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_FOLDER)
+    with ThreadPoolExecutor(len(CARD_PROMPTS)) as clients:
+        answers = list(clients.map(lambda prompt: weft.generate(MAX_ANSWER_TOKENS, prompt.render_prompt(tokenizer)),
+                                   CARD_PROMPTS))
+    assert [prompt.text for prompt, answer in zip(CARD_PROMPTS, answers, strict=True)
+            if prompt.format_card_entry(answer) not in MODEL_CARD] == []
 
 
-def test_the_card_tells_the_checksum_of_the_weights() -> None:
-    assert sha256((MODEL / "model.safetensors").read_bytes()).hexdigest() in CARD
+def test_model_card_contains_the_checksum_of_the_weights() -> None:
+    assert sha256((MODEL_FOLDER / "model.safetensors").read_bytes()).hexdigest() in MODEL_CARD
 
 
-def test_all_of_it_takes_less_than_a_gigabyte(weft: Weft) -> None:
-    assert weft.generate(LONGEST)
-    pids = [weft.process.pid, *weft.pids("router"), *weft.pids("shard.rpc.server")]
+def test_all_processes_together_use_less_than_a_gigabyte(weft: WeftProcess) -> None:
+    assert weft.generate(MAX_ANSWER_TOKENS)
+    pids = [weft.process.pid, *weft.find_child_pids("router"), *weft.find_child_pids("shard.rpc.server")]
     assert len(pids) == 3
-    assert sum(map(memory, pids)) < GIGABYTE
+    assert sum(map(measure_pss_bytes, pids)) < GIGABYTE

@@ -6,69 +6,70 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from support.in_process_server import body, play
+from support.in_process_server import make_generate_body, play_scenario
 
-from router.scheduler.events import Produced
+from router.scheduler.events import TokensAccepted
 
-WINDOW = 1000  # steps
-WINDOWS = 2
-OTHERS, FLOOD = 10, 1000  # clients that send requests in a loop; eight requests run at a time
+STEPS_PER_WINDOW = 1000  # steps
+NUM_WINDOWS = 2
+NUM_OTHER_CLIENTS, NUM_FLOOD_CLIENTS = 10, 1000  # clients that send requests in a loop; eight requests run at a time
 
 
-class Service:
+class TenantTokenCounter:
     """Tokens generated for each tenant, in windows of steps in which both tenants have waiting requests."""
 
-    def __init__(self, core, weights):
+    def __init__(self, scheduler, weights):
         self._weights = weights
-        self.tokens = Counter()
-        self.marks = []
+        self.tokens_by_tenant = Counter()
+        self.window_totals = []
         self.done = asyncio.Event()
-        self._core, self._complete = core, core.complete
+        self._scheduler, self._complete = scheduler, scheduler.complete
         self._steps = 0
-        core.complete = self._note
+        scheduler.complete = self._complete_and_count
 
-    def _note(self, order, answer, stopped, now):
-        tenants = {s.number: s.request.tenant.name for s in self._core.sequences}
-        events = self._complete(order, answer, stopped, now)
+    def _complete_and_count(self, last_message_number, result, stop_token_counts, now):
+        tenants = {s.id: s.request.tenant.name for s in self._scheduler.sequences}
+        events = self._complete(last_message_number, result, stop_token_counts, now)
         for event in events:
-            if isinstance(event, Produced):
-                for number, count in event.counts.items():
-                    self.tokens[tenants[number]] += count
+            if isinstance(event, TokensAccepted):
+                for number, count in event.token_counts.items():
+                    self.tokens_by_tenant[tenants[number]] += count
         self._steps += 1
-        if self._steps % WINDOW == 0:
-            self.marks.append([self.tokens[name] / weight for name, weight in self._weights.items()])
-            if len(self.marks) > WINDOWS:
+        if self._steps % STEPS_PER_WINDOW == 0:
+            self.window_totals.append([self.tokens_by_tenant[name] / weight for name, weight in self._weights.items()])
+            if len(self.window_totals) > NUM_WINDOWS:
                 self.done.set()
         return events
 
-    def fairness(self):
-        shares = [[b - a for a, b in zip(*marks, strict=True)] for marks in pairwise(self.marks)]
+    def compute_fairness(self):
+        shares = [[b - a for a, b in zip(*marks, strict=True)] for marks in pairwise(self.window_totals)]
         return [sum(each) ** 2 / (len(each) * sum(x * x for x in each)) for each in shares]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weight", [pytest.param(1.0, marks=pytest.mark.long), 3.0])
-def test_tenants_with_keys_get_their_shares(tmp_path, weight):
+def test_tenants_share_tokens_by_weight(tmp_path, weight):
     weights = {"flood": 1.0, "other": weight}
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({f"sk-{name}": {"tenant": name, "weight": weight} for name, weight in weights.items()}))
 
-    async def story(weft):
-        service = Service(weft.core, weights)
+    async def scenario(weft):
+        service = TenantTokenCounter(weft.scheduler, weights)
 
-        async def ask_again(name, number):
-            headers = {"authorization": f"Bearer sk-{name}"}
+        async def send_requests_in_a_loop(tenant, number):
+            headers = {"authorization": f"Bearer sk-{tenant}"}
             while not service.done.is_set():
-                async with weft.http.post("/generate", json=body(f"{name} {number}", 30), headers=headers) as answer:
+                async with weft.http_session.post("/generate", json=make_generate_body(f"{tenant} {number}", 30),
+                                                  headers=headers) as answer:
                     assert answer.status == 200
 
-        asking = [asyncio.create_task(ask_again(name, number))
-                  for name, count in (("flood", FLOOD), ("other", OTHERS)) for number in range(count)]
+        asking = [asyncio.create_task(send_requests_in_a_loop(name, number)) for name,
+                  count in (("flood", NUM_FLOOD_CLIENTS), ("other", NUM_OTHER_CLIENTS)) for number in range(count)]
         await service.done.wait()
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        assert len(service.fairness()) == WINDOWS
-        assert min(service.fairness()) >= 0.98
+        assert len(service.compute_fairness()) == NUM_WINDOWS
+        assert min(service.compute_fairness()) >= 0.98
         await weft.check_idle()
-    play(story, tmp_path, http=True, api_keys=str(keys), max_batch_size=8, max_concurrent_requests=2000)
+    play_scenario(scenario, tmp_path, http=True, api_keys=str(keys), max_batch_size=8, max_concurrent_requests=2000)

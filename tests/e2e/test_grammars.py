@@ -17,9 +17,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from support.json_schema_checker import fits
-from support.small_checkpoints import tiny_checkpoint
-from support.weft_process import Weft, serving, tokens
+from support.json_schema_checker import is_valid_for_schema
+from support.small_checkpoints import make_tiny_checkpoint
+from support.weft_process import WeftProcess, iter_stream_events, run_weft_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,11 +27,11 @@ Asked = TypeVar("Asked")
 Result = TypeVar("Result")
 
 PROMPT = "Once upon a time"
-WORD = {"type": "string", "maxLength": 4}
+SHORT_STRING_SCHEMA = {"type": "string", "maxLength": 4}
 SCHEMAS: dict[str, Any] = {
     "types": {"type": "object", "required": ["a", "b", "c", "d"], "additionalProperties": False, "properties": {
         "a": {"type": "integer", "minimum": -5, "maximum": 500}, "b": {"type": "boolean"}, "c": {"type": "null"},
-        "d": WORD}},
+        "d": SHORT_STRING_SCHEMA}},
     "not required": {"type": "object", "additionalProperties": False, "properties": {
         "a": {"const": "x"}, "b": {"enum": [1, "two", None, [3]]}}},
     "nested": {"type": "object", "required": ["a"], "additionalProperties": False, "properties": {
@@ -41,27 +41,27 @@ SCHEMAS: dict[str, Any] = {
         {"type": "boolean"}, {"type": "integer", "minimum": 10, "maximum": 12}]}},
     "told apart": {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "discriminator": {"propertyName": "kind"},
                    "$defs": {name: {"type": "object", "required": ["kind", "size"], "additionalProperties": False,
-                                    "properties": {"kind": {"const": name, "title": "Kind"}, "size": WORD}}
+                                    "properties": {"kind": {"const": name, "title": "Kind"},
+                                                   "size": SHORT_STRING_SCHEMA}}
                              for name in "AB"}},
     "patterns": {"type": "object", "required": ["when"], "additionalProperties": False, "properties": {
         "when": {"type": "string", "pattern": r"^\d{4}-[01]\d$"}}},
     "together": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
-    "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": ["x"]}], "items": False, "minItems": 2},
-}
+    "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": ["x"]}], "items": False, "minItems": 2},}
 REGEXES = [r"(loom|weft|warp)", r"\d{3}-\d{4}", r"[A-Z][a-z]{0,6}( [A-Z][a-z]{0,6}){1,2}",
            r"(?:[01]?\d|2[0-3]):[0-5]\d", r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
            r"^Übung( [čě]{1,3})?$"]
 
 
-def deep(depth: int) -> dict[str, Any]:
+def make_nested_one_of(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
         schema = {"oneOf": [schema, {"type": "string"}]}
     return schema
 
 
-HOSTILE: dict[str, Any] = {
-    "deep oneOf": {"type": "json", "value": deep(60)},
+HOSTILE_GRAMMARS: dict[str, Any] = {
+    "deep oneOf": {"type": "json", "value": make_nested_one_of(60)},
     "deeper oneOf": {"type": "json", "value": '{"oneOf":[' * 5_000 + "{}" + "]}" * 5_000},
     "oneOf that overlap": {"type": "json", "value": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
     "endless repetition": {"type": "regex", "value": "a{0,1000000000}"},
@@ -78,16 +78,16 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
+def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
     folder = tmp_path_factory.mktemp("grammars")
     model = folder / "model"
-    shutil.copytree(tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), model)
+    shutil.copytree(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), model)
     (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
-    with serving(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as made:
+    with run_weft_process(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as made:
         yield made
 
 
-def post(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def post_json(weft: WeftProcess, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     request = Request(weft.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urlopen(request) as response:
@@ -97,58 +97,58 @@ def post(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, dict[str, An
             return error.code, json.load(error)
 
 
-def generated(weft: Weft, grammar: Any, seed: int) -> str:
+def generate_text(weft: WeftProcess, grammar: Any, seed: int) -> str:
     parameters = {"max_new_tokens": 400, "do_sample": True, "seed": seed, "details": True, "grammar": grammar}
-    status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": parameters})
+    status, answer = post_json(weft, "/generate", {"inputs": PROMPT, "parameters": parameters})
     assert status == 200, answer
     assert answer["details"]["finish_reason"] == "eos_token"
     return str(answer["generated_text"])
 
 
-def at_once(ask: Callable[[Asked], Result], asked: Iterable[Asked]) -> list[Result]:
+def map_concurrently(function: Callable[[Asked], Result], items: Iterable[Asked]) -> list[Result]:
     with ThreadPoolExecutor(8) as clients:
-        return [*clients.map(ask, asked)]
+        return [*clients.map(function, items)]
 
 
-def test_json_always_parses_and_validates(weft: Weft) -> None:
+def test_json_grammar_answers_parse_and_validate(weft: WeftProcess) -> None:
     asked = [(name, seed) for name in SCHEMAS for seed in range(2)]
-    texts = at_once(lambda one: generated(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked)
+    texts = map_concurrently(lambda one: generate_text(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked)
     for (name, _), text in zip(asked, texts, strict=True):
-        assert fits(SCHEMAS[name], json.loads(text)), (name, text)
+        assert is_valid_for_schema(SCHEMAS[name], json.loads(text)), (name, text)
     assert len(set(texts)) > len(SCHEMAS)
 
 
-def test_regular_expressions_fit_the_whole_answer(weft: Weft) -> None:
+def test_regex_grammar_answers_match_in_full(weft: WeftProcess) -> None:
     asked = [(pattern, seed) for pattern in REGEXES for seed in range(2)]
-    texts = at_once(lambda one: generated(weft, {"type": "regex", "value": one[0]}, one[1]), asked)
+    texts = map_concurrently(lambda one: generate_text(weft, {"type": "regex", "value": one[0]}, one[1]), asked)
     assert [text for (pattern, _), text in zip(asked, texts, strict=True) if not re.fullmatch(pattern, text)] == []
 
 
-def test_a_grammar_is_the_same_in_every_spelling_and_dialect(weft: Weft) -> None:
+def test_grammar_gives_the_same_text_in_every_spelling_and_dialect(weft: WeftProcess) -> None:
     schema = SCHEMAS["types"]
-    spelled = [{"type": "json", "value": schema}, {"type": "json_object", "value": json.dumps(schema)},
-               {"type": "json_schema", "value": {"name": "it", "schema": schema}}]
-    assert len(set(at_once(lambda grammar: generated(weft, grammar, 7), spelled))) == 1
+    spellings = [{"type": "json", "value": schema}, {"type": "json_object", "value": json.dumps(schema)},
+                 {"type": "json_schema", "value": {"name": "it", "schema": schema}}]
+    assert len(set(map_concurrently(lambda grammar: generate_text(weft, grammar, 7), spellings))) == 1
     chat = {"messages": [{"role": "user", "content": PROMPT}], "seed": 7, "max_tokens": 400}
-    formats = [{"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}, *spelled,
+    formats = [{"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}, *spellings,
                {"type": "json_object", "schema": schema}]
-    choices = at_once(lambda form: only_choice(weft, chat | {"response_format": form}), formats)
+    choices = map_concurrently(lambda form: request_chat_choice(weft, chat | {"response_format": form}), formats)
     assert {choice["finish_reason"] for choice in choices} == {"stop"}
     [text] = {choice["message"]["content"] for choice in choices}
-    assert fits(schema, json.loads(text))
+    assert is_valid_for_schema(schema, json.loads(text))
 
 
-def only_choice(weft: Weft, asked: dict[str, Any]) -> dict[str, Any]:
+def request_chat_choice(weft: WeftProcess, chat_body: dict[str, Any]) -> dict[str, Any]:
     """Return the only choice of a chat's answer."""
-    status, answer = post(weft, "/v1/chat/completions", asked)
+    status, answer = post_json(weft, "/v1/chat/completions", chat_body)
     assert status == 200, answer
     [choice] = answer["choices"]
     return dict(choice)
 
 
-def test_streams_fit_too(weft: Weft) -> None:
+def test_streamed_answers_match_the_grammar(weft: WeftProcess) -> None:
     grammar = {"type": "regex", "value": REGEXES[1]}
-    *_, last = events = list(tokens(weft.post("/generate_stream", 40, grammar=grammar)))
+    *_, last = events = list(iter_stream_events(weft.post_prompt("/generate_stream", 40, grammar=grammar)))
     assert re.fullmatch(REGEXES[1], last["generated_text"])
     assert "".join(
         event["token"]["text"] for event in events if not event["token"]["special"]) == last["generated_text"]
@@ -164,33 +164,33 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
 @pytest.mark.parametrize(("choice", "names"), [
     ("required", {"paint", "stop"}), ("paint", {"paint"}),
     ({"type": "function", "function": {"name": "paint"}}, {"paint"}), ("stop", {"stop"})])
-def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -> None:
+def test_required_tool_calls_are_made_with_valid_arguments(weft: WeftProcess, choice: Any, names: set[str]) -> None:
     """Neither the model nor its chat template supports tools."""
-    asked = {"messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS, "tool_choice": choice,
-             "max_tokens": 400}
-    found = set()
-    for told in at_once(lambda seed: only_choice(weft, asked | {"seed": seed}), range(4)):
-        [call] = told["message"]["tool_calls"]
+    chat_body = {"messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS, "tool_choice": choice,
+                 "max_tokens": 400}
+    called_names = set()
+    for answer in map_concurrently(lambda seed: request_chat_choice(weft, chat_body | {"seed": seed}), range(4)):
+        [call] = answer["message"]["tool_calls"]
         arguments = json.loads(call["function"]["arguments"])
-        assert told["finish_reason"] == "tool_calls"
+        assert answer["finish_reason"] == "tool_calls"
         schema = {"paint": {**TOOLS[0]["function"]["parameters"], "additionalProperties": False},
                   "stop": {"type": "object", "additionalProperties": False, "properties": {}}}[call["function"]["name"]]
-        assert fits(schema, arguments), arguments
-        found.add(call["function"]["name"])
-    assert found <= names
+        assert is_valid_for_schema(schema, arguments), arguments
+        called_names.add(call["function"]["name"])
+    assert called_names <= names
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notice(weft: Weft, name: str) -> None:
+@pytest.mark.parametrize("name", HOSTILE_GRAMMARS)
+def test_hostile_grammar_is_rejected_fast_without_delaying_other_streams(weft: WeftProcess, name: str) -> None:
     """Steps take milliseconds: one gap of half a second may come from the machine, three in a row come from weft."""
-    generated(weft, {"type": "regex", "value": "a"}, 1)
-    found = []
-    while not found or (len(found) < 3 and not noticed_by_nobody(*found[-1])):
-        found.append(refused(weft, another(HOSTILE[name], len(found))))
-    assert noticed_by_nobody(*found[-1]), found
+    generate_text(weft, {"type": "regex", "value": "a"}, 1)
+    measurements = []
+    while not measurements or (len(measurements) < 3 and not is_fast_enough(*measurements[-1])):
+        measurements.append(measure_rejection(weft, vary_grammar(HOSTILE_GRAMMARS[name], len(measurements))))
+    assert is_fast_enough(*measurements[-1]), measurements
 
 
-def another(grammar: dict[str, Any], number: int) -> dict[str, Any]:
+def vary_grammar(grammar: dict[str, Any], number: int) -> dict[str, Any]:
     """Return an equally hostile grammar that was not sent before, since rejections are cached."""
     value, title = grammar["value"], str(number)
     if grammar["type"] == "regex":
@@ -200,32 +200,32 @@ def another(grammar: dict[str, Any], number: int) -> dict[str, Any]:
     return grammar | {"value": {"title": title} | value}
 
 
-def noticed_by_nobody(took: float, gap: float) -> bool:
-    return took < 2.0 and gap < 0.5
+def is_fast_enough(rejection_seconds: float, longest_gap_seconds: float) -> bool:
+    return rejection_seconds < 2.0 and longest_gap_seconds < 0.5
 
 
-def refused(weft: Weft, grammar: Any) -> tuple[float, float]:
+def measure_rejection(weft: WeftProcess, grammar: Any) -> tuple[float, float]:
     """Return the time to reject a grammar, and the longest gap between tokens of another stream meanwhile."""
-    stream, is_refused = tokens(weft.post("/generate_stream", 1900)), Event()
+    stream, is_rejected = iter_stream_events(weft.post_prompt("/generate_stream", 1900)), Event()
     assert next(stream)["index"] == 1
     with ThreadPoolExecutor(1) as reader:
-        gaps = reader.submit(longest_gap, stream, is_refused)
+        gaps = reader.submit(measure_longest_gap, stream, is_rejected)
         began = monotonic()
-        status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": grammar}})
-        took = monotonic() - began
-        is_refused.set()
+        status, answer = post_json(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": grammar}})
+        rejection_seconds = monotonic() - began
+        is_rejected.set()
     assert 400 <= status < 500, answer
     assert len(answer["error"]) < 1000
-    return took, gaps.result()
+    return rejection_seconds, gaps.result()
 
 
-def longest_gap(stream: Generator[dict[str, Any]], over: Event) -> float:
-    """Return the longest gap between tokens, up to 20 tokens after `over` is set."""
-    last, longest, left = monotonic(), 0.0, 20
+def measure_longest_gap(stream: Generator[dict[str, Any]], is_rejected: Event) -> float:
+    """Return the longest gap between tokens, up to 20 tokens after `is_rejected` is set."""
+    last, longest, tokens_left = monotonic(), 0.0, 20
     with closing(stream):
         for _ in stream:
             longest, last = max(longest, monotonic() - last), monotonic()
-            left -= over.is_set()
-            if not left:
+            tokens_left -= is_rejected.is_set()
+            if not tokens_left:
                 break
     return longest

@@ -5,26 +5,26 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.weft_process import SIMULATED, WEFT, serving
+from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
 
 pytestmark = pytest.mark.slow
 
 
-def output(*arguments: str | Path) -> str:
-    return subprocess.run([WEFT, *arguments], check=True, capture_output=True, text=True).stdout
+def get_weft_output(*arguments: str | Path) -> str:
+    return subprocess.run([WEFT_EXECUTABLE, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_signal_writes_a_recording_that_replays_and_can_be_simulated(
+def test_signal_writes_a_recording_that_can_be_replayed_and_simulated(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with serving(tmp_path, SIMULATED, "--num-shard", "2") as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--num-shard", "2") as weft:
         for _ in range(3):
             weft.generate(20)
-        weft.signal(signal.SIGUSR1)
+        weft.send_signal(signal.SIGUSR1)
         assert weft.process.stderr is not None
         path = weft.process.stderr.readline().rstrip().rpartition(" ")[2]
         assert weft.generate(5) == "terry"
     assert Path(path).parent == tmp_path / "weft" / "recordings"
-    assert "every decision is the same, digest " in output("replay", path)
-    assert "3 requests, simulated in" in output("simulate", path, "--max-batch-size", "1")
-    assert "settings tried, the best:" in output("tune", path, "--goal", "ttft=1ms")
+    assert "every decision is the same, digest " in get_weft_output("replay", path)
+    assert "3 requests, simulated in" in get_weft_output("simulate", path, "--max-batch-size", "1")
+    assert "settings tried, the best:" in get_weft_output("tune", path, "--goal", "ttft=1ms")

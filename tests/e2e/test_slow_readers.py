@@ -5,18 +5,18 @@ import json
 import socket
 
 import pytest
-from support.expected_streams import ask
-from support.in_process_server import body, events_of, play
+from support.expected_streams import make_text_request
+from support.in_process_server import make_generate_body, parse_stream_events, play_scenario
 
 from router.http.transport.sse import EventStream
 
-LENGTH = 500
-HIGH_WATER = 64 * 1024  # bytes that a transport takes before writing pauses
-STEP = 8 * 600  # maximum bytes of one step's rendered events
-SLOW = {"http": True, "slow_client_buffer": 4096, "slow_client_timeout": 60.0, "tokens_per_step": 8}
+MAX_NEW_TOKENS = 500
+TRANSPORT_HIGH_WATER_BYTES = 64 * 1024  # bytes that a transport takes before writing pauses
+MAX_STEP_BYTES = 8 * 600  # maximum bytes of one step's rendered events
+SLOW_CLIENT_SETTINGS = {"http": True, "slow_client_buffer": 4096, "slow_client_timeout": 60.0, "tokens_per_step": 8}
 
 
-class Reader:
+class SlowReader:
     """Client that reads only on request, with a small receive buffer in the kernel."""
 
     def __init__(self, weft):
@@ -26,8 +26,8 @@ class Reader:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self._socket.setblocking(False)
 
-    async def ask(self, prompt):
-        content = json.dumps(body(prompt, LENGTH, top_n_tokens=5)).encode()
+    async def send_request(self, prompt):
+        content = json.dumps(make_generate_body(prompt, MAX_NEW_TOKENS, top_n_tokens=5)).encode()
         head = f"POST /generate_stream HTTP/1.1\r\nHost: weft\r\nContent-Type: application/json\r\n" \
                f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
         await self._loop.sock_connect(self._socket, ("127.0.0.1", self._port))
@@ -48,22 +48,22 @@ class Reader:
 
 
 @pytest.fixture
-def play_slow(tmp_path):
-    """Return a function that runs a story with a client that does not read, and with the calls of `hold`."""
-    def run(story, **settings):
-        async def told(weft):
-            reader, held = Reader(weft), weft.watch("hold")
-            await reader.ask("a loom")
+def play_with_slow_reader(tmp_path):
+    """Return a function that runs a scenario with a client that does not read, and with the calls of `suspend`."""
+    def run(scenario, **settings):
+        async def scenario_with_reader(weft):
+            reader, held = SlowReader(weft), weft.watch_scheduler_calls("suspend")
+            await reader.send_request("a loom")
             try:
-                await story(weft, reader, held)
+                await scenario(weft, reader, held)
                 await weft.check_idle()
             finally:
                 reader.close()
-        play(told, tmp_path, **SLOW | settings)
+        play_scenario(scenario_with_reader, tmp_path, **SLOW_CLIENT_SETTINGS | settings)
     return run
 
 
-def events_in(data):
+def parse_chunked_events(data):
     """Return the events of a chunked response."""
     _, _, rest = data.partition(b"\r\n\r\n")
     content = b""
@@ -71,69 +71,71 @@ def events_in(data):
         size, _, rest = rest.partition(b"\r\n")
         content += rest[:int(size, 16)]
         rest = rest[int(size, 16) + 2:]
-    return events_of(content.decode())
+    return parse_stream_events(content.decode())
 
 
 @pytest.mark.slow
-def test_who_reads_again_in_time_gets_every_token_once(play_slow):
-    async def story(weft, reader, held):
+def test_client_that_resumes_reading_in_time_gets_every_token_once(play_with_slow_reader):
+    async def scenario(weft, reader, held):
         await held.get()
-        await weft.hear_right(ask("another", 50))
-        data, is_whole = await reader.read_all()
-        events = events_in(data)
-        assert is_whole
-        assert [event["index"] for event in events] == list(range(1, LENGTH + 1))
-        assert "".join(event["token"]["text"] for event in events) == weft.expected_text("a loom", LENGTH)
-        assert weft.shards.num_sent_again > 0
-    play_slow(story)
+        await weft.check_streams(make_text_request("another", 50))
+        data, is_complete = await reader.read_all()
+        events = parse_chunked_events(data)
+        assert is_complete
+        assert [event["index"] for event in events] == list(range(1, MAX_NEW_TOKENS + 1))
+        expected_text = weft.compute_expected_text("a loom", MAX_NEW_TOKENS)
+        assert "".join(event["token"]["text"] for event in events) == expected_text
+        assert weft.shards.num_reentered > 0
+    play_with_slow_reader(scenario)
 
 
 @pytest.mark.slow
-def test_little_is_kept_for_who_does_not_read(play_slow):
-    async def story(weft, reader, held):
+def test_buffers_of_a_slow_client_are_bounded(play_with_slow_reader):
+    async def scenario(weft, reader, held):
         number = await held.get()
-        await weft.hear_right(ask("another", 50))
-        stream = weft.engine._clients._deliveries[number].stream
+        await weft.check_streams(make_text_request("another", 50))
+        stream = weft.engine._client_streams._builders[number].stream
         (connection,) = weft.server._runner.server.connections
-        assert 0 < stream.size <= weft.config.slow_client_buffer + 3 * STEP
-        assert connection.transport.get_write_buffer_size() <= HIGH_WATER + weft.config.slow_client_buffer + 3 * STEP
-        await weft.settle()
+        assert 0 < stream.num_bytes <= weft.config.slow_client_buffer + 3 * MAX_STEP_BYTES
+        max_written = TRANSPORT_HIGH_WATER_BYTES + weft.config.slow_client_buffer + 3 * MAX_STEP_BYTES
+        assert connection.transport.get_write_buffer_size() <= max_written
+        await weft.wait_for_steps_in_flight()
         assert not weft.ranks[0].worker.ledger.sequences
         await reader.read_all()
-    play_slow(story)
+    play_with_slow_reader(scenario)
 
 
 @pytest.mark.slow
-def test_who_does_not_read_for_too_long_is_cut_off(play_slow):
-    async def story(weft, reader, held):
+def test_client_that_does_not_read_for_too_long_is_disconnected(play_with_slow_reader):
+    async def scenario(weft, reader, held):
         await held.get()
-        await weft.hear_right(ask("another", 50))
-        await weft.engine.drained()
-        data, is_whole = await reader.read_all()
+        await weft.check_streams(make_text_request("another", 50))
+        await weft.engine.wait_until_drained()
+        data, is_complete = await reader.read_all()
         assert data.startswith(b"HTTP/1.1 200")
-        assert not is_whole
-    play_slow(story, slow_client_timeout=0.05)
+        assert not is_complete
+    play_with_slow_reader(scenario, slow_client_timeout=0.05)
 
 
 @pytest.mark.slow
-def test_who_leaves_while_being_held_is_forgotten(play_slow):
-    async def story(weft, reader, held):
-        left = weft.watch("cancel")
+def test_held_request_is_cancelled_when_its_client_disconnects(play_with_slow_reader):
+    async def scenario(weft, reader, held):
+        left = weft.watch_scheduler_calls("cancel")
         number = await held.get()
         reader.close()
         assert await left.get() == number
-    play_slow(story)
+    play_with_slow_reader(scenario)
 
 
-def test_who_does_not_read_to_the_end_of_what_is_complete_is_cut_off_in_time(play_slow, monkeypatch):
-    cut = EventStream.cut
+def test_client_that_does_not_read_a_finished_answer_is_disconnected(play_with_slow_reader, monkeypatch):
+    cut = EventStream.abort_connection
 
-    async def story(weft, reader, held):
+    async def scenario(weft, reader, held):
         was_cut = asyncio.Event()
-        monkeypatch.setattr(EventStream, "cut", lambda out: (cut(out), was_cut.set()))
-        await weft.engine.drained()
+        monkeypatch.setattr(EventStream, "abort_connection", lambda out: (cut(out), was_cut.set()))
+        await weft.engine.wait_until_drained()
         await was_cut.wait()
         assert held.empty()
-        _, whole = await reader.read_all()
-        assert not whole
-    play_slow(story, slow_client_timeout=0.2, slow_client_buffer=4_000_000)
+        _, is_complete = await reader.read_all()
+        assert not is_complete
+    play_with_slow_reader(scenario, slow_client_timeout=0.2, slow_client_buffer=4_000_000)

@@ -13,98 +13,101 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_checkpoints import tiny_checkpoint
-from support.weft_process import SIMULATED, WEFT, serving
+from support.small_checkpoints import make_tiny_checkpoint
+from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
 
-from launcher.supervisor.startup_display import PHASES
+from launcher.supervisor.startup_display import STARTUP_PHASES
 
 pytestmark = pytest.mark.slow
 
 # No block of the cache fits into a hundredth of the memory.
-VAST_BLOCKS = ("--memory-fraction", "0.01", "--block-size", "8000000", "--max-batch-prefill-tokens", "16000000")
+OVERSIZED_BLOCK_ARGUMENTS = ("--memory-fraction", "0.01", "--block-size", "8000000", "--max-batch-prefill-tokens",
+                             "16000000")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
 
 
-def started(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:
+def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> tuple[int, list[str]]:
     """Return the exit code, and the lines on stderr without the children's logs and the startup progress."""
     port = () if "--port" in arguments else ("--port", "0")
-    ended = subprocess.run([WEFT, "serve", *port, *arguments], cwd=cwd, env=os.environ | variables,
+    ended = subprocess.run([WEFT_EXECUTABLE, "serve", *port, *arguments], cwd=cwd, env=os.environ | environment,
                            capture_output=True, text=True, check=False, timeout=60)
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
-    other = re.compile(rf".* INFO |weft: ({'|'.join(PHASES)})\b")
+    other = re.compile(rf".* INFO |weft: ({'|'.join(STARTUP_PHASES)})\b")
     return ended.returncode, [line for line in ended.stderr.splitlines() if not other.match(line)]
 
 
 @pytest.mark.parametrize(("arguments", "code", "line"), [
     (("--prot", "80"), 2, "weft: Unknown option: --prot. Did you mean --port?"),
     (("--dtype", "bfloat61"), 2, 'weft: Invalid value "bfloat61" for --dtype. Choose from: "auto", "float32", '
-                                 '"bfloat16", "float16". Did you mean "bfloat16"?'),
+     '"bfloat16", "float16". Did you mean "bfloat16"?'),
     (("--num-shard", "0"), 2, 'weft: Invalid value "0" for --num-shard. Must be >= 1.'),
     (("--max-batch-prefill-tokens", "40", "--block-size", "32"), 2,
      "weft: --max-batch-prefill-tokens must be at least two blocks (64), got 40"),
     (("./no-model",), 2, "weft: there is no folder ./no-model"),
     (("--adapter-root", "./none"), 2, "weft: there is no folder ./none (--adapter-root)"),
     (("--hostname", "192.0.2.1"), 1, "weft: cannot listen on 192.0.2.1:0 (Cannot assign requested address); choose "
-                                     "another port with --port or another address with --hostname"),
+     "another port with --port or another address with --hostname"),
     (("--api-keys", "none.json"), 2, "weft: cannot read none.json (--api-keys): No such file or directory"),
-    ((SIMULATED, "--api-keys", "."), 2, "weft: router: cannot read . (--api-keys): Is a directory"),
-    ((SIMULATED, "--max-total-tokens", "99999"), 2,
+    ((SIMULATED_MODEL, "--api-keys", "."), 2, "weft: router: cannot read . (--api-keys): Is a directory"),
+    ((SIMULATED_MODEL, "--max-total-tokens", "99999"), 2,
      "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999"),
-    ((SIMULATED, "--simulated-num-blocks", "10", "--max-total-tokens", "999"), 1,
+    ((SIMULATED_MODEL, "--simulated-num-blocks", "10", "--max-total-tokens", "999"), 1,
      "weft: router: --max-total-tokens is 999, but model and cache can hold 160 tokens; lower it"),
-    ((SIMULATED, "--no-simulated-adapters", "--adapter-id", "org/a"), 2,
+    ((SIMULATED_MODEL, "--no-simulated-adapters", "--adapter-id", "org/a"), 2,
      "weft: router: this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids"),
-    ((SIMULATED, "--adapter-root", ".", "--adapter-source", "local", "--adapter-id", "a"), 2,
+    ((SIMULATED_MODEL, "--adapter-root", ".", "--adapter-source", "local", "--adapter-id", "a"), 2,
      "weft: router: the adapter a cannot be served: the adapter a: there is no adapter 'a' below the folder of "
      "--adapter-root"),
 ])
-def test_a_mistake_is_one_line_with_cause_and_flag(
+def test_invalid_arguments_are_a_one_line_error_with_cause_and_flag(
         tmp_path: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
-    assert started(*arguments, cwd=tmp_path) == (code, [line])
+    assert run_failing_serve(*arguments, cwd=tmp_path) == (code, [line])
 
 
-def test_a_second_server_on_the_same_port_is_one_line(tmp_path: Path) -> None:
-    with serving(tmp_path, SIMULATED) as weft:
-        code, lines = started("--port", str(weft.port), cwd=tmp_path)
+def test_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
+    with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
+        code, lines = run_failing_serve("--port", str(weft.port), cwd=tmp_path)
         assert weft.generate(5) == "terry"
     assert (code, len(lines)) == (1, 1)
     assert lines[0].startswith(f"weft: cannot listen on 127.0.0.1:{weft.port} (Address already in use); choose another "
                                "port with --port")
 
 
-def cut(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 100)
 
 
-def changed(**values: Any) -> Callable[[Path], None]:
+def make_json_change(**values: Any) -> Callable[[Path], None]:
     """Return a function that writes these values into a JSON file."""
-    def write(path: Path) -> None:
+    def change_file(path: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return write
+    return change_file
 
 
 @pytest.mark.parametrize(("name", "damage", "words"), [
     ("config.json", lambda path: path.write_text("{"), "config.json is not JSON"),
-    ("config.json", changed(architectures=["LoomForCausalLM"], model_type="loom"), "architecture LoomForCausalLM"),
-    ("config.json", changed(quantization_config={"quant_method": "loom"}), "quantised as loom are not supported"),
-    ("config.json", changed(rope_parameters="linear"), "config.json: rope_parameters must be an object, got 'linear'"),
+    ("config.json", make_json_change(architectures=["LoomForCausalLM"], model_type="loom"),
+     "architecture LoomForCausalLM"),
+    ("config.json", make_json_change(quantization_config={"quant_method": "loom"}),
+     "quantised as loom are not supported"),
+    ("config.json", make_json_change(rope_parameters="linear"),
+     "config.json: rope_parameters must be an object, got 'linear'"),
     ("config.json", Path.unlink, "has no config.json"),
-    ("model.safetensors", cut, "is the download complete?"),
+    ("model.safetensors", truncate_file, "is the download complete?"),
     ("model.safetensors", lambda path: path.rename(path.with_name("pytorch_model.bin")), "*.safetensors"),
     ("tokenizer.json", lambda path: path.write_text("{"), "tokenizer.json holds no tokenizer that can be read"),
-    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),
-])
-def test_a_model_that_is_damaged_is_one_line_that_names_the_file(
-        model: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
-    for path in model.iterdir():
+    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),])
+def test_damaged_model_is_a_one_line_error_naming_the_file(
+        model_folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
+    for path in model_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damage(tmp_path / name)
-    code, lines = started(tmp_path, cwd=tmp_path)
+    code, lines = run_failing_serve(tmp_path, cwd=tmp_path)
     assert (code, len(lines)) == (2, 1)
     assert words in lines[0]
 
@@ -113,39 +116,39 @@ def test_a_model_that_is_damaged_is_one_line_that_names_the_file(
     (("--num-shard", "3"), "3 shards cannot share 4 attention heads with 2 key/value heads; choose a --num-shard"),
     (("--device", "cuda"), "--device cuda needs a GPU that torch can use, there is none; use --device cpu"),
 ])
-def test_settings_that_the_model_or_the_machine_does_not_fit_are_one_line(
-        model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_settings_unfit_for_model_or_machine_are_a_one_line_error(
+        model_folder: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     """With systemd's Restart=on-failure, such a server used to restart forever with the same line."""
-    code, lines = started(model, *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    code, lines = run_failing_serve(model_folder, *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert (code, len(lines)) == (2, 1)
     assert words in lines[0]
 
 
 @pytest.mark.parametrize(("offline", "expected", "words"), [
     ("", 1, "cannot reach the Hub"), ("1", 2, "HF_HUB_OFFLINE is set, so the Hub is not asked")])
-def test_an_adapter_that_the_hub_does_not_send_now_may_come_another_time_unless_it_is_not_to_be_asked(
+def test_adapter_unavailable_at_the_hub_is_retryable_unless_offline(
         tmp_path: Path, offline: str, expected: int, words: str) -> None:
     arguments = ("--adapter-id", "org/a", "--adapter-source", "hub")
-    code, lines = started(SIMULATED, *arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9",
-                          HF_HUB_OFFLINE=offline, HF_HOME=str(tmp_path))
+    code, lines = run_failing_serve(SIMULATED_MODEL, *arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9",
+                                    HF_HUB_OFFLINE=offline, HF_HOME=str(tmp_path))
     assert code == expected
     assert words in lines[-1]
 
 
-def test_a_cache_that_does_not_fit_is_one_line_that_names_the_flag(model: Path, tmp_path: Path) -> None:
-    code, lines = started(model, *VAST_BLOCKS, cwd=tmp_path)
+def test_cache_that_does_not_fit_is_a_one_line_error_naming_the_flag(model_folder: Path, tmp_path: Path) -> None:
+    code, lines = run_failing_serve(model_folder, *OVERSIZED_BLOCK_ARGUMENTS, cwd=tmp_path)
     assert (code, len(lines)) == (1, 1)
     assert lines[0].startswith("weft: router: there is no room for a cache: 3 blocks of ")
     assert "raise --memory-fraction" in lines[0]
 
 
-def test_a_folder_for_caches_that_cannot_be_written_is_told_and_no_failure(model: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_only_a_warning(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()  # a file instead of a folder: root could write to any folder
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        with serving(tmp_path, str(model), "--max-batch-total-tokens", "1024") as weft:
+        with run_weft_process(tmp_path, str(model_folder), "--max-batch-total-tokens", "1024") as weft:
             weft.generate(2)
             weft.process.terminate()
-            code, errors = weft.end()
+            code, errors = weft.wait_for_exit()
     assert code == 0
     assert "WARNING cannot remember what was found out about this machine: [Errno 20] Not a directory" in errors

@@ -8,15 +8,15 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from support.trace_collector import PARENT, SERVER, Collected, Collector, collecting
-from support.weft_process import SIMULATED, Weft, serving, tokens
+from support.trace_collector import PARENT_TRACEPARENT, SPAN_KIND_SERVER, CollectedSpan, TraceCollector, run_collector
+from support.weft_process import SIMULATED_MODEL, WeftProcess, iter_stream_events, run_weft_process
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "all that is woven " * 20  # several steps with room for 64 tokens
 
 
-def chat(weft: Weft, **headers: str) -> str:
+def send_chat(weft: WeftProcess, **headers: str) -> str:
     """Send a chat and return its request id."""
     body = json.dumps({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "seed": 7}).encode()
     head = {"content-type": "application/json", **headers}
@@ -26,87 +26,91 @@ def chat(weft: Weft, **headers: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, str]]:
+def collected_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TraceCollector, str]]:
     """Collect the spans of two shards and their router: a chat within a client's trace, and a stream.
 
     Yield the collector and the request id of the chat.
     """
-    with collecting() as (collector, address):
+    with run_collector() as (collector, address):
         settings = ("--num-shard", "2", "--otlp-endpoint", address, "--max-batch-prefill-tokens", "64")
-        with serving(tmp_path_factory.mktemp("served"), SIMULATED, *settings) as weft:
-            name = chat(weft, traceparent=PARENT, tracestate="congo=t61rcWkgMzE")
-            assert len(list(tokens(weft.post("/generate_stream", 3)))) == 3
-            weft.signal(signal.SIGTERM)
-            assert weft.end()[0] == 0
+        with run_weft_process(tmp_path_factory.mktemp("served"), SIMULATED_MODEL, *settings) as weft:
+            name = send_chat(weft, traceparent=PARENT_TRACEPARENT, tracestate="congo=t61rcWkgMzE")
+            assert len(list(iter_stream_events(weft.post_prompt("/generate_stream", 3)))) == 3
+            weft.send_signal(signal.SIGTERM)
+            assert weft.wait_for_exit()[0] == 0
         yield collector, name
 
 
 @pytest.fixture
-def collector(told: tuple[Collector, str]) -> Collector:
-    return told[0]
+def collector(collected_traces: tuple[TraceCollector, str]) -> TraceCollector:
+    return collected_traces[0]
 
 
 @pytest.fixture
-def chatted(collector: Collector) -> Collected:
-    return collector.one(f"chat {SIMULATED}")
+def chat_span(collector: TraceCollector) -> CollectedSpan:
+    return collector.find_single_span(f"chat {SIMULATED_MODEL}")
 
 
-def test_the_request_is_a_part_of_the_trace_that_its_client_began(
-        told: tuple[Collector, str], chatted: Collected) -> None:
-    assert (chatted.parent, chatted.span.trace_state, chatted.span.kind) == (PARENT, "congo=t61rcWkgMzE", SERVER)
-    expected = {"gen_ai.operation.name": "chat", "gen_ai.response.id": told[1], "gen_ai.request.seed": 7,
+def test_request_span_belongs_to_the_client_trace(
+        collected_traces: tuple[TraceCollector, str], chat_span: CollectedSpan) -> None:
+    assert (chat_span.parent_traceparent, chat_span.span.trace_state,
+            chat_span.span.kind) == (PARENT_TRACEPARENT, "congo=t61rcWkgMzE", SPAN_KIND_SERVER)
+    expected = {"gen_ai.operation.name": "chat", "gen_ai.response.id": collected_traces[1], "gen_ai.request.seed": 7,
                 "gen_ai.usage.output_tokens": 5, "gen_ai.response.finish_reasons": ["length"],
                 "http.response.status_code": 200}
-    assert chatted.attributes | expected == chatted.attributes
-    assert "woven" not in repr(told[0].spans)
+    assert chat_span.attributes | expected == chat_span.attributes
+    assert "woven" not in repr(collected_traces[0].spans)
 
 
-def test_what_its_time_went_to_lies_within_it_one_after_the_other(collector: Collector, chatted: Collected) -> None:
-    own = [part for part in collector.below(chatted) if part.span.name != "prefill step"]
+def test_phases_of_a_request_are_consecutive_child_spans(collector: TraceCollector,
+                                                         chat_span: CollectedSpan) -> None:
+    own = [part for part in collector.find_child_spans(chat_span) if part.span.name != "prefill step"]
     assert [part.span.name for part in own] == ["validation", "queue", "prefill", "decode"]
-    assert all(chatted.holds(part) for part in own)
-    assert [part.times[0] for part in own[1:]] == [part.times[1] for part in own[:-1]]
+    assert all(chat_span.contains(part) for part in own)
+    assert [part.start_and_end_ns[0] for part in own[1:]] == [part.start_and_end_ns[1] for part in own[:-1]]
 
 
-def test_every_shard_tells_of_every_step_that_ran_a_part_of_the_prompt(
-        collector: Collector, chatted: Collected) -> None:
+def test_every_shard_reports_a_span_for_every_prefill_step(
+        collector: TraceCollector, chat_span: CollectedSpan) -> None:
     """All processes share the clock of this machine, so the shards' spans are within the router's."""
-    steps = [part for part in collector.below(chatted) if part.span.name == "prefill step"]
+    steps = [part for part in collector.find_child_spans(chat_span) if part.span.name == "prefill step"]
     for rank in (0, 1):
         own = [part.attributes for part in steps if part.attributes["weft.rank"] == rank]
         assert len(own) > 2
-        assert sum(part["weft.chunk.tokens"] for part in own) == chatted.attributes["gen_ai.usage.input_tokens"]
+        assert sum(part["weft.chunk.tokens"] for part in own) == chat_span.attributes["gen_ai.usage.input_tokens"]
         assert len({part["weft.step"] for part in own}) == len(own)
-    assert all(chatted.holds(part) for part in steps)
+    assert all(chat_span.contains(part) for part in steps)
 
 
-def test_a_request_without_a_parent_begins_a_trace(collector: Collector, chatted: Collected) -> None:
-    stream = collector.one(f"text_completion {SIMULATED}")
-    assert (stream.parent, stream.attributes["gen_ai.request.stream"]) == ("", True)
-    assert stream.trace != chatted.trace
-    assert {part.span.name for part in collector.below(stream)} >= {"prefill", "prefill step"}
+def test_request_without_a_parent_starts_a_new_trace(collector: TraceCollector, chat_span: CollectedSpan) -> None:
+    stream = collector.find_single_span(f"text_completion {SIMULATED_MODEL}")
+    assert (stream.parent_traceparent, stream.attributes["gen_ai.request.stream"]) == ("", True)
+    assert stream.trace_id != chat_span.trace_id
+    assert {part.span.name for part in collector.find_child_spans(stream)} >= {"prefill", "prefill step"}
 
 
-def test_processes_are_told_apart_under_one_name(collector: Collector) -> None:
-    senders = {(part.resource["service.name"], part.resource["weft.process"]) for part in collector.spans}
+def test_processes_share_a_service_name_and_differ_in_process(collector: TraceCollector) -> None:
+    senders = {(part.resource_attributes["service.name"], part.resource_attributes["weft.process"])
+               for part in collector.spans}
     assert senders == {("weft", "router"), ("weft", "shard 0"), ("weft", "shard 1")}
 
 
-def test_a_collector_that_is_not_there_disturbs_nobody_and_is_told_of_once(tmp_path: Path) -> None:
+def test_unreachable_collector_is_harmless_and_logged_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"127.0.0.1:{listener.getsockname()[1]}"
-    with serving(tmp_path, SIMULATED, "--otlp-endpoint", nobody) as weft:
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint", nobody) as weft:
         for _ in range(3):
-            chat(weft)
-        weft.signal(signal.SIGTERM)
-        code, errors = weft.end()
+            send_chat(weft)
+        weft.send_signal(signal.SIGTERM)
+        code, errors = weft.wait_for_exit()
     assert (code, errors.count("traces are lost")) == (0, 1)
     assert "Traceback" not in errors
 
 
-def test_a_parent_that_makes_no_sense_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    with collecting() as (collector, address), serving(tmp_path, SIMULATED, "--otlp-endpoint", address) as weft:
-        chat(weft, traceparent="00-woven", tracestate="=")
-        weft.signal(signal.SIGTERM)
-        assert weft.end()[0] == 0
-        assert collector.one(f"chat {SIMULATED}").parent == ""
+def test_invalid_parent_header_is_ignored(tmp_path: Path) -> None:
+    with run_collector() as (collector,
+                             address), run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint", address) as weft:
+        send_chat(weft, traceparent="00-woven", tracestate="=")
+        weft.send_signal(signal.SIGTERM)
+        assert weft.wait_for_exit()[0] == 0
+        assert collector.find_single_span(f"chat {SIMULATED_MODEL}").parent_traceparent == ""

@@ -7,44 +7,48 @@ from torch import Tensor
 pytest.importorskip("triton")  # available on Linux only
 
 from shard.adapters import lora_triton
-from shard.adapters.lora_torch import Stacks
-from shard.adapters.routing import Bearers, Run
-from shard.adapters.slots import Racks
-from shard.adapters.weight_slices import Portion, parts_of
+from shard.adapters.lora_torch import TorchLoraWeights
+from shard.adapters.routing import AdapterRouting, AdapterRun
+from shard.adapters.slots import AdapterSlots
+from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
 
 pytestmark = pytest.mark.gpu
-CLOSE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-INPUTS, WIDTHS, RANKS = 2048, (2048, 512, 512), (4, 8, 16, 17, 64, 128)
-RUNS = [Run(1, 1), Run(0, 2), Run(6, 1), Run(2, 40), Run(3, 16), Run(1, 1), Run(4, 2), Run(5, 33)]
+TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+NUM_INPUTS, OUTPUT_WIDTHS, LORA_RANKS = 2048, (2048, 512, 512), (4, 8, 16, 17, 64, 128)
+ADAPTER_RUNS = [AdapterRun(1, 1), AdapterRun(0, 2), AdapterRun(6, 1), AdapterRun(2, 40), AdapterRun(3, 16),
+                AdapterRun(1, 1), AdapterRun(4, 2), AdapterRun(5, 33)]
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-def test_the_kernels_add_what_torch_adds_and_company_changes_no_bit(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("dtype", TOLERANCE_BY_DTYPE, ids=str)
+def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype: torch.dtype, device: str) -> None:
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter's products of bfloat16 are wrong")
-    where, racks = torch.device(device), Racks()
-    bearers = Bearers(where, racks)
-    parts = parts_of([Portion(str(number), (width, INPUTS), range(width), range(INPUTS))
-                      for number, width in enumerate(WIDTHS)])
-    both = [kind(bearers, parts, dtype, where) for kind in (lora_triton.Slabs, Stacks)]
+    torch_device, adapter_slots = torch.device(device), AdapterSlots()
+    adapter_routing = AdapterRouting(torch_device, adapter_slots)
+    parts = group_slices_into_parts([WeightSlice(str(number), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+                                     for number, width in enumerate(OUTPUT_WIDTHS)])
+    implementations = [kind(adapter_routing, parts, dtype, torch_device)
+                       for kind in (lora_triton.TritonLoraWeights, TorchLoraWeights)]
     torch.manual_seed(0)
-    for adapter, rank in enumerate(RANKS, 1):
-        place = racks.take(adapter, rank)
-        for part, width in enumerate(WIDTHS):
-            down, up = torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(width, rank) / rank ** 0.5
-            for each in both:
-                each.put(place, part, down, up)
-    count = sum(run.length for run in RUNS)
-    x, y = (torch.randn(count, width).to(where, dtype) for width in (INPUTS, sum(WIDTHS)))
+    for adapter, rank in enumerate(LORA_RANKS, 1):
+        slot = adapter_slots.assign(adapter, rank)
+        for part, width in enumerate(OUTPUT_WIDTHS):
+            down, up = torch.randn(rank, NUM_INPUTS) / NUM_INPUTS ** 0.5, torch.randn(width, rank) / rank ** 0.5
+            for implementation in implementations:
+                implementation.store_adapter(slot, part, down, up)
+    num_rows = sum(run.length for run in ADAPTER_RUNS)
+    x, y = (torch.randn(num_rows, width).to(torch_device, dtype) for width in (NUM_INPUTS, sum(OUTPUT_WIDTHS)))
 
-    def added(kind: lora_triton.Slabs | Stacks, rows: slice, runs: list[Run]) -> Tensor:
+    def add_lora(lora: lora_triton.TritonLoraWeights | TorchLoraWeights, rows: slice, runs: list[AdapterRun]) -> Tensor:
         changed = y[rows].clone()
-        with bearers.rows(runs):
-            kind.add(x[rows], changed)
+        with adapter_routing.route_rows(runs):
+            lora.add_updates(x[rows], changed)
         return changed
 
-    ours, theirs = (added(kind, slice(None), RUNS) for kind in both)
-    torch.testing.assert_close(ours, theirs, rtol=CLOSE[dtype], atol=CLOSE[dtype])
-    adapters = [run.adapter for run in RUNS for _ in range(run.length)]
-    for row in range(0, count, 7):
-        assert torch.equal(added(both[0], slice(row, row + 1), [Run(adapters[row], 1)])[0], ours[row])
+    triton_output, torch_output = (add_lora(kind, slice(None), ADAPTER_RUNS) for kind in implementations)
+    torch.testing.assert_close(triton_output, torch_output, rtol=TOLERANCE_BY_DTYPE[dtype],
+                               atol=TOLERANCE_BY_DTYPE[dtype])
+    adapters = [run.adapter for run in ADAPTER_RUNS for _ in range(run.length)]
+    for row in range(0, num_rows, 7):
+        assert torch.equal(add_lora(implementations[0], slice(row, row + 1), [AdapterRun(adapters[row], 1)])[0],
+                           triton_output[row])

@@ -1,4 +1,4 @@
-"""Tests of `weft serve` over HTTP with the model on a GPU."""
+"""Tests of `use_weft_from_source serve` over HTTP with the model on a GPU."""
 
 import json
 import sys
@@ -8,53 +8,54 @@ from typing import Any
 import pytest
 import support.weft_process
 import torch
-from support.small_checkpoints import tiny_checkpoint
-from support.weft_process import PROMPT, serving, tokens
+from support.small_checkpoints import make_tiny_checkpoint
+from support.weft_process import DEFAULT_PROMPT, iter_stream_events, run_weft_process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.gpu
 
-NUM_TOKENS = 40
-LAUNCHER = f"""#!/bin/sh
+NUM_NEW_TOKENS = 40
+LAUNCHER_SCRIPT = f"""#!/bin/sh
 exec {sys.executable} -P -m launcher.cli "$@"
 """
-SHARDS = {
+SHARD_FLAGS = {
     "one shard": (),
     "two shards, over the host's memory": ("--num-shard", "2", "--dist-backend", "memory"),
 }
 
 
 @pytest.fixture
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
 
 
 @pytest.fixture(autouse=True)
-def weft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `weft` from the source tree, since it may not be installed."""
-    (program := tmp_path / "weft").write_text(LAUNCHER)
+def use_weft_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `use_weft_from_source` from the source tree, since it may not be installed."""
+    (program := tmp_path / "weft").write_text(LAUNCHER_SCRIPT)
     program.chmod(0o755)
-    monkeypatch.setattr(support.weft_process, "WEFT", program)
+    monkeypatch.setattr(support.weft_process, "WEFT_EXECUTABLE", program)
 
 
-def expected(folder: Path, device: str) -> list[int]:
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
-    ids = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").to(device)
-    output = oracle.generate(**ids, do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=0)[0]
+def generate_with_transformers(folder: Path, device: str) -> list[int]:
+    transformers_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    ids = AutoTokenizer.from_pretrained(folder)(DEFAULT_PROMPT, return_tensors="pt").to(device)
+    output = transformers_model.generate(**ids, do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)[0]
     return list(map(int, output[ids["input_ids"].shape[1]:]))
 
 
-def ids_of(answer: dict[str, Any]) -> list[int]:
+def get_token_ids(answer: dict[str, Any]) -> list[int]:
     return [token["id"] for token in answer["details"]["tokens"]]
 
 
-@pytest.mark.parametrize("flags", SHARDS.values(), ids=SHARDS)
-def test_answers_are_those_of_transformers(
-        model: Path, tmp_path: Path, device: str, flags: tuple[str, ...]) -> None:
-    with serving(tmp_path, str(model), "--device", device, "--memory-fraction", "0.2", *flags) as weft:
-        with weft.post("/generate", NUM_TOKENS, details=True) as response:
-            found = ids_of(json.load(response))
-        streamed = [event["token"]["id"] for event in tokens(weft.post("/generate_stream", NUM_TOKENS))]
-        others = [weft.generate(NUM_TOKENS, f"{PROMPT} {number}") for number in range(4)]
-    assert found == streamed == expected(model, device)
+@pytest.mark.parametrize("flags", SHARD_FLAGS.values(), ids=SHARD_FLAGS)
+def test_answers_match_transformers(
+        checkpoint: Path, tmp_path: Path, device: str, flags: tuple[str, ...]) -> None:
+    with run_weft_process(tmp_path, str(checkpoint), "--device", device, "--memory-fraction", "0.2", *flags) as weft:
+        with weft.post_prompt("/generate", NUM_NEW_TOKENS, details=True) as response:
+            found = get_token_ids(json.load(response))
+        streamed = [event["token"]["id"]
+                    for event in iter_stream_events(weft.post_prompt("/generate_stream", NUM_NEW_TOKENS))]
+        others = [weft.generate(NUM_NEW_TOKENS, f"{DEFAULT_PROMPT} {number}") for number in range(4)]
+    assert found == streamed == generate_with_transformers(checkpoint, device)
     assert all(others)

@@ -2,50 +2,53 @@
 
 import pytest
 
-from launcher.banner import banner
-from launcher.hub.resolve import BOX, Model
-from launcher.supervisor.supervisor import bind
+from launcher.banner import make_banner
+from launcher.hub.resolve import BUILTIN_MODELS, ResolvedModel
+from launcher.supervisor.supervisor import bind_listener
 
-MODEL = Model("org/name", "/cache/name")
-SERVED = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 * 2**29, "why": "50% of what there is"}
+MODEL = ResolvedModel("org/name", "/cache/name")
+READY_INFO = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 * 2**29, "why": "50% of what there is"}
 
 
-def lines(model: Model = MODEL, host: str = "127.0.0.1", num_shard: int = 2, **known: bool) -> list[str]:
-    with bind(host, 0) as listener:
-        text = banner(listener, num_shard, model, SERVED, **{"keyed": False} | known)
+def get_banner_lines(model: ResolvedModel = MODEL, host: str = "127.0.0.1", num_shard: int = 2,
+                     **options: bool) -> list[str]:
+    with bind_listener(host, 0) as listener:
+        text = make_banner(listener, num_shard, model, READY_INFO, **{"needs_key": False} | options)
         return text.replace(str(listener.getsockname()[1]), "PORT").split("\n")
 
 
-def test_it_names_model_shards_and_address() -> None:
-    assert lines()[0] == "weft serves org/name on 2 shards at http://127.0.0.1:PORT"
+def test_banner_names_model_shards_and_address() -> None:
+    assert get_banner_lines()[0] == "weft serves org/name on 2 shards at http://127.0.0.1:PORT"
 
 
-@pytest.mark.parametrize("model", BOX.values(), ids=list(BOX))
-def test_what_users_should_know_of_a_model_stands_below_its_name(model: Model) -> None:
-    told = lines(model, num_shard=1)
+@pytest.mark.parametrize("model", BUILTIN_MODELS.values(), ids=list(BUILTIN_MODELS))
+def test_notice_of_a_model_is_shown_below_its_name(model: ResolvedModel) -> None:
+    told = get_banner_lines(model, num_shard=1)
     assert told[:2] == [f"weft serves {model.name} on 1 shard at http://127.0.0.1:PORT", f"  note     {model.notice}"]
     assert [line.split()[0] for line in told[2:]] == ["runs", "cache", "clients", "try", "stop"]
 
 
-def test_it_says_how_the_model_runs_and_why_the_cache_has_its_size() -> None:
-    assert lines()[1:3] == ["  runs     bfloat16 on cpu", "  cache    32,768 tokens, 1.50 GiB: 50% of what there is"]
+def test_banner_shows_dtype_device_and_cache_size() -> None:
+    assert get_banner_lines()[1:3] == ["  runs     bfloat16 on cpu",
+                                       "  cache    32,768 tokens, 1.50 GiB: 50% of what there is"]
 
 
-def test_all_its_rows_begin_in_one_column() -> None:
-    assert {line[:11].rstrip() for line in lines()[1:]} == {"  runs", "  cache", "  clients", "  try", "  stop"}
-    assert {line[11] for line in lines()[1:]}.isdisjoint(" ")
+def test_rows_start_in_one_column() -> None:
+    assert {line[:11].rstrip() for line in get_banner_lines()[1:]} == {"  runs", "  cache", "  clients", "  try",
+                                                                       "  stop"}
+    assert {line[11] for line in get_banner_lines()[1:]}.isdisjoint(" ")
 
 
-def test_it_shows_a_command_to_try() -> None:
-    assert lines()[4].startswith("  try      curl -N http://127.0.0.1:PORT/generate_stream ")
+def test_banner_shows_a_command_to_try() -> None:
+    assert get_banner_lines()[4].startswith("  try      curl -N http://127.0.0.1:PORT/generate_stream ")
 
 
-def test_where_keys_are_asked_for_the_command_has_one() -> None:
-    assert '-H "Authorization: Bearer $WEFT_API_KEY"' in lines(keyed=True)[4]
+def test_command_includes_a_key_if_needed() -> None:
+    assert '-H "Authorization: Bearer $WEFT_API_KEY"' in get_banner_lines(needs_key=True)[4]
 
 
-def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
-    assert lines(host="::1")[0].endswith("http://[::1]:PORT")
+def test_ipv6_address_is_written_as_in_urls() -> None:
+    assert get_banner_lines(host="::1")[0].endswith("http://[::1]:PORT")
 
 
 @pytest.mark.parametrize(("host", "keyed", "told"), [
@@ -54,13 +57,13 @@ def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
     ("0.0.0.0", False, "whoever reaches this machine, without a key; --api-key KEY asks for one"),
     ("0.0.0.0", True, "whoever reaches this machine and has a key"),
 ])
-def test_it_says_who_may_ask_and_how_that_is_changed(host: str, keyed: bool, told: str) -> None:
-    assert lines(host=host, keyed=keyed)[3] == f"  clients  {told}"
+def test_banner_says_who_can_connect(host: str, keyed: bool, told: str) -> None:
+    assert get_banner_lines(host=host, needs_key=keyed)[3] == f"  clients  {told}"
 
 
 @pytest.mark.parametrize(("instead", "path"), [("vector", "/embed"), ("labels", "/classify")])
-def test_of_an_encoder_it_shows_what_that_does_and_no_cache(instead: str, path: str) -> None:
-    with bind("127.0.0.1", 0) as listener:
-        told = banner(listener, 1, MODEL, SERVED | {"instead_of_text": instead}, keyed=False).split("\n")
+def test_encoder_banner_shows_its_route_and_no_cache(instead: str, path: str) -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
+        told = make_banner(listener, 1, MODEL, READY_INFO | {"instead_of_text": instead}, needs_key=False).split("\n")
     assert [line.split()[0] for line in told[1:]] == ["runs", "clients", "try", "stop"]
     assert f"{path} " in told[3]

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from launcher import cli, commands
-from launcher.supervisor.supervisor import Failed, GaveUp, Misconfigured
-from router.scheduler.plan import ModelFacts
-from router.scheduler.settings import Policy, without_effect
+from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
+from router.scheduler.plan import ModelInfo
+from router.scheduler.settings import SchedulerSettings, find_unused_settings
 
 
 @pytest.fixture
-def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run_weft(monkeypatch: pytest.MonkeyPatch,
+             capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs the command line: exit code, stdout, stderr."""
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["weft", *arguments])
@@ -27,15 +28,15 @@ def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+def get_serve_settings(monkeypatch: pytest.MonkeyPatch, run_weft: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return a function that returns the settings of a command line instead of serving with them."""
     def run(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        def note(*words: str, **settings: Any) -> None:
+        def record_settings(*words: str, **settings: Any) -> None:
             found.update(settings | ({"words": words} if words else {}))
 
-        monkeypatch.setattr(cli, "serve_command", note)
-        assert weft("serve", *arguments)[0] == 0
+        monkeypatch.setattr(cli, "serve_command", record_settings)
+        assert run_weft("serve", *arguments)[0] == 0
         return found
     return run
 
@@ -53,16 +54,17 @@ def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable
     (("--model-id", "org/name"), {"words": ("org/name",)}),
     (("--dtype", "bfloat16", "--revision", "v2"), {"dtype": "bfloat16", "revision": "v2"}),
 ])
-def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, ...], settings: dict[str, Any]) -> None:
-    assert given(*arguments) == settings
+def test_flags_become_settings(get_serve_settings: Callable[..., Any], arguments: tuple[str, ...],
+                               settings: dict[str, Any]) -> None:
+    assert get_serve_settings(*arguments) == settings
 
 
 @pytest.mark.parametrize(("given", "tokens"), [
     ({}, 32_768), ({"model_id": "weft/demo"}, 32_768), ({"max_batch_total_tokens": 64}, 64),
     ({"model_id": "weft/simulated"}, None), ({"model_id": "org/name"}, None)])
-def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_given(
+def test_built_in_model_has_default_settings_unless_given(
         given: dict[str, Any], tokens: int | None) -> None:
-    assert cli.with_own_settings(given).get("max_batch_total_tokens") == tokens
+    assert cli.add_default_settings(given).get("max_batch_total_tokens") == tokens
 
 
 @pytest.mark.parametrize(("given", "own"), [
@@ -70,24 +72,25 @@ def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_
     ({"compat": "batching", "max_handlers": 4}, {
         "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True}),
     ({"compat": "batching", "batching": "static"}, {"max_handlers": 8, "static_equal_lengths": True})])
-def test_a_setting_may_bring_others_unless_they_are_given(given: dict[str, Any], own: dict[str, Any]) -> None:
-    found = cli.with_own_settings({"model_id": "weft/simulated", **given})
+def test_settings_may_imply_others_unless_given(given: dict[str, Any], own: dict[str, Any]) -> None:
+    found = cli.add_default_settings({"model_id": "weft/simulated", **given})
     assert {name: found[name] for name in own} == own
 
 
 @pytest.mark.parametrize("batching", ["none", "nobatch", "static", "dynamic", "continuous"])
-def test_the_studys_mode_brings_nothing_without_effect(batching: str) -> None:
+def test_batching_compat_mode_sets_nothing_without_effect(batching: str) -> None:
     """This mode used to warn about a flag that was not given."""
-    own = cli.with_own_settings({"compat": "batching", "batching": batching})
+    own = cli.add_default_settings({"compat": "batching", "batching": batching})
     _, config, _ = cli.make_configs(own)
-    assert without_effect(config, Policy.of(config, ModelFacts("m", "cpu", "float32", 512, 4096, 16, 64))) == []
+    assert find_unused_settings(
+        config, SchedulerSettings.from_config(config, ModelInfo("m", "cpu", "float32", 512, 4096, 16, 64))) == []
 
 
 @pytest.mark.parametrize("command", ["bench", "study"])
-def test_programs_with_a_command_line_of_their_own_get_every_word(command: str, monkeypatch: Any) -> None:
+def test_bench_and_study_get_all_arguments(command: str, monkeypatch: Any) -> None:
     called: list[list[str]] = []
     monkeypatch.setattr(commands.os, "execv", lambda _, words: called.append(words))
-    cli.run([command, "batching", "--help", "--rate", "-1"])
+    cli.run_command_line([command, "batching", "--help", "--rate", "-1"])
     assert called[0][-5:] == [f"benchmarks.{command}", "batching", "--help", "--rate", "-1"]
 
 
@@ -105,22 +108,22 @@ def test_programs_with_a_command_line_of_their_own_get_every_word(command: str, 
     ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
 ])
 def test_variables_become_settings(
-        given: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str],
+        get_serve_settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str],
         settings: dict[str, Any]) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert given() == settings
+    assert get_serve_settings() == settings
 
 
-def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_precedes_its_variable(get_serve_settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_LOOK_AHEAD", "2")
-    assert given("--look-ahead", "1") == {"look_ahead": 1}
+    assert get_serve_settings("--look-ahead", "1") == {"look_ahead": 1}
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, chat, download, '
-                'replay, simulate, tune, doctor, migrate, ...'),
+     'replay, simulate, tune, doctor, migrate, ...'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -132,79 +135,83 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
     (("serve", "--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17"),
     (("serve", "--simulated-num-blocks", "0"), 'weft: Invalid value "0" for --simulated-num-blocks. Must be >= 1.'),
 ])
-def test_a_mistake_is_one_line(weft: Callable[..., Any], arguments: tuple[str, ...], line: str) -> None:
-    assert weft(*arguments) == (2, "", line + "\n")
+def test_invalid_arguments_are_a_one_line_error(run_weft: Callable[..., Any], arguments: tuple[str, ...],
+                                                line: str) -> None:
+    assert run_weft(*arguments) == (2, "", line + "\n")
 
 
-def test_a_folder_too_long_for_sockets_is_one_line(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_temporary_folder_too_long_for_sockets_is_a_one_line_error(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (folder := tmp_path / ("x" * 90)).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    code, _, errors = weft("serve", "--port", "0")
+    code, _, errors = run_weft("serve", "--port", "0")
     assert code == 2
     assert errors.endswith("is too long for sockets; set TMPDIR to a shorter one\n")
 
 
-def test_a_full_disk_is_one_line(weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> Any:
+def test_full_disk_is_a_one_line_error(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full() -> Any:
         raise OSError(28, "No space left on device", "/tmp/weft-1")
 
-    monkeypatch.setattr(cli, "server_folder", full)
-    assert weft("serve", "--port", "0") == (1, "", "weft: [Errno 28] No space left on device: '/tmp/weft-1'\n")
+    monkeypatch.setattr(cli, "create_runtime_folder", raise_disk_full)
+    assert run_weft("serve", "--port", "0") == (1, "", "weft: [Errno 28] No space left on device: '/tmp/weft-1'\n")
 
 
-def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: Callable[..., Any]) -> None:
-    code, _, errors = weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
+def test_missing_keys_file_is_reported_before_the_start(run_weft: Callable[..., Any]) -> None:
+    code, _, errors = run_weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
     assert (code, errors) == (2, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
 
 
-def test_so_is_a_chat_template_that_is_not_there(weft: Callable[..., Any]) -> None:
-    assert weft("serve", "--port", "0", "--tokenizer-config-path", "/no/file")[2] == (
+def test_missing_chat_template_is_reported_before_the_start(run_weft: Callable[..., Any]) -> None:
+    assert run_weft("serve", "--port", "0", "--tokenizer-config-path", "/no/file")[2] == (
         "weft: cannot read /no/file (--tokenizer-config-path): No such file or directory\n")
 
 
-def test_traces_without_what_sends_them_are_told_at_once_with_the_cure(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_otel_packages_are_reported_with_the_remedy(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert weft("serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4317") == (
+    assert run_weft("serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4317") == (
         2, "", "weft: --otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'\n")
 
 
 @pytest.mark.parametrize(("failed", "code"), [
-    (Failed("no room"), 1), (Misconfigured("no room"), 2), (GaveUp("no room"), 70)])
-def test_the_exit_code_tells_who_may_be_started_again(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: Failed, code: int) -> None:
-    async def serve(*_: Any) -> None:
+    (LaunchError("no room"), 1), (ConfigurationError("no room"), 2), (TooManyDeathsError("no room"), 70)])
+def test_exit_code_says_whether_a_restart_can_help(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: LaunchError, code: int) -> None:
+    async def raise_failure(*_: Any) -> None:
         raise failed
 
-    monkeypatch.setattr(cli, "serve", serve)
-    assert weft("serve", "--port", "0") == (code, "", "weft: no room\n")
+    monkeypatch.setattr(cli, "serve", raise_failure)
+    assert run_weft("serve", "--port", "0") == (code, "", "weft: no room\n")
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+def get_module_call(monkeypatch: pytest.MonkeyPatch,
+                    run_weft: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(commands, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
-        assert weft(*arguments)[0] == 0
+        monkeypatch.setattr(commands, "run_module_and_exit", lambda name, _=None, /,
+                            **order: found.append((name, order)))
+        assert run_weft(*arguments)[0] == 0
         return found[0]
     return run
 
 
-def test_subcommands_are_modules_of_the_router(module: Callable[..., Any]) -> None:
-    assert module("replay", "/file") == ("router.recording.replay", {"file": "/file"})
-    assert module("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
+def test_subcommands_run_router_modules(get_module_call: Callable[..., Any]) -> None:
+    assert get_module_call("replay", "/file") == ("router.recording.replay", {"file": "/file"})
+    assert get_module_call("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
         "router.simulation.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
-    assert module("tune", "a", "--goal", "ttft=5ms") == (
+    assert get_module_call("tune", "a", "--goal", "ttft=5ms") == (
         "router.simulation.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
 
 
-def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_runs_a_router_module_with_the_key_in_a_variable(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(commands, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
-    assert weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
+    monkeypatch.setattr(commands, "run_module_and_exit", lambda name, secrets, /,
+                        **order: heard.append((name, secrets, order)))
+    assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
     assert heard == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
 
@@ -216,61 +223,62 @@ def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
     (("load", "org/a"), {"WEFT_ADAPTER_TOKEN": ""},
      {"do": "load", "adapter": "org/a", "source": "", "alias": "", "as_json": False}),
     (("unload", "org/a"), {}, {"do": "unload", "adapter": "org/a", "as_json": False})])
-def test_adapters_of_a_server_are_the_affair_of_a_module_that_gets_secrets_by_variables(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], secrets: dict[str, str],
+def test_adapters_command_runs_a_router_module_with_secrets_in_variables(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], secrets: dict[str, str],
         order: dict[str, Any]) -> None:
     heard: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
-    monkeypatch.setattr(commands, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
-    assert weft("adapters", *words)[0] == 0
+    monkeypatch.setattr(commands, "run_module_and_exit", lambda name, secrets, /,
+                        **order: heard.append((name, secrets, order)))
+    assert run_weft("adapters", *words)[0] == 0
     assert heard == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
                       {"url": "http://127.0.0.1:3000", **order})]
 
 
-def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:
+def test_interrupt_is_ignored_while_a_child_runs() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with commands.left_to_the_child(signal.SIGINT):
+    with commands.ignore_signal_in_parent(signal.SIGINT):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_another_server_s_command_line_becomes_ours(weft: Callable[..., Any]) -> None:
-    code, out, errors = weft("migrate", "--", "text-generation-launcher", "--model-id", "org/name", "-e")
+def test_migrate_translates_a_foreign_command_line(run_weft: Callable[..., Any]) -> None:
+    code, out, errors = run_weft("migrate", "--", "text-generation-launcher", "--model-id", "org/name", "-e")
     assert (code, errors) == (0, "")
     assert out.startswith("weft serve --model-id org/name ")
-    assert weft("migrate")[2].startswith(
+    assert run_weft("migrate")[2].startswith(
         "weft: a command line of text-generation-launcher or lorax-launcher is needed, as in ")
 
 
-def test_for_programs_what_goes_wrong_is_an_object(weft: Callable[..., Any]) -> None:
-    code, out, errors = weft("serve", "/no/model", "--json-output")
+def test_errors_are_json_objects_with_json_output(run_weft: Callable[..., Any]) -> None:
+    code, out, errors = run_weft("serve", "/no/model", "--json-output")
     told = json.loads(errors)
     assert (code, out, told["level"], told["process"]) == (2, "", "ERROR", "launcher")
     assert told["message"] == "there is no folder /no/model"
 
 
-def test_variables_are_for_servers_and_not_for_simulations(
-        module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_variables_do_not_apply_to_simulations(
+        get_module_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_MAX_BATCH_SIZE", "3")
-    assert module("simulate", "a")[1]["settings"] == {}
+    assert get_module_call("simulate", "a")[1]["settings"] == {}
 
 
-def test_only_settings_that_the_core_decides_by_can_be_tried(weft: Callable[..., Any]) -> None:
-    assert weft("simulate", "a", "--port", "80")[0] == 2
-    assert set(cli.TRIED) < {setting.name for setting in cli.GROUPS["Server"]}
+def test_only_scheduler_settings_can_be_simulated(run_weft: Callable[..., Any]) -> None:
+    assert run_weft("simulate", "a", "--port", "80")[0] == 2
+    assert set(cli.SIMULATE_SETTINGS) < {setting.name for setting in cli.SETTING_GROUPS["Server"]}
 
 
-def test_the_doctor_looks_at_the_server_that_flags_and_variables_describe(
-        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_examines_the_server_described_by_flags_and_variables(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(cli.doctor, "run", lambda order, _, *, as_json: heard.append((order, as_json)) or 1)
+    monkeypatch.setattr(cli.doctor, "run_doctor", lambda order, _, *, as_json: heard.append((order, as_json)) or 1)
     monkeypatch.setenv("PORT", "80")
-    assert weft("doctor", "org/name", "--num-shard", "2", "--json") == (1, "", "")
-    assert heard == [(cli.doctor.Order("org/name", num_shard=2, port=80), True)]
+    assert run_weft("doctor", "org/name", "--num-shard", "2", "--json") == (1, "", "")
+    assert heard == [(cli.doctor.DoctorSettings("org/name", num_shard=2, port=80), True)]
 
 
 @pytest.mark.slow
-def test_a_child_says_what_is_wrong_and_its_exit_code_is_ours(
+def test_child_error_and_exit_code_are_passed_on(
         monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["weft", "replay", "/no/file"])
     with pytest.raises(SystemExit) as ended:

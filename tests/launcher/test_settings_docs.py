@@ -2,23 +2,23 @@
 
 from pathlib import Path
 
-from launcher.settings_docs import migrating, page
+from launcher.settings_docs import make_configuration_page, make_migration_page
 
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_page_is_fresh() -> None:
-    assert (ROOT / "docs/configuration.md").read_text() == page(), "make docs"
+REPOSITORY_ROOT = Path(__file__).parents[2]
 
 
-def test_the_table_of_foreign_flags_is_fresh() -> None:
-    assert (ROOT / "docs/migrating.md").read_text() == migrating(), "make docs"
+def test_configuration_page_is_fresh() -> None:
+    assert (REPOSITORY_ROOT / "docs/configuration.md").read_text() == make_configuration_page(), "make docs"
 
 
-def test_a_setting_is_shown_with_its_names_default_bounds_and_meaning() -> None:
+def test_foreign_flags_table_is_fresh() -> None:
+    assert (REPOSITORY_ROOT / "docs/migrating.md").read_text() == make_migration_page(), "make docs"
+
+
+def test_setting_row_shows_names_default_bounds_and_meaning() -> None:
     assert ("| `--port`, `-p` | `PORT` | `3000` | from 0 to 65535 | Port to listen on; 0 takes a free one. |"
-            in page().splitlines())
+            in make_configuration_page().splitlines())
 
 
-def test_choices_are_shown() -> None:
-    assert "| `mixed` | `mixed`, `pause` |" in page()
+def test_choices_of_a_setting_are_shown() -> None:
+    assert "| `mixed` | `mixed`, `pause` |" in make_configuration_page()

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from router.api_keys import Entry, Keys, read_keys
+from router.api_keys import ApiKeyEntry, ApiKeys, read_key_file
 from router.config import RouterConfig
-from router.request import ANYONE, Tenant
+from router.request import DEFAULT_TENANT, Tenant
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_key_file(tmp_path):
     """Function that writes a file of keys: a string as it is, anything else as JSON."""
     def write(content):
         file = tmp_path / "keys.json"
@@ -20,10 +20,10 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def refusal(written):
+def get_key_file_error(write_key_file):
     def read(content):
         with pytest.raises(ValueError, match=r"keys\.json") as refused:
-            read_keys(written(content))
+            read_key_file(write_key_file(content))
         return str(refused.value)
     return read
 
@@ -31,22 +31,23 @@ def refusal(written):
 # -- files
 
 
-def test_a_key_stands_for_a_tenant_with_weight_and_limits(written):
+def test_key_belongs_to_a_tenant_with_weight_and_limits(write_key_file):
     limits = {"max_concurrent_requests": 8, "max_queue_requests": 4, "max_queue_tokens": 20_000}
-    entries = read_keys(written({"sk-one": {"tenant": "a", "weight": 3, **limits}, "sk-two": {"tenant": "b"}}))
+    entries = read_key_file(write_key_file({"sk-one": {"tenant": "a", "weight": 3, **limits},
+                                            "sk-two": {"tenant": "b"}}))
     assert {key: entry.as_tenant() for key, entry in entries.items()} == {
         "sk-one": Tenant("a", 3.0, 8, 4, 20_000), "sk-two": Tenant("b")}
 
 
-def test_several_keys_may_belong_to_one_tenant(written):
-    assert set(read_keys(written({"one": {"tenant": "a", "weight": 2}, "two": {"tenant": "a", "weight": 2.0}}))) == {
-        "one", "two"}
+def test_several_keys_may_belong_to_one_tenant(write_key_file):
+    assert set(read_key_file(write_key_file({"one": {"tenant": "a", "weight": 2},
+                                             "two": {"tenant": "a", "weight": 2.0}}))) == {"one", "two"}
 
 
 @pytest.mark.parametrize(("entry", "fault"), [
     ({"weight": 1}, "`tenant` is missing"),
     ({"tenant": "a", "wieght": 3}, "`wieght` is no setting; there are tenant, weight, max_concurrent_requests, "
-                                   "max_queue_requests, max_queue_tokens, role"),
+     "max_queue_requests, max_queue_tokens, role"),
     ({"tenant": "a", "role": "operator"}, "`role` must be 'user' or 'admin', got a string"),
     ({"tenant": "a", "role": None}, "`role` must be 'user' or 'admin', got null"),
     ({"tenant": "a", "weight": 0}, "`weight` must be greater than or equal to 0.001, got 0"),
@@ -61,8 +62,8 @@ def test_several_keys_may_belong_to_one_tenant(written):
     ({"tenant": 5}, "`tenant` must be a valid string, got 5"),
     ("a", "what it stands for must be an object, got a string"),
 ])
-def test_a_fault_names_file_key_field_limit_and_value(refusal, entry, fault):
-    told = refusal({"sk-secret": entry})
+def test_invalid_entry_error_names_file_key_field_limit_and_value(get_key_file_error, entry, fault):
+    told = get_key_file_error({"sk-secret": entry})
     assert told.split("keys.json: ", 1)[1] == f"key sk-s…: {fault}"
 
 
@@ -79,85 +80,86 @@ def test_a_fault_names_file_key_field_limit_and_value(refusal, entry, fault):
     ({"sk-secret": {"tenant": "a", "weight": 2}, "tk-secret": {"tenant": "a"}},
      "keys sk-s… and tk-s… are of tenant a, but `weight` is 2.0 for the one and 1.0 for the other"),
 ])
-def test_what_no_file_of_keys_is_says_why(refusal, content, fault):
-    assert fault in refusal(content)
+def test_invalid_key_file_is_rejected_with_a_reason(get_key_file_error, content, fault):
+    assert fault in get_key_file_error(content)
 
 
-def test_no_message_holds_a_whole_key(refusal):
+def test_error_messages_never_contain_a_whole_key(get_key_file_error):
     for content in ({"sk-1": {}}, {"sk-1": "sk-1"}, {"sk-1": {"tenant": "a", "weight": "sk-1"}},
                     '{"sk-1": {}, "sk-1": {}}', {"sk-1": {"tenant": "a", "weight": 2}, "sk-2": {"tenant": "a"}}):
-        assert "sk-1" not in refusal(content)
+        assert "sk-1" not in get_key_file_error(content)
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path):
+def test_unreadable_key_file_is_rejected_with_a_reason(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*no.json \(--api-keys\): No such file"):
-        read_keys(tmp_path / "no.json")
+        read_key_file(tmp_path / "no.json")
     (tmp_path / "latin").write_bytes(b'{"\xe9": {}}')
     with pytest.raises(ValueError, match="latin is not UTF-8"):
-        read_keys(tmp_path / "latin")
+        read_key_file(tmp_path / "latin")
 
 
 # -- keys
 
 
-def test_without_keys_everybody_may_ask():
-    keys = Keys.of(RouterConfig())
-    assert keys.tenant_of("") is ANYONE
-    assert keys.tenant_of("whatever") is ANYONE
+def test_without_keys_every_request_belongs_to_the_default_tenant():
+    keys = ApiKeys.from_config(RouterConfig())
+    assert keys.find_tenant("") is DEFAULT_TENANT
+    assert keys.find_tenant("whatever") is DEFAULT_TENANT
 
 
-def test_a_single_key_is_that_of_anyone():
-    keys = Keys.of(RouterConfig(api_key="sk-one"))
-    assert keys.tenant_of("sk-one") is ANYONE
-    assert keys.tenant_of("") is None
+def test_single_key_belongs_to_the_default_tenant():
+    keys = ApiKeys.from_config(RouterConfig(api_key="sk-one"))
+    assert keys.find_tenant("sk-one") is DEFAULT_TENANT
+    assert keys.find_tenant("") is None
 
 
-def test_the_single_key_and_those_of_the_file_are_all_good(written):
-    keys = Keys.of(RouterConfig(api_key="sk-one", api_keys=str(written({"sk-two": {"tenant": "a"}}))))
-    assert [keys.tenant_of(key) for key in ("sk-one", "sk-two", "sk-three")] == [ANYONE, Tenant("a"), None]
+def test_single_key_and_file_keys_are_all_accepted(write_key_file):
+    keys = ApiKeys.from_config(RouterConfig(api_key="sk-one",
+                                            api_keys=str(write_key_file({"sk-two": {"tenant": "a"}}))))
+    assert [keys.find_tenant(key) for key in ("sk-one", "sk-two", "sk-three")] == [DEFAULT_TENANT, Tenant("a"), None]
 
 
 @pytest.mark.parametrize("key", ["SK-One", "sk-One ", "sk-On", "sk-One1", "sk-\udce9ne"])
 def test_keys_are_compared_exactly(key):
-    assert Keys({"sk-One": ANYONE}).tenant_of(key) is None
+    assert ApiKeys({"sk-One": DEFAULT_TENANT}).find_tenant(key) is None
 
 
-def test_a_key_that_stands_in_both_places_is_refused(written):
+def test_key_in_both_places_is_rejected(write_key_file):
     with pytest.raises(ValueError, match=r"the key sk-… of --api-key stands in .*keys\.json as well"):
-        Keys.of(RouterConfig(api_key="sk-one", api_keys=str(written({"sk-one": {"tenant": "a"}}))))
+        ApiKeys.from_config(RouterConfig(api_key="sk-one", api_keys=str(write_key_file({"sk-one": {"tenant": "a"}}))))
 
 
-def test_a_single_key_that_no_header_can_carry_is_refused():
+def test_single_key_that_no_header_can_carry_is_rejected():
     with pytest.raises(ValueError, match="--api-key: the key sk-… must be printable ASCII"):
-        Keys.of(RouterConfig(api_key="sk-one\n"))
+        ApiKeys.from_config(RouterConfig(api_key="sk-one\n"))
 
 
-def test_no_key_is_kept():
-    keys = Keys({"sk-one": ANYONE}, ["sk-one"])
-    assert b"sk-one" not in b"".join([*keys._tenants, *keys._admins])
+def test_keys_are_not_stored_in_clear_text():
+    keys = ApiKeys({"sk-one": DEFAULT_TENANT}, ["sk-one"])
+    assert b"sk-one" not in b"".join([*keys._tenant_by_digest, *keys._admin_digests])
 
 
 # -- roles
 
 
-def test_a_key_is_a_users_unless_the_file_says_admin(written):
-    entries = read_keys(written({"sk-one": {"tenant": "a"}, "sk-two": {"tenant": "a", "role": "user"},
-                                 "sk-three": {"tenant": "a", "role": "admin"}}))
+def test_key_is_a_user_key_unless_the_file_says_admin(write_key_file):
+    entries = read_key_file(write_key_file({"sk-one": {"tenant": "a"}, "sk-two": {"tenant": "a", "role": "user"},
+                                            "sk-three": {"tenant": "a", "role": "admin"}}))
     assert [entry.role for entry in entries.values()] == ["user", "user", "admin"]
-    assert Entry(tenant="a").role == "user"
+    assert ApiKeyEntry(tenant="a").role == "user"
 
 
-def test_admins_are_the_keys_of_that_role_and_the_single_key(written):
-    file = written({"sk-two": {"tenant": "a"}, "sk-three": {"tenant": "a", "role": "admin"}})
-    keys = Keys.of(RouterConfig(api_key="sk-one", api_keys=str(file)))
+def test_admin_keys_are_those_with_the_role_and_the_single_key(write_key_file):
+    file = write_key_file({"sk-two": {"tenant": "a"}, "sk-three": {"tenant": "a", "role": "admin"}})
+    keys = ApiKeys.from_config(RouterConfig(api_key="sk-one", api_keys=str(file)))
     assert [keys.is_admin(key) for key in ("sk-one", "sk-two", "sk-three", "sk-four", "")] == [
         True, False, True, False, False]
 
 
-def test_in_a_file_without_roles_nobody_is_an_admin(written):
-    keys = Keys.of(RouterConfig(api_keys=str(written({"sk-two": {"tenant": "a"}}))))
+def test_key_file_without_roles_has_no_admins(write_key_file):
+    keys = ApiKeys.from_config(RouterConfig(api_keys=str(write_key_file({"sk-two": {"tenant": "a"}}))))
     assert not keys.is_admin("sk-two")
 
 
-def test_without_keys_everybody_is_an_admin():
-    assert Keys.of(RouterConfig()).is_admin("")
+def test_without_keys_everyone_is_an_admin():
+    assert ApiKeys.from_config(RouterConfig()).is_admin("")

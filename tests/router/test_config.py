@@ -11,38 +11,39 @@ from router.config import RouterConfig
     ({"look_ahead": 3}, "--look-ahead must be at most 2, got 3"),
     ({"waiting_served_ratio": float("nan")}, "--waiting-served-ratio must be at least 0, got nan"),
 ])
-def test_a_setting_out_of_bounds_is_refused_with_flag_bound_and_value(settings, message):
+def test_setting_out_of_range_is_rejected_with_flag_limit_and_value(settings, message):
     with pytest.raises(ValueError, match=message):
         RouterConfig(**settings)
 
 
-def test_a_prompt_must_leave_room_for_a_token():
+def test_input_limit_must_leave_room_for_a_token():
     with pytest.raises(ValueError, match=r"--max-input-tokens \(100\) must be below --max-total-tokens \(100\)"):
         RouterConfig(max_input_tokens=100, max_total_tokens=100)
 
 
-def test_a_step_must_hold_more_than_a_block():
+def test_prefill_budget_must_exceed_a_block():
     with pytest.raises(ValueError, match="--max-batch-prefill-tokens"):
         RouterConfig(max_batch_prefill_tokens=16)
 
 
-def test_the_cache_must_hold_a_whole_request():
+def test_cache_must_hold_a_whole_request():
     with pytest.raises(ValueError, match=r"--max-total-tokens \(99\) must be at most --max-batch-total-tokens \(98\)"):
         RouterConfig(max_total_tokens=99, max_batch_total_tokens=98)
 
 
-def test_the_cache_must_hold_a_block():
+def test_cache_must_hold_a_block():
     with pytest.raises(ValueError, match=r"--max-batch-total-tokens must be at least one block \(32"):
         RouterConfig(max_batch_total_tokens=16, block_size=32)
 
 
 @pytest.mark.parametrize("origin", [
     "*", "null", "https://a.example.org", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef"])
-def test_an_origin_is_what_browsers_call_one(origin):
+def test_valid_cors_origins_are_accepted(origin):
     assert RouterConfig(cors_allow_origin=(origin,)).cors_allow_origin == (origin,)
 
 
-@pytest.mark.parametrize("origin", ["", "a.example.org", "https://a.org/", "https://a.org/chat", "https://a, https://b"])
-def test_what_no_browser_would_send_is_refused(origin):
+@pytest.mark.parametrize("origin",
+                         ["", "a.example.org", "https://a.org/", "https://a.org/chat", "https://a, https://b"])
+def test_invalid_cors_origins_are_rejected(origin):
     with pytest.raises(ValueError, match=r"--cors-allow-origin must be \* or an origin without a path"):
         RouterConfig(cors_allow_origin=("*", origin))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.errors import InvalidRequest, TemplateFailed, ToolsFailed
+from router.errors import ChatTemplateFailed, InvalidRequest, InvalidTools
 
 
 @pytest.mark.parametrize(("error", "param"), [
@@ -12,8 +12,8 @@ from router.errors import InvalidRequest, TemplateFailed, ToolsFailed
     (InvalidRequest("a string in `stop` is too long", param="stop"), "stop"),
     (InvalidRequest("the header `x-request-timeout-ms` must be a number"), ""),
     (InvalidRequest("this model makes embeddings"), ""),
-    (ToolsFailed("`tool_choice` must be `auto`"), "tool_choice"),
-    (TemplateFailed("`anything` a template says"), "messages"),
+    (InvalidTools("`tool_choice` must be `auto`"), "tool_choice"),
+    (ChatTemplateFailed("`anything` a template says"), "messages"),
 ])
-def test_an_error_names_the_field_that_its_message_begins_with(error, param):
+def test_error_names_the_field_that_its_message_begins_with(error, param):
     assert error.param == param

@@ -4,36 +4,38 @@ import asyncio
 
 import pytest
 
-from router.__main__ import came_first, exit_code, served
+from router.__main__ import describe_model, exit_code, wait_for_either
 from router.errors import CannotStartNow
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import ModelFacts
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import ModelInfo
 from router.shards.failures import ShardsLost
 
 
-def test_with_the_port_it_tells_what_is_served() -> None:
-    facts = ModelFacts("m", "cuda", "bfloat16", 512, 4096, 16, 100, cache_bytes=2**20, why="that is what fits")
-    assert served(facts) == {"device": "cuda", "dtype": "bfloat16", "tokens": 1600, "bytes": 2**20,
-                             "why": "that is what fits"}
+def test_ready_report_describes_the_served_model() -> None:
+    facts = ModelInfo("m", "cuda", "bfloat16", 512, 4096, 16, 100, cache_bytes=2**20,
+                      cache_size_note="that is what fits")
+    assert describe_model(facts) == {"device": "cuda", "dtype": "bfloat16", "tokens": 1600, "bytes": 2**20,
+                                     "why": "that is what fits"}
 
 
-def test_whoever_is_over_first_ends_the_wait_and_the_other_is_given_up():
+def test_first_finished_awaitable_ends_the_wait_and_the_other_is_cancelled():
     async def scenario():
         never = asyncio.Event()
-        assert await came_first(asyncio.sleep(0), never.wait())
-        assert not await came_first(never.wait(), asyncio.sleep(0))
+        assert await wait_for_either(asyncio.sleep(0), never.wait())
+        assert not await wait_for_either(never.wait(), asyncio.sleep(0))
     asyncio.run(scenario())
 
 
-def test_of_a_model_that_generates_nothing_it_tells_what_it_does_instead() -> None:
-    facts = ModelFacts("m", "cpu", "float32", 512, 160, 16, 100, generation=False, classification=True)
-    assert served(facts)["instead_of_text"] == "labels"
+def test_ready_report_of_a_model_without_generation_names_what_it_does() -> None:
+    facts = ModelInfo("m", "cpu", "float32", 512, 160, 16, 100, generation=False, classification=True)
+    assert describe_model(facts)["instead_of_text"] == "labels"
 
 
 @pytest.mark.parametrize(("error", "code"), [
     (ValueError("tokenizer.json is damaged"), 2), (PermissionError(13, "Permission denied"), 2),
-    (ShardsLost(Loss.DEFECT, "--max-total-tokens must be at most 5", refused=True), 2),
-    (ShardsLost(Loss.DEFECT, "there is no room for a cache"), 1), (CannotStartNow("the Hub does not answer"), 1),
+    (ShardsLost(ShardLossReason.DEFECT, "--max-total-tokens must be at most 5", is_warmup_rejected=True), 2),
+    (ShardsLost(ShardLossReason.DEFECT, "there is no room for a cache"), 1),
+    (CannotStartNow("the Hub does not answer"), 1),
     (OSError(98, "Address already in use"), 1)])
-def test_the_exit_code_says_whether_to_start_again_makes_sense(error, code):
+def test_exit_code_tells_whether_a_restart_makes_sense(error, code):
     assert exit_code(error) == code

@@ -6,37 +6,37 @@ import signal
 
 import pytest
 
-from router.parent import asked_to_stop, end_with_parent, tell
+from router.parent import cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
 
 
-def test_what_is_told_is_one_line() -> None:
+def test_message_to_the_parent_is_one_line() -> None:
     read, write = os.pipe()
-    tell(write, "failed for\nmany reasons")
+    send_to_parent(write, "failed for\nmany reasons")
     os.close(write)
     with open(read) as lines:
         assert lines.read() == "failed for many reasons\n"
 
 
-def test_without_a_pipe_nothing_is_told() -> None:
-    tell(-1, "ready 3000")
+def test_nothing_is_sent_without_a_pipe() -> None:
+    send_to_parent(-1, "ready 3000")
 
 
-def test_the_first_signal_asks_and_the_next_one_is_not_ours() -> None:
-    async def story() -> None:
-        asked = asyncio.create_task(asked_to_stop())
+def test_first_signal_requests_a_stop_and_the_next_one_has_its_default_effect() -> None:
+    async def scenario() -> None:
+        asked = asyncio.create_task(wait_for_stop_signal())
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await asked
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_the_end_of_the_parent_is_the_end() -> None:
-    async def story(parent_fd: int, held_open: int) -> None:
-        end_with_parent(parent_fd)
+def test_parent_exit_cancels_the_router() -> None:
+    async def scenario(parent_fd: int, held_open: int) -> None:
+        cancel_on_parent_exit(parent_fd)
         os.close(held_open)
         await asyncio.Event().wait()
     parent_fd, held_open = os.pipe()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(story(parent_fd, held_open))
+        asyncio.run(scenario(parent_fd, held_open))
     os.close(parent_fd)

@@ -7,87 +7,91 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
-from shard.adapters.routing import Bearers
-from shard.adapters.slots import Racks
-from shard.checkpoint.reader import Weights
-from shard.models.encoder import Encoder, EncoderConfig, lay_out
-from shard.models.read_config import read_config
+from shard.adapters.routing import AdapterRouting
+from shard.adapters.slots import AdapterSlots
+from shard.checkpoint.reader import CheckpointReader
+from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
+from shard.models.read_config import read_model_config
 from shard.models.registry import load_encoder
-from shard.parallel.group import Group
-from shard.runner.encoder_runner import Encoding
+from shard.parallel.group import RankGroup
+from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import Pooling
-from shard.state.columns import Text
-from tests.shard.forward import CPU, distance
-from tests.shard.side_by_side import side_by_side
+from shard.state.columns import PoolingText
+from tests.shard.forward import CPU, rms_distance
+from tests.shard.side_by_side import run_on_ranks
 
-LENGTHS = (1, 2, 17, 63, 100, 5)
+TEXT_LENGTHS = (1, 2, 17, 63, 100, 5)
 
 
-def text(length: int, seed: int = 0) -> Text:
+def make_random_text(length: int, seed: int = 0) -> PoolingText:
     generator = torch.Generator().manual_seed(1000 * length + seed)
-    return Text(torch.randint(2, 480, (length,), generator=generator).tolist())
+    return PoolingText(torch.randint(2, 480, (length,), generator=generator).tolist())
 
 
-TEXTS = [text(length) for length in LENGTHS]
+RANDOM_TEXTS = [make_random_text(length) for length in TEXT_LENGTHS]
 
 
-def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "") -> Encoder:
-    config = read_config(folder)
+def load_encoder_model(folder: Path, dtype: torch.dtype, group: RankGroup, quantize: str = "") -> Encoder:
+    config = read_model_config(folder)
     assert isinstance(config, EncoderConfig)
-    with Weights(folder, dtype, CPU, config.quantization, quantize) as weights:
+    with CheckpointReader(folder, dtype, CPU, config.quantization, quantize) as weights:
         model = load_encoder(config, weights, group)
-        assert weights.unclaimed() == []
+        assert weights.list_unclaimed_names() == []
     return model
 
 
-def encoding(model: Encoder, kind: str = "mean") -> Encoding:
-    return Encoding(model, Pooling(kind, model.config.hidden_size), Bearers(CPU, Racks()), CPU)
+def make_encoder_runner(model: Encoder, reduction: str = "mean") -> EncoderRunner:
+    return EncoderRunner(model, Pooling(reduction, model.config.hidden_size), AdapterRouting(CPU, AdapterSlots()), CPU)
 
 
-def run(model: Encoder, texts: list[Text]) -> list[Tensor]:
+def run_encoder(model: Encoder, texts: list[PoolingText]) -> list[Tensor]:
     """Return a tensor per text: its hidden states, followed by the label probabilities as further columns."""
     with torch.inference_mode():
-        hidden = model.hidden(lay_out(texts, model.config, CPU))
-        told = hidden if model.classifier is None else torch.cat([hidden.float(), model.probabilities(hidden)], dim=1)
-    return list(told.split([len(text.tokens) for text in texts]))
+        hidden = model.forward(build_encoder_inputs(texts, model.config, CPU))
+        outputs = hidden if model.classifier is None else torch.cat([hidden.float(),
+                                                                     model.compute_label_probabilities(hidden)], dim=1)
+    return list(outputs.split([len(text.tokens) for text in texts]))
 
 
-def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1) -> list[list[Tensor]]:
-    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), TEXTS))
+def run_encoder_on_ranks(folder: Path, dtype: torch.dtype, num_ranks: int = 1) -> list[list[Tensor]]:
+    return run_on_ranks(num_ranks, lambda group: run_encoder(load_encoder_model(folder, dtype, group), RANDOM_TEXTS))
 
 
 @cache
-def oracle(folder: Path, dtype: torch.dtype) -> list[Tensor]:
+def run_transformers_encoder(folder: Path, dtype: torch.dtype) -> list[Tensor]:
     """Return transformers' tensor per text, each text run alone."""
-    kind = AutoModelForTokenClassification if read_labels(folder) else AutoModel
-    model = kind.from_pretrained(folder, dtype=dtype)
+    model_class = AutoModelForTokenClassification if has_token_labels(folder) else AutoModel
+    model = model_class.from_pretrained(folder, dtype=dtype)
     with torch.inference_mode():
-        return [told(model(torch.tensor([text.tokens]), output_hidden_states=True)) for text in TEXTS]
+        return [join_states_and_probabilities(model(torch.tensor([text.tokens]), output_hidden_states=True))
+                for text in RANDOM_TEXTS]
 
 
-def told(said: object) -> Tensor:
-    hidden: Tensor = said.hidden_states[-1][0]  # type: ignore[attr-defined]
-    logits = getattr(said, "logits", None)
+def join_states_and_probabilities(model_output: object) -> Tensor:
+    hidden: Tensor = model_output.hidden_states[-1][0]  # type: ignore[attr-defined]
+    logits = getattr(model_output, "logits", None)
     return hidden if logits is None else torch.cat([hidden.float(), logits[0].float().softmax(-1)], dim=1)
 
 
-def read_labels(folder: Path) -> bool:
+def has_token_labels(folder: Path) -> bool:
     return "TokenClassification" in AutoConfig.from_pretrained(folder).architectures[0]
 
 
-def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1) -> None:
+def check_encoder_matches_transformers(folder: Path, dtype: torch.dtype, num_ranks: int = 1) -> None:
     """Compare with transformers: float32 agrees, and bfloat16's error is below 1.25 times that of transformers."""
-    first, *others = outcomes(folder, dtype, num_ranks)
+    first, *others = run_encoder_on_ranks(folder, dtype, num_ranks)
     assert all(all(map(torch.equal, other, first)) for other in others)
-    truth, theirs = (torch.cat(oracle(folder, kind)) for kind in (torch.float32, dtype))
+    float32_reference, transformers_output = (torch.cat(run_transformers_encoder(folder, kind))
+                                              for kind in (torch.float32, dtype))
     if dtype == torch.float32:
-        torch.testing.assert_close(torch.cat(first), truth, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.cat(first), float32_reference, rtol=1e-4, atol=1e-4)
     else:
-        assert distance(torch.cat(first), truth) < 1.25 * distance(theirs, truth)
+        assert rms_distance(torch.cat(first),
+                            float32_reference) < 1.25 * rms_distance(transformers_output, float32_reference)
 
 
-def agrees_shared(folder: Path) -> None:
+def check_encoder_on_all_rank_counts(folder: Path) -> None:
     """Compare with transformers in float32 and bfloat16, on one, two and four ranks."""
     for dtype in (torch.float32, torch.bfloat16):
         for num_ranks in (1, 2, 4):
-            agrees(folder, dtype, num_ranks)
+            check_encoder_matches_transformers(folder, dtype, num_ranks)

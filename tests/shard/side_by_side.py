@@ -8,50 +8,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.parallel.group import add_up
+from shard.parallel.group import sum_in_rank_order
 
 
-class Table:
+class InProcessExchange:
     """Shared slots for the contribution of each rank, and a barrier."""
 
     def __init__(self, size: int) -> None:
-        self.laid: list[Any] = [None] * size
+        self.contributions: list[Any] = [None] * size
         self.barrier = Barrier(size, timeout=60)
 
 
-class Neighbour:
+class InProcessRankGroup:
     """In-process group of one rank."""
 
-    def __init__(self, rank: int, size: int, table: Table) -> None:
+    def __init__(self, rank: int, size: int, shared_exchange: InProcessExchange) -> None:
         self.rank, self.size = rank, size
-        self._table = table
+        self._shared_exchange = shared_exchange
 
-    def _exchange(self, mine: Any) -> list[Any]:
-        self._table.laid[self.rank] = mine
-        self._table.barrier.wait()
-        laid = list(self._table.laid)
-        self._table.barrier.wait()
-        return laid
+    def _all_gather(self, contribution: Any) -> list[Any]:
+        self._shared_exchange.contributions[self.rank] = contribution
+        self._shared_exchange.barrier.wait()
+        contributions = list(self._shared_exchange.contributions)
+        self._shared_exchange.barrier.wait()
+        return contributions
 
     def sum(self, x: Tensor) -> Tensor:
-        return add_up(self._exchange(x.clone())) if self.size > 1 else x
+        return sum_in_rank_order(self._all_gather(x.clone())) if self.size > 1 else x
 
     def gather(self, x: Tensor) -> Tensor | None:
-        parts = self._exchange(x)
+        parts = self._all_gather(x)
         return torch.cat(parts, dim=-1) if self.rank == 0 else None
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return x.copy_(self._exchange(x.clone())[0])
+        return x.copy_(self._all_gather(x.clone())[0])
 
     def minimum(self, number: int) -> int:
-        return min(self._exchange(number))
+        return min(self._all_gather(number))
 
     def close(self) -> None:
         pass
 
 
-def side_by_side(size: int, call: Callable[[Neighbour], Any]) -> list[Any]:
+def run_on_ranks(size: int, call: Callable[[InProcessRankGroup], Any]) -> list[Any]:
     """Return what `call` returns on every rank."""
-    table = Table(size)
+    shared_exchange = InProcessExchange(size)
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(call, [Neighbour(rank, size, table) for rank in range(size)]))
+        return list(pool.map(call, [InProcessRankGroup(rank, size, shared_exchange) for rank in range(size)]))

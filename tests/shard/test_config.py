@@ -7,17 +7,17 @@ import pytest
 from shard.config import ShardConfig, SimulatedConfig
 
 
-def test_a_config_survives_its_way_to_another_process() -> None:
+def test_config_survives_json_serialization() -> None:
     config = ShardConfig("unix:/tmp/shard", rank=1, world_size=2, ready_fd=5, model="/models/small", threads=3,
                          memory_fraction=0.25, simulated=SimulatedConfig(seed=7, faults="die@decode"))
     assert ShardConfig.from_json(json.dumps(asdict(config))) == config
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_omitted_settings_have_defaults() -> None:
     assert ShardConfig.from_json('{"socket": "unix:/tmp/shard"}') == ShardConfig("unix:/tmp/shard")
 
 
-def test_a_rank_is_one_of_the_world() -> None:
+def test_rank_must_be_below_world_size() -> None:
     with pytest.raises(ValueError, match=r"rank must be below world_size \(2\), got 2"):
         ShardConfig(rank=2, world_size=2)
 
@@ -31,17 +31,17 @@ def test_a_rank_is_one_of_the_world() -> None:
     ({"attention": "flash"}, "attention must be one of auto, reference, cpu, triton, got flash"),
     ({"dist_backend": "mpi"}, "dist_backend must be one of auto, memory, nccl, got mpi"),
 ], ids=str)
-def test_a_setting_out_of_bounds_names_the_bound(wrong: dict[str, Any], rule: str) -> None:
+def test_setting_out_of_bounds_is_rejected_with_its_bound(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         ShardConfig(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"num_blocks": 0}, {"time_scale": -1.0}, {"vocabulary_size": 256}], ids=str)
-def test_bounds_are_checked(wrong: dict[str, float]) -> None:
+def test_bounds_of_the_simulated_config_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         SimulatedConfig(**wrong)
 
 
-def test_a_script_of_faults_is_checked_at_birth() -> None:
+def test_fault_script_is_checked_on_construction() -> None:
     with pytest.raises(ValueError, match="not a fault"):
         SimulatedConfig(faults="die@lunch")

@@ -1,28 +1,28 @@
 import pytest
 
-from shard.deferred import Later
+from shard.deferred import PendingResult
 
 
-def nothing() -> None: ...
+def do_nothing() -> None: ...
 
 
-def test_what_it_ends_with_is_said_each_time() -> None:
+def test_result_is_computed_once_and_returned_each_time() -> None:
     calls: list[int] = []
-    later = Later(nothing, lambda: calls.append(1) or "said")
-    assert [later.finish(), later.finish(), later.answer.result()] == ["said"] * 3
+    pending_result = PendingResult(do_nothing, lambda: calls.append(1) or "said")
+    assert [pending_result.finish(), pending_result.finish(), pending_result.future.result()] == ["said"] * 3
     assert calls == [1]
 
 
-def test_so_is_what_kept_it_from_an_end() -> None:
+def test_failure_occurs_once_and_is_raised_each_time() -> None:
     calls: list[int] = []
 
-    def fail() -> None:
+    def fail_and_count() -> None:
         calls.append(1)
         raise ValueError("no end")
 
-    later = Later(nothing, fail)
-    later.settle()
+    pending_result = PendingResult(do_nothing, fail_and_count)
+    pending_result.finish_without_raising()
     for _ in range(2):
         with pytest.raises(ValueError, match="no end"):
-            later.finish()
+            pending_result.finish()
     assert calls == [1]

@@ -12,17 +12,17 @@ import pytest
 
 from shard.simulator.text import WORDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PROTOCOL_PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 @pytest.fixture
-def client() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def documented_client() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", PROTOCOL_PAGE.read_text(), re.DOTALL)
     return code
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def shard_address(tmp_path: Path) -> Iterator[str]:
     """Address of a simulated shard whose steps take no time."""
     ready, announce = os.pipe()
     address = f"unix:{tmp_path}/shard"
@@ -35,14 +35,14 @@ def address(tmp_path: Path) -> Iterator[str]:
         child.terminate()
 
 
-def test_the_client_is_short(client: str) -> None:
-    assert len(client.splitlines()) < 40
+def test_documented_client_is_short(documented_client: str) -> None:
+    assert len(documented_client.splitlines()) < 40
 
 
 @pytest.mark.slow
-def test_the_client_runs_again_and_again(client: str, address: str) -> None:
-    command = [sys.executable, "-P", "-c", client, address]
-    said = [subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)]
-    assert said[0] == said[1]
-    assert [len(line) for line in said[0].splitlines()] == [17, 29]
-    assert set(said[0].split()[:2]) <= set(WORDS)
+def test_documented_client_gives_the_same_output_again(documented_client: str, shard_address: str) -> None:
+    command = [sys.executable, "-P", "-c", documented_client, shard_address]
+    outputs = [subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    assert [len(line) for line in outputs[0].splitlines()] == [17, 29]
+    assert set(outputs[0].split()[:2]) <= set(WORDS)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support.core_with_workers import Loom, Thread
-from support.small_checkpoints import tiny_checkpoint
+from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.small_checkpoints import make_tiny_checkpoint
 
-from tests.shard.histories import histories, relaxed
+from tests.shard.histories import given_random_histories, relaxed_settings
 
-LOOMS = {
+HARNESS_OPTIONS = {
     "one rank": {},
     "one rank, two threads": {"threads": 2},
     "two ranks": {"ranks": 2},
@@ -24,32 +24,37 @@ LOOMS = {
     "the best type for bfloat16": {"dtype": "auto"},
     "int8": {"quantize": "int8"},
 }
-STORED = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
-LONG = ("two ranks", "a small cache")  # covered together by "two ranks, a small cache"
-PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LOOMS]
+CHECKPOINT_DTYPES = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
+LONG_CASES = ("two ranks", "a small cache")  # covered together by "two ranks, a small cache"
+HARNESS_PARAMETERS = [pytest.param(name, marks=pytest.mark.long if name in LONG_CASES else ())
+                      for name in HARNESS_OPTIONS]
 
 
-@pytest.fixture(scope="module", params=PARAMS)
-def loom(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loom]:
-    model = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2", dtype=STORED.get(request.param, "float32"))
-    with Loom(model, **LOOMS[request.param]) as loom:
-        if not loom.infos[0].exact:
+@pytest.fixture(scope="module", params=HARNESS_PARAMETERS)
+def scheduler_with_workers(request: pytest.FixtureRequest,
+                           tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerWithWorkers]:
+    checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2",
+                                      dtype=CHECKPOINT_DTYPES.get(request.param, "float32"))
+    with SchedulerWithWorkers(checkpoint, **HARNESS_OPTIONS[request.param]) as harness:
+        if not harness.infos[0].exact:
             pytest.skip("the gate found that answers are not exact on this machine")
-        yield loom
+        yield harness
 
 
 @pytest.mark.slow
-@settings(relaxed, max_examples=12, derandomize=True)
-@histories
-def test_company_does_not_matter(loom: Loom, woven: list[Thread], schedule: dict[str, Any],
-                                 losses: tuple[int, ...]) -> None:
-    loom.compare(woven, losses=losses, **schedule)
+@settings(relaxed_settings, max_examples=12, derandomize=True)
+@given_random_histories
+def test_results_are_exact_in_random_histories(scheduler_with_workers: SchedulerWithWorkers,
+                                               woven: list[ScheduledRequest], schedule: dict[str, Any],
+                                               losses: tuple[int, ...]) -> None:
+    scheduler_with_workers.run_and_compare(woven, loss_steps=losses, **schedule)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@settings(relaxed, max_examples=200)
-@histories
-def test_company_does_not_matter_for_long(loom: Loom, woven: list[Thread], schedule: dict[str, Any],
-                                          losses: tuple[int, ...]) -> None:
-    loom.compare(woven, losses=losses, **schedule)
+@settings(relaxed_settings, max_examples=200)
+@given_random_histories
+def test_results_are_exact_in_many_random_histories(scheduler_with_workers: SchedulerWithWorkers,
+                                                    woven: list[ScheduledRequest], schedule: dict[str, Any],
+                                                    losses: tuple[int, ...]) -> None:
+    scheduler_with_workers.run_and_compare(woven, loss_steps=losses, **schedule)

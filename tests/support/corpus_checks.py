@@ -6,48 +6,49 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from random import Random
 
-from launcher.demo.training.talk import Maker, Message, Talk
+from launcher.demo.training.talk import Conversation, DocumentMaker, Message
 
-BAD = re.compile(r"\{\w+\}|  | $|^ | [.,?!]|[.,?!][.?!]|,,|None|\ba [aeio]\w")
+FLAW_PATTERN = re.compile(r"\{\w+\}|  | $|^ | [.,?!]|[.,?!][.?!]|,,|None|\ba [aeio]\w")
 
 
-def made(maker: Maker, count: int = 200, seed: object = 1) -> list[Talk | str]:
+def draw_items(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list[Conversation | str]:
     rng = Random(f"{seed}")
     return [maker(rng) for _ in range(count)]
 
 
-def talks(maker: Maker, count: int = 200, seed: object = 1) -> list[Talk]:
+def draw_talks(maker: DocumentMaker, count: int = 200, seed: object = 1) -> list[Conversation]:
     rng = Random(f"{seed}")
     drawn = (maker(rng) for _ in range(10 * count))
-    return list(islice((talk for talk in drawn if isinstance(talk, Talk)), count))
+    return list(islice((talk for talk in drawn if isinstance(talk, Conversation)), count))
 
 
-def turns(maker: Maker, count: int = 200) -> Iterator[tuple[str, str]]:
+def iter_questions_and_answers(maker: DocumentMaker, count: int = 200) -> Iterator[tuple[str, str]]:
     """Yield every question with its answer, without the reasoning."""
-    for talk in talks(maker, count):
-        asked = [message for message in talk.messages if message["role"] != "system"]
-        for question, answer in zip(asked[::2], asked[1::2], strict=True):
-            yield question["content"], spoken(answer)
+    for talk in draw_talks(maker, count):
+        chat_messages = [message for message in talk.messages if message["role"] != "system"]
+        for question, answer in zip(chat_messages[::2], chat_messages[1::2], strict=True):
+            yield question["content"], strip_reasoning(answer)
 
 
-def spoken(answer: Message) -> str:
+def strip_reasoning(answer: Message) -> str:
     return str(answer["content"].rpartition("</think>\n")[2])
 
 
-def texts(item: Talk | str) -> list[str]:
+def get_message_texts(item: Conversation | str) -> list[str]:
     return [item] if isinstance(item, str) else [message["content"] for message in item.messages]
 
 
-def asked_text(messages: Sequence[Message]) -> str:
+def join_prompt_texts(messages: Sequence[Message]) -> str:
     return "\n".join(message["content"] for message in messages if message["role"] in {"user", "system"})
 
 
-def flaws(maker: Maker, count: int = 200) -> list[str]:
+def find_flawed_lines(maker: DocumentMaker, count: int = 200) -> list[str]:
     """Return the lines that are not ASCII or match BAD."""
-    lines = [line for item in made(maker, count) for text in texts(item) for line in text.split("\n")]
-    return [line for line in lines if not line.isascii() or BAD.search(line)]
+    lines = [line for item in draw_items(maker, count) for text in get_message_texts(item) for line in text.split("\n")]
+    return [line for line in lines if not line.isascii() or FLAW_PATTERN.search(line)]
 
 
-def is_repeatable(maker: Maker) -> bool:
-    once, again, other = (json.dumps([texts(item) for item in made(maker, 40, seed)]) for seed in (1, 1, 2))
-    return once == again != other
+def is_deterministic(maker: DocumentMaker) -> bool:
+    first, second, with_other_seed = (json.dumps([get_message_texts(item) for item in draw_items(maker, 40, seed)])
+                                      for seed in (1, 1, 2))
+    return first == second != with_other_seed

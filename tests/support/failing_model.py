@@ -13,21 +13,21 @@ from launcher.supervisor import plan
 from shard.rpc import server
 from shard.runner import runner
 
-TOKEN = int(sys.argv.pop(1))
-start_module, run_step = plan.python_module, runner.Runner.run
+POISON_TOKEN = int(sys.argv.pop(1))
+start_module, run_step = plan.python_module_command, runner.ModelRunner.run
 
 
-def program(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", __file__, str(TOKEN)) if name == "shard.rpc.server" else start_module(name)
+def make_shard_program(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", __file__, str(POISON_TOKEN)) if name == "shard.rpc.server" else start_module(name)
 
 
-def run(self: runner.Runner, step: Any, *more: Any) -> Any:
-    if any(TOKEN in sequence.tokens[:sequence.num_prompt_tokens] for sequence in step.sequences):
+def run_step_or_fail(self: runner.ModelRunner, step: Any, *args: Any) -> Any:
+    if any(POISON_TOKEN in sequence.tokens[:sequence.num_prompt_tokens] for sequence in step.sequences):
         raise RuntimeError("poison")
-    return run_step(self, step, *more)
+    return run_step(self, step, *args)
 
 
 if __name__ == "__main__":
-    plan.python_module = program
-    runner.Runner.run = run  # type: ignore[method-assign]  # the one thing that is poisoned
+    plan.python_module_command = make_shard_program
+    runner.ModelRunner.run = run_step_or_fail  # type: ignore[method-assign]  # the one thing that is poisoned
     (cli if sys.argv[1] == "serve" else server).main()

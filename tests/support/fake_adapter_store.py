@@ -5,49 +5,49 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Store:
+class FakeAdapterStore:
     def __init__(self, *names: str) -> None:
-        self.questions: list[dict[str, Any]] = []
-        self.digests = {name: f"d-{name}" for name in names or ("a", "b", "secret")}
-        self.tokens = {"key"}
-        self.is_asked = asyncio.Event()  # set by every question but `pin`
-        self.let_go = asyncio.Event()
-        self.let_go.set()
+        self.requests: list[dict[str, Any]] = []
+        self.digest_by_name = {name: f"d-{name}" for name in names or ("a", "b", "secret")}
+        self.allowed_tokens = {"key"}
+        self.request_received = asyncio.Event()  # set by every question but `pin`
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.is_closed = False
 
-    async def ask(self, **question: Any) -> Mapping[str, Any]:
-        self.questions.append(question)
-        if question["op"] == "pin":
+    async def send_request(self, **request: Any) -> Mapping[str, Any]:
+        self.requests.append(request)
+        if request["op"] == "pin":
             return {}
-        self.is_asked.set()
-        await self.let_go.wait()
-        return getattr(self, question["op"])(question)  # type: ignore[no-any-return]
+        self.request_received.set()
+        await self.may_answer.wait()
+        return getattr(self, request["op"])(request)  # type: ignore[no-any-return]
 
-    def fetch(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        name = question["name"]
+    def fetch(self, request: dict[str, Any]) -> Mapping[str, Any]:
+        name = request["name"]
         if name == "broken":
             return {"error": "it has no end", "kind": "invalid"}
         if name == "away":
             return {"error": "the Hub does not answer", "kind": "unreachable"}
-        if name not in self.digests or not self._may(question):
+        if name not in self.digest_by_name or not self._has_access(request):
             return {"error": f"there is no {name}", "kind": "missing"}
-        return version(self.digests[name]) | {"private": name == "secret"}
+        return make_version_answer(self.digest_by_name[name]) | {"private": name == "secret"}
 
-    def allowed(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        return {"allowed": True} if self._may(question) else {"error": "you may not", "kind": "missing"}
+    def allowed(self, request: dict[str, Any]) -> Mapping[str, Any]:
+        return {"allowed": True} if self._has_access(request) else {"error": "you may not", "kind": "missing"}
 
-    def merge(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        return version("m-" + "".join(question["digests"]))
+    def merge(self, request: dict[str, Any]) -> Mapping[str, Any]:
+        return make_version_answer("m-" + "".join(request["digests"]))
 
-    def _may(self, question: dict[str, Any]) -> bool:
-        return question["name"] != "secret" or question["token"] in self.tokens or question.get("own_token", False)
+    def _has_access(self, request: dict[str, Any]) -> bool:
+        return request["name"] != "secret" or request["token"] in self.allowed_tokens or request.get("own_token", False)
 
     async def close(self) -> None:
         self.is_closed = True
 
-    def asked(self, op: str) -> list[dict[str, Any]]:
-        return [question for question in self.questions if question["op"] == op]
+    def requests_of(self, op: str) -> list[dict[str, Any]]:
+        return [question for question in self.requests if question["op"] == op]
 
 
-def version(digest: str) -> dict[str, Any]:
+def make_version_answer(digest: str) -> dict[str, Any]:
     return {"digest": digest, "folder": f"/versions/{digest}", "takes": 40, "bytes": 10, "base": ""}

@@ -4,39 +4,42 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.bench.load.record import Ask, Record
-from benchmarks.bench.report.result import Result
-from benchmarks.bench.report.summary import Goal, summary
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.report.result import BenchResult
+from benchmarks.bench.report.summary import LatencyGoal, summarize_run
 
-WINDOW = 0.0, 10.0
+WINDOW_SECONDS = 0.0, 10.0
 
 
-def answer(sent: float = 0.0, first: float = 0.1, gap: float = 0.01, tokens: int = 5, **others: Any) -> Record:
+def make_streamed_record(sent_at: float = 0.0, first_token_seconds: float = 0.1, gap: float = 0.01, num_tokens: int = 5,
+                         **record_fields: Any) -> RequestRecord:
     """Return the record of a streamed response that ends with its last token."""
-    times = array("d", [sent + first + gap * place for place in range(tokens)])
-    ask = Ask(others.pop("number", 1), "hello", tokens, adapter=others.pop("adapter", ""))
-    return Record(ask, sent, times[-1], times, tokens, status=200, **others)
+    times = array("d", [sent_at + first_token_seconds + gap * place for place in range(num_tokens)])
+    request = BenchRequest(record_fields.pop("number", 1), "hello", num_tokens,
+                           adapter=record_fields.pop("adapter", ""))
+    return RequestRecord(request, sent_at, times[-1], times, num_tokens, status=200, **record_fields)
 
 
-def whole(sent: float = 0.0, ended: float = 1.0, tokens: int = 5) -> Record:
+def make_unstreamed_record(sent_at: float = 0.0, ended_at: float = 1.0, num_tokens: int = 5) -> RequestRecord:
     """Return the record of a response that was not streamed."""
-    return Record(Ask(1, "hello", tokens), sent, ended, num_tokens=tokens, status=200)
+    return RequestRecord(BenchRequest(1, "hello", num_tokens), sent_at, ended_at, num_tokens=num_tokens, status=200)
 
 
-def refusal(sent: float = 0.0, error: str = "429 overloaded") -> Record:
-    return Record(Ask(1, "hello", 5), sent, sent + 0.001, status=429, error=error)
+def make_rejected_record(sent_at: float = 0.0, error: str = "429 overloaded") -> RequestRecord:
+    return RequestRecord(BenchRequest(1, "hello", 5), sent_at, sent_at + 0.001, status=429, error=error)
 
 
-def result(records: Sequence[Record], name: str = "A", goal: Goal | None = None, **others: Any) -> Result:
-    facts: dict[str, Any] = {
+def make_bench_result(records: Sequence[RequestRecord], name: str = "A", goal: LatencyGoal | None = None,
+                      **result_fields: Any) -> BenchResult:
+    all_fields: dict[str, Any] = {
         "command": "weft bench", "settings": {"rate": 8.0}, "date": "2025-01-31", "hardware": "a loom, 2 cores",
-        "versions": {"weft": "0.1.0"}, "overhead": {"% of a core": 12.3, "us a token": 18.2}, "window": WINDOW,
-        **others}
-    return Result(name, summary=summary(records, facts["window"], goal), records=records, **facts)
+        "versions": {"weft": "0.1.0"}, "overhead": {"% of a core": 12.3, "us a token": 18.2}, "window": WINDOW_SECONDS,
+        **result_fields}
+    return BenchResult(name, summary=summarize_run(records, all_fields["window"], goal), records=records, **all_fields)
 
 
-def run(name: str = "A", gap: float = 0.01) -> Result:
+def make_sample_result(name: str = "A", gap: float = 0.01) -> BenchResult:
     """Return a result of 40 responses of 5 to 44 tokens and one rejected request."""
-    records = [answer(sent=0.2 * number, first=0.05 + number / 1000, gap=gap, tokens=5 + number, number=number)
-               for number in range(40)]
-    return result([*records, refusal(1.0)], name)
+    records = [make_streamed_record(sent_at=0.2 * number, first_token_seconds=0.05 + number / 1000, gap=gap,
+                                    num_tokens=5 + number, number=number) for number in range(40)]
+    return make_bench_result([*records, make_rejected_record(1.0)], name)

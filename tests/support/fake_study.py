@@ -11,90 +11,100 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.bench.load.record import Ask, Record
-from benchmarks.harness.processes import Server
-from benchmarks.study.experiments import Experiments
-from benchmarks.study.plan import PARTS, Plan, Scope
-from benchmarks.study.policies import HANDLERS
-from benchmarks.study.records import Raw, Taken
-from benchmarks.study.shapes import simulated
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.harness.processes import ServerProcesses
+from benchmarks.study.experiments import StudyRunner
+from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
+from benchmarks.study.policies import NUM_HANDLERS
+from benchmarks.study.records import RunRecords, RunRecordStore
+from benchmarks.study.shapes import make_simulated_model
 
-MADE = {"date": "2025-01-31", "hardware": "a machine", "command": "weft study batching",
-        "versions": {"weft": "0.1.0"}}
-SCOPE = Scope(seeds=2, presets=("figure",), windows=(1.0,), levels=(0.5, 1.0, 4.0, 16.0),
-              variants=("batch-4", "stall-50"), users=(1, 4, 16), requests=40, span=20.0)
-TOKEN = 0.01  # seconds
+RUN_METADATA = {"date": "2025-01-31", "hardware": "a machine", "command": "weft study batching",
+                "versions": {"weft": "0.1.0"}}
+SMALL_SCOPE = StudyScope(seeds=2, presets=("figure",), windows=(1.0,), levels=(0.5, 1.0, 4.0, 16.0),
+                         variants=("batch-4", "stall-50"), users=(1, 4, 16), requests=40, span=20.0)
+SECONDS_PER_TOKEN = 0.01  # seconds
 
 
-class House:
+class FakeStudyServers:
     """Fake servers, one per policy. A request that runs alone takes TOKEN seconds per token."""
 
     def __init__(self) -> None:
-        self.servers: list[dict[str, Any]] = []
-        self.asked: list[int] = []  # number of requests in each run, without warmup
+        self.settings_of_servers: list[dict[str, Any]] = []
+        self.request_counts: list[int] = []  # number of requests in each run, without warmup
 
     @contextmanager
-    def serving(self, _: int, *, settings: dict[str, Any], **__: Any) -> Iterator[Server]:
-        self.servers.append(settings)
-        yield Server(1, 2, len(self.servers) - 1, Path())
+    def run_server(self, _: int, *, settings: dict[str, Any], **__: Any) -> Iterator[ServerProcesses]:
+        self.settings_of_servers.append(settings)
+        yield ServerProcesses(1, 2, len(self.settings_of_servers) - 1, Path())
 
-    def ask(self, port: int, dialect: str, asks: Sequence[Ask], concurrency: int | None) -> list[Record]:
-        settings = self.servers[port]
-        if asks[0].prompt == "Request":
+    def send_requests(self, port: int, dialect: str, requests: Sequence[BenchRequest],
+                      concurrency: int | None) -> list[RequestRecord]:
+        settings = self.settings_of_servers[port]
+        if requests[0].prompt == "Request":
             return []
-        self.asked.append(len(asks))
-        serve = one_by_one if settings.get("batching") in {"none", "nobatch", "static"} else at_once
-        return serve(asks, concurrency, streamed=dialect != "batching")
+        self.request_counts.append(len(requests))
+        make_records = make_unbatched_records if settings.get("batching") in {"none", "nobatch",
+                                                                              "static"} else make_batched_records
+        return make_records(requests, concurrency, is_streamed=dialect != "batching")
 
-    def experiments(self, folder: Path) -> Experiments:
-        return Experiments(folder, MADE, inf, self.serving, self.ask, lambda _: {"throughput": 1.0})
+    def make_study_runner(self, folder: Path) -> StudyRunner:
+        return StudyRunner(folder, RUN_METADATA, inf, self.run_server, self.send_requests,
+                           lambda _: {"throughput": 1.0})
 
 
-def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
+def make_batched_records(requests: Sequence[BenchRequest], concurrency: int | None, *,
+                         is_streamed: bool) -> list[RequestRecord]:
     """Return records of a server that batches: requests take a fifth longer for each other one, up to eight.
 
     A request that is not streamed waits for one of HANDLERS handlers.
     """
-    slower = 1 + min((concurrency or 2) - 1, 8) / 5
-    free, records = [0.0] * HANDLERS, []
-    for ask in asks:
-        sent = ask.at or 0.0
-        begun = sent if streamed else max(sent, free[0])
-        records.append(answered(ask, sent, begun, ask.output_tokens * TOKEN * slower, None if streamed else begun))
-        heapreplace(free, records[-1].ended)
+    slowdown = 1 + min((concurrency or 2) - 1, 8) / 5
+    handlers_free_at, records = [0.0] * NUM_HANDLERS, []
+    for request in requests:
+        sent_at = request.at or 0.0
+        started_at = sent_at if is_streamed else max(sent_at, handlers_free_at[0])
+        records.append(make_record(request, sent_at, started_at, request.output_tokens * SECONDS_PER_TOKEN * slowdown,
+                                   None if is_streamed else started_at))
+        heapreplace(handlers_free_at, records[-1].ended)
     return records
 
 
-def one_by_one(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
+def make_unbatched_records(requests: Sequence[BenchRequest], concurrency: int | None, *,
+                           is_streamed: bool) -> list[RequestRecord]:
     """Return records of a server without batching; with `concurrency`, each user sends again after a response."""
-    records: list[Record] = []
-    free = 0.0
-    for number, ask in enumerate(asks):
-        sent = ask.at or 0.0
+    records: list[RequestRecord] = []
+    server_free_at = 0.0
+    for number, request in enumerate(requests):
+        sent_at = request.at or 0.0
         if concurrency:
-            sent = records[number - concurrency].ended if number >= concurrency else 0.0
-        heard = max(sent, records[number - HANDLERS].ended if number >= HANDLERS else 0.0)
-        records.append(answered(ask, sent, max(sent, free), ask.output_tokens * TOKEN, None if streamed else heard))
-        free = records[-1].ended
+            sent_at = records[number - concurrency].ended if number >= concurrency else 0.0
+        handled_at = max(sent_at, records[number - NUM_HANDLERS].ended if number >= NUM_HANDLERS else 0.0)
+        records.append(make_record(request, sent_at, max(sent_at, server_free_at),
+                                   request.output_tokens * SECONDS_PER_TOKEN, None if is_streamed else handled_at))
+        server_free_at = records[-1].ended
     return records
 
 
-def answered(ask: Ask, sent: float, begun: float, seconds: float, heard: float | None) -> Record:
-    """Return the record of a response: streamed, or whole with the seconds that the server measured since `heard`."""
-    ended = begun + seconds
-    if heard is not None:
-        return Record(ask, sent, ended, num_tokens=ask.output_tokens, told_seconds=ended - heard, status=200)
-    times = [begun + seconds * (number + 1) / ask.output_tokens for number in range(ask.output_tokens)]
-    return Record(ask, sent, ended, array("d", times), ask.output_tokens, status=200)
+def make_record(request: BenchRequest, sent_at: float, started_at: float, seconds: float,
+                handled_at: float | None) -> RequestRecord:
+    """Return the record of a response: streamed, or whole with the seconds that the server measured since
+    `handled_at`."""
+    ended_at = started_at + seconds
+    if handled_at is not None:
+        return RequestRecord(request, sent_at, ended_at, num_tokens=request.output_tokens,
+                             told_seconds=ended_at - handled_at, status=200)
+    times = [started_at + seconds * (number + 1) / request.output_tokens for number in range(request.output_tokens)]
+    return RequestRecord(request, sent_at, ended_at, array("d", times), request.output_tokens, status=200)
 
 
 @cache
-def study(scope: Scope) -> Sequence[Taken]:
+def run_fake_study(scope: StudyScope) -> Sequence[RunRecords]:
     """Return all runs of a study, read back from their files."""
     with TemporaryDirectory() as folder:
-        experiments = House().experiments(Path(folder))
-        empty = Plan(simulated(1.0), scope)
-        plan = replace(empty, pace=experiments.pace(empty))
-        for part in PARTS:
-            experiments.part(plan, part)
-        return Raw(Path(folder)).all()
+        study_runner = FakeStudyServers().make_study_runner(Path(folder))
+        plan_without_speed = StudyPlan(make_simulated_model(1.0), scope)
+        plan = replace(plan_without_speed, server_speed=study_runner.measure_server_speed(plan_without_speed))
+        for part in STUDY_PARTS:
+            study_runner.measure_part(plan, part)
+        return RunRecordStore(Path(folder)).read_all()

@@ -12,69 +12,71 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-HUGE = [2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30]
-NOT_COUNTS = [-1, 4.0, True, None, "4", [4], {}, float("nan"), 1e300]
-TYPES = ["F33", "f32", "", "F16", "BF16", "F64", "I8", "U64", "I32", "F4", "F8_E8M0", "C64", None, 32, ["F32"], True]
+HUGE_NUMBERS = [2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30]
+INVALID_COUNTS = [-1, 4.0, True, None, "4", [4], {}, float("nan"), 1e300]
+WRONG_DTYPES = ["F33", "f32", "", "F16", "BF16", "F64", "I8", "U64", "I32", "F4", "F8_E8M0", "C64", None, 32,
+                ["F32"], True]
 
 
-class Mutation(NamedTuple):
+class MutatedFile(NamedTuple):
     content: bytes
     names: set[str]  # an error message names one of these; empty where no particular entry is wrong
 
 
-class Parts(NamedTuple):
+class ParsedFile(NamedTuple):
     """A parsed file and the name of the tensor whose entry is mutated."""
 
     header: dict[str, Any]
-    numbers: bytes
-    victim: str
+    tensor_bytes: bytes
+    target_name: str
 
     @property
-    def entry(self) -> dict[str, Any]:
-        return dict(self.header[self.victim])
+    def target_entry(self) -> dict[str, Any]:
+        return dict(self.header[self.target_name])
 
-    def with_entry(self, **changes: Any) -> Mutation:
-        return Mutation(put_together(self.header | {self.victim: self.entry | changes}, self.numbers), {self.victim})
+    def change_target_entry(self, **changes: Any) -> MutatedFile:
+        return MutatedFile(join_safetensors(self.header | {self.target_name: self.target_entry | changes},
+                                            self.tensor_bytes), {self.target_name})
 
-    def with_text(self, old: str, new: str) -> Mutation:
+    def replace_header_text(self, old: str, new: str) -> MutatedFile:
         text = json.dumps(self.header)
         assert old in text
-        return Mutation(put_together(text.replace(old, new, 1), self.numbers), {self.victim})
+        return MutatedFile(join_safetensors(text.replace(old, new, 1), self.tensor_bytes), {self.target_name})
 
 
-def put_together(header: dict[str, Any] | str, numbers: bytes) -> bytes:
-    text = (header if isinstance(header, str) else json.dumps(header)).encode()
-    return struct.pack("<Q", len(text)) + text + numbers
+def join_safetensors(header: dict[str, Any] | str, tensor_bytes: bytes) -> bytes:
+    header_bytes = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(header_bytes)) + header_bytes + tensor_bytes
 
 
-def take_apart(content: bytes) -> tuple[bytes, bytes]:
+def split_safetensors(content: bytes) -> tuple[bytes, bytes]:
     """Split a file into the text of its header and the data of its tensors."""
     end = 8 + int.from_bytes(content[:8], "little")
     return content[8:end], content[end:]
 
 
-def mutate(content: bytes, kind: str, random: Random) -> Mutation:
-    if kind in OF_BYTES:
-        return OF_BYTES[kind](content, random)
-    text, numbers = take_apart(content)
+def mutate_file(content: bytes, mutation_kind: str, random: Random) -> MutatedFile:
+    if mutation_kind in BYTE_MUTATIONS:
+        return BYTE_MUTATIONS[mutation_kind](content, random)
+    text, tensor_bytes = split_safetensors(content)
     header = json.loads(text)
-    victim = random.choice(sorted(header.keys() - {"__metadata__"}))
-    return OF_ENTRIES[kind](Parts(header, numbers, victim), random)
+    target_name = random.choice(sorted(header.keys() - {"__metadata__"}))
+    return ENTRY_MUTATIONS[mutation_kind](ParsedFile(header, tensor_bytes, target_name), random)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Bytes
 
 
-def flip(content: bytes, random: Random) -> Mutation:
-    text, numbers = take_apart(content)
+def flip_header_bytes(content: bytes, random: Random) -> MutatedFile:
+    text, tensor_bytes = split_safetensors(content)
     flipped = bytearray(text)
     for _ in range(random.randint(1, 3)):
         flipped[random.randrange(len(text))] ^= random.randint(1, 255)
-    return Mutation(content[:8] + flipped + numbers, different(text, bytes(flipped)))
+    return MutatedFile(content[:8] + flipped + tensor_bytes, find_differing_names(text, bytes(flipped)))
 
 
-def different(before: bytes, after: bytes) -> set[str]:
+def find_differing_names(before: bytes, after: bytes) -> set[str]:
     """Return the names of entries that only one of two headers has; empty if one header is not valid JSON."""
     try:
         old, new = (json.loads(str(text, "utf-8"), object_pairs_hook=list) for text in (before, after))
@@ -83,126 +85,132 @@ def different(before: bytes, after: bytes) -> set[str]:
     return {pair[0] for one, other in ((old, new), (new, old)) for pair in one if pair not in other}
 
 
-def claim_another_length(content: bytes, random: Random) -> Mutation:
+def change_header_length(content: bytes, random: Random) -> MutatedFile:
     length = int.from_bytes(content[:8], "little")
-    near = length + random.choice([-1, 1]) * random.randint(1, 200)
-    claimed = random.choice([near, random.getrandbits(64), random.randrange(len(content)), 0, 1, *HUGE[:6]])
-    return Mutation(struct.pack("<Q", claimed) + content[8:], set())
+    similar_length = length + random.choice([-1, 1]) * random.randint(1, 200)
+    new_length = random.choice([similar_length, random.getrandbits(64), random.randrange(len(content)), 0, 1,
+                                *HUGE_NUMBERS[:6]])
+    return MutatedFile(struct.pack("<Q", new_length) + content[8:], set())
 
 
-def truncate(content: bytes, random: Random) -> Mutation:
-    return Mutation(content[:random.randrange(len(content))], set())
+def truncate_file(content: bytes, random: Random) -> MutatedFile:
+    return MutatedFile(content[:random.randrange(len(content))], set())
 
 
-def extend(content: bytes, random: Random) -> Mutation:
-    return Mutation(content + random.randbytes(random.randint(1, 5000)), set())
+def extend_file(content: bytes, random: Random) -> MutatedFile:
+    return MutatedFile(content + random.randbytes(random.randint(1, 5000)), set())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Entries
 
 
-def move(parts: Parts, random: Random) -> Mutation:
+def shift_offsets(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Shift one or both data offsets by a few or many bytes, also beyond the file, and sometimes swap them."""
-    offsets = list(parts.entry["data_offsets"])
-    by = random.choice([1, -1, 4, -4, 1024, len(parts.numbers), -len(parts.numbers)])
+    offsets = list(parsed.target_entry["data_offsets"])
+    shift = random.choice([1, -1, 4, -4, 1024, len(parsed.tensor_bytes), -len(parsed.tensor_bytes)])
     for end in random.choice([[0], [1], [0, 1]]):
-        offsets[end] += by
-    return parts.with_entry(data_offsets=random.choice([offsets, offsets, offsets, offsets[::-1]]))
+        offsets[end] += shift
+    return parsed.change_target_entry(data_offsets=random.choice([offsets, offsets, offsets, offsets[::-1]]))
 
 
-def misplace(parts: Parts, random: Random) -> Mutation:
+def set_invalid_offsets(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Replace data offsets by values that are not valid offsets."""
-    offsets: list[Any] = list(parts.entry["data_offsets"])
-    offsets[random.randrange(2)] = random.choice([*HUGE, *NOT_COUNTS])
-    return parts.with_entry(data_offsets=random.choice([offsets, offsets, [], offsets * 2, offsets[0], None, "0, 4"]))
+    offsets: list[Any] = list(parsed.target_entry["data_offsets"])
+    offsets[random.randrange(2)] = random.choice([*HUGE_NUMBERS, *INVALID_COUNTS])
+    return parsed.change_target_entry(data_offsets=random.choice([offsets, offsets, [], offsets * 2, offsets[0], None,
+                                                                  "0, 4"]))
 
 
-def resize(parts: Parts, random: Random) -> Mutation:
-    shape: list[Any] = list(parts.entry["shape"])
-    place = random.randrange(len(shape))
-    shape[place] = random.choice([shape[place] + 1, shape[place] - 1, shape[place] * 2, 0, *HUGE, *NOT_COUNTS])
-    return parts.with_entry(shape=shape)
+def change_one_dimension(parsed: ParsedFile, random: Random) -> MutatedFile:
+    shape: list[Any] = list(parsed.target_entry["shape"])
+    dimension = random.randrange(len(shape))
+    shape[dimension] = random.choice([shape[dimension] + 1, shape[dimension] - 1, shape[dimension] * 2, 0,
+                                      *HUGE_NUMBERS, *INVALID_COUNTS])
+    return parsed.change_target_entry(shape=shape)
 
 
-def reshape(parts: Parts, random: Random) -> Mutation:
+def change_shape(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Change the shape: same number of elements, a number that overflows, or no shape at all."""
-    shape = parts.entry["shape"]
-    return parts.with_entry(shape=random.choice([
+    shape = parsed.target_entry["shape"]
+    return parsed.change_target_entry(shape=random.choice([
         shape[::-1] if shape != shape[::-1] else [*shape, 1], [1, *shape], [*shape, 2**32, 2**32], [2**33, 2**31],
         [0, 2**62, 2**62], [*shape, *[1] * 100], [*shape, 2**64 + 1], [-size for size in shape],
         [[size] for size in shape], [], {}, None, "4, 4"]))
 
 
-def retype(parts: Parts, random: Random) -> Mutation:
-    return parts.with_entry(dtype=random.choice(TYPES))
+def change_dtype(parsed: ParsedFile, random: Random) -> MutatedFile:
+    return parsed.change_target_entry(dtype=random.choice(WRONG_DTYPES))
 
 
-def overlap(parts: Parts, random: Random) -> Mutation:
+def overlap_other_tensor(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Point the entry to the start of another tensor's data."""
-    other = random.choice(sorted(parts.header.keys() - {"__metadata__", parts.victim}))
-    begin, end = parts.entry["data_offsets"]
-    place = min(parts.header[other]["data_offsets"][0], len(parts.numbers) - (end - begin))
-    return Mutation(parts.with_entry(data_offsets=[place, place + end - begin]).content, set(parts.header))
+    other = random.choice(sorted(parsed.header.keys() - {"__metadata__", parsed.target_name}))
+    start, end = parsed.target_entry["data_offsets"]
+    new_start = min(parsed.header[other]["data_offsets"][0], len(parsed.tensor_bytes) - (end - start))
+    return MutatedFile(parsed.change_target_entry(data_offsets=[new_start, new_start + end - start]).content,
+                       set(parsed.header))
 
 
-def drop(parts: Parts, random: Random) -> Mutation:
+def remove_entry(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Remove the entry but keep its data, which then belongs to no tensor."""
-    header = {name: entry for name, entry in parts.header.items() if name != parts.victim}
-    return Mutation(put_together(header, parts.numbers), set(parts.header))
+    header = {name: entry for name, entry in parsed.header.items() if name != parsed.target_name}
+    return MutatedFile(join_safetensors(header, parsed.tensor_bytes), set(parsed.header))
 
 
-def rewrite_fields(parts: Parts, random: Random) -> Mutation:
-    entry = parts.entry
+def change_entry_fields(parsed: ParsedFile, random: Random) -> MutatedFile:
+    entry = parsed.target_entry
     name = random.choice(sorted(entry))
     without = {key: value for key, value in entry.items() if key != name}
     changed = random.choice([
         without, without | {name.upper(): entry[name]}, entry | {"strides": [1]}, entry | {"": 0}, {}, [], list(entry),
         None, 5, "F32", {"a": entry}, [entry]])
-    return Mutation(put_together(parts.header | {parts.victim: changed}, parts.numbers), {parts.victim})
+    return MutatedFile(join_safetensors(parsed.header | {parsed.target_name: changed}, parsed.tensor_bytes),
+                       {parsed.target_name})
 
 
-def repeat(parts: Parts, random: Random) -> Mutation:
+def repeat_entry(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Write an entry, or a field of an entry, twice."""
-    entry, name = parts.entry, json.dumps(parts.victim)
+    entry, name = parsed.target_entry, json.dumps(parsed.target_name)
     field = random.choice(sorted(entry))
-    other = random.choice([entry, parts.header[random.choice(sorted(parts.header))]])
-    text, escaped = f"{name}: {json.dumps(entry)}", f'"\\u00{ord(parts.victim[0]):x}{name[2:]}'
-    return parts.with_text(text, random.choice([
+    other = random.choice([entry, parsed.header[random.choice(sorted(parsed.header))]])
+    text, escaped = f"{name}: {json.dumps(entry)}", f'"\\u00{ord(parsed.target_name[0]):x}{name[2:]}'
+    return parsed.replace_header_text(text, random.choice([
         f"{text}, {name}: {json.dumps(other)}", f"{text}, {escaped}: {json.dumps(other)}",
         f'{text[:-1]}, "{field}": {json.dumps(entry[field])}}}']))
 
 
-def nest(parts: Parts, random: Random) -> Mutation:
+def nest_values_deeply(parsed: ParsedFile, random: Random) -> MutatedFile:
     depth = random.choice([2, 50, 500, 1500, 100_000])
     opened, closed = random.choice([("[", "]"), ('{"a": ', "}")])
     value = opened * depth + random.choice(["", "1"]) + closed * random.choice([depth, depth - 1])
-    entry = parts.entry
+    entry = parsed.target_entry
     field = random.choice(["dtype", "shape", "data_offsets", ""])
-    text = f"{json.dumps(parts.victim)}: "
-    return parts.with_text(text + json.dumps(entry), text + (
+    text = f"{json.dumps(parsed.target_name)}: "
+    return parsed.replace_header_text(text + json.dumps(entry), text + (
         json.dumps(entry | {field: "HERE"}).replace('"HERE"', value) if field else value))
 
 
-def rename(parts: Parts, random: Random) -> Mutation:
+def rename_entry(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Rename the entry to an empty, unprintable, very long or other name, or to half a surrogate pair."""
     name = random.choice([
-        "", "\n", "a\0b", "\x1b[2J", "\ud800", "x" * 1000, "ü", "a" + parts.victim, "__metadata__"])
-    changed = parts.with_text(json.dumps(parts.victim), json.dumps(name))
-    return changed._replace(names={parts.victim, name[:10]})
+        "", "\n", "a\0b", "\x1b[2J", "\ud800", "x" * 1000, "ü", "a" + parsed.target_name, "__metadata__"])
+    changed = parsed.replace_header_text(json.dumps(parsed.target_name), json.dumps(name))
+    return changed._replace(names={parsed.target_name, name[:10]})
 
 
-def add_empty(parts: Parts, random: Random) -> Mutation:
+def add_empty_entry(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Add an entry without data, which is valid unless its offset or its shape is wrong."""
     entry = {"dtype": random.choice(["F32", "F4", "U64"]), "shape": random.choice([[0], [3, 0], [0, 2**62], [2]]),
-             "data_offsets": [random.choice([0, len(parts.numbers), 2])] * 2}
-    return Mutation(put_together(parts.header | {"added": entry}, parts.numbers), {"added"})
+             "data_offsets": [random.choice([0, len(parsed.tensor_bytes), 2])] * 2}
+    return MutatedFile(join_safetensors(parsed.header | {"added": entry}, parsed.tensor_bytes), {"added"})
 
 
-Change = Callable[[Parts, Random], Mutation]
-OF_BYTES: dict[str, Callable[[bytes, Random], Mutation]] = {
-    "flip": flip, "length": claim_another_length, "truncate": truncate, "extend": extend}
-OF_ENTRIES: dict[str, Change] = {
-    "move": move, "misplace": misplace, "resize": resize, "reshape": reshape, "retype": retype, "overlap": overlap,
-    "drop": drop, "fields": rewrite_fields, "repeat": repeat, "nest": nest, "rename": rename, "add": add_empty}
-KINDS = [*OF_BYTES, *OF_ENTRIES]
+EntryMutation = Callable[[ParsedFile, Random], MutatedFile]
+BYTE_MUTATIONS: dict[str, Callable[[bytes, Random], MutatedFile]] = {
+    "flip": flip_header_bytes, "length": change_header_length, "truncate": truncate_file, "extend": extend_file}
+ENTRY_MUTATIONS: dict[str, EntryMutation] = {
+    "move": shift_offsets, "misplace": set_invalid_offsets, "resize": change_one_dimension, "reshape": change_shape,
+    "retype": change_dtype, "overlap": overlap_other_tensor, "drop": remove_entry, "fields": change_entry_fields,
+    "repeat": repeat_entry, "nest": nest_values_deeply, "rename": rename_entry, "add": add_empty_entry}
+MUTATION_KINDS = [*BYTE_MUTATIONS, *ENTRY_MUTATIONS]

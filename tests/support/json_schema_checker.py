@@ -13,7 +13,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-TYPES: dict[str, Callable[[Any], bool]] = {
+TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
@@ -22,9 +22,9 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "number": is_number,
     "integer": lambda value: is_number(value) and value == int(value),
 }
-RULES: dict[str, Callable[[Any, Any], bool]] = {  # take the keyword's value and the value to validate
-    "enum": lambda given, value: any(same(value, one) for one in given),
-    "const": lambda given, value: same(value, given),
+KEYWORD_CHECKS: dict[str, Callable[[Any, Any], bool]] = {  # take the keyword's value and the value to validate
+    "enum": lambda given, value: any(is_same_json(value, one) for one in given),
+    "const": lambda given, value: is_same_json(value, given),
     "minimum": lambda given, value: not is_number(value) or value >= given,
     "maximum": lambda given, value: not is_number(value) or value <= given,
     "multipleOf": lambda given, value: not is_number(value) or value % given == 0,
@@ -35,45 +35,47 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {  # take the keyword's value and
     "maxItems": lambda given, value: not isinstance(value, list) or len(value) <= given,
     "required": lambda given, value: not isinstance(value, dict) or set(given) <= set(value),
 }
-REMARKS = {"$defs", "title", "description", "discriminator", "properties", "additionalProperties", "items",
-           "prefixItems", "type", "anyOf", "oneOf", "allOf", "$ref"}
+UNCHECKED_KEYWORDS = {"$defs", "title", "description", "discriminator", "properties", "additionalProperties", "items",
+                      "prefixItems", "type", "anyOf", "oneOf", "allOf", "$ref"}
 
 
-def same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def is_same_json(first: Any, second: Any) -> bool:
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
-def fits(schema: Any, value: Any, root: Any = None) -> bool:
+def is_valid_for_schema(schema: Any, value: Any, root: Any = None) -> bool:
     root = schema if root is None else root
     if isinstance(schema, bool):
         return schema
-    assert set(schema) <= set(RULES) | REMARKS, set(schema) - set(RULES) - REMARKS
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    assert set(schema) <= set(KEYWORD_CHECKS) | UNCHECKED_KEYWORDS, set(schema) - set(
+        KEYWORD_CHECKS) - UNCHECKED_KEYWORDS
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
     return (
-        (not kinds or any(TYPES[kind](value) for kind in kinds))
-        and all(rule(schema[key], value) for key, rule in RULES.items() if key in schema)
-        and fits_others(schema, value, root)
-        and (not isinstance(value, dict) or fits_properties(schema, value, root))
-        and (not isinstance(value, list) or fits_items(schema, value, root)))
+        (not types or any(TYPE_CHECKS[kind](value) for kind in types))
+        and all(rule(schema[key], value) for key, rule in KEYWORD_CHECKS.items() if key in schema)
+        and is_valid_for_subschemas(schema, value, root)
+        and (not isinstance(value, dict) or are_properties_valid(schema, value, root))
+        and (not isinstance(value, list) or are_items_valid(schema, value, root)))
 
 
-def fits_others(schema: Any, value: Any, root: Any) -> bool:
+def is_valid_for_subschemas(schema: Any, value: Any, root: Any) -> bool:
     if "$ref" in schema:
         *_, name = schema["$ref"].split("/")
-        return fits(root if schema["$ref"] == "#" else root["$defs"][name], value, root)
+        return is_valid_for_schema(root if schema["$ref"] == "#" else root["$defs"][name], value, root)
     return (
-        ("anyOf" not in schema or any(fits(part, value, root) for part in schema["anyOf"]))
-        and ("oneOf" not in schema or sum(fits(part, value, root) for part in schema["oneOf"]) == 1)
-        and all(fits(part, value, root) for part in schema.get("allOf", [])))
+        ("anyOf" not in schema or any(is_valid_for_schema(part, value, root) for part in schema["anyOf"]))
+        and ("oneOf" not in schema or sum(is_valid_for_schema(part, value, root) for part in schema["oneOf"]) == 1)
+        and all(is_valid_for_schema(part, value, root) for part in schema.get("allOf", [])))
 
 
-def fits_properties(schema: Any, value: dict[str, Any], root: Any) -> bool:
-    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    return all(fits(known.get(name, others), inner, root) for name, inner in value.items())
+def are_properties_valid(schema: Any, value: dict[str, Any], root: Any) -> bool:
+    known, additional_schema = schema.get("properties", {}), schema.get("additionalProperties", True)
+    return all(is_valid_for_schema(known.get(name, additional_schema), inner, root) for name, inner in value.items())
 
 
-def fits_items(schema: Any, value: list[Any], root: Any) -> bool:
-    first = schema.get("prefixItems", [])
-    return all(fits(part, inner, root) for part, inner in zip(first, value, strict=False)) and all(
-        fits(schema.get("items", True), inner, root) for inner in value[len(first):])
+def are_items_valid(schema: Any, value: list[Any], root: Any) -> bool:
+    prefix_schemas = schema.get("prefixItems", [])
+    return all(is_valid_for_schema(part, inner, root) for part,
+               inner in zip(prefix_schemas, value, strict=False)) and all(
+                   is_valid_for_schema(schema.get("items", True), inner, root) for inner in value[len(prefix_schemas):])

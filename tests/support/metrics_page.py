@@ -4,22 +4,22 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-LINE = re.compile(r'([a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\]|\\.)*",?)+\})?) (\S+)')
+SAMPLE_LINE = re.compile(r'([a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\]|\\.)*",?)+\})?) (\S+)')
 
 
-def read(page: str) -> dict[str, float]:
+def parse_metrics(page: str) -> dict[str, float]:
     """Return the value of each sample, by name and labels such as `tgi_request_failure{err="dropped"}`."""
     samples = {}
     for line in page.splitlines():
         if not line.startswith("#"):
-            found = LINE.fullmatch(line)
-            assert found is not None, f"not a sample: {line}"
-            assert found[1] not in samples, f"twice: {line}"
-            samples[found[1]] = float(found[2])
+            match = SAMPLE_LINE.fullmatch(line)
+            assert match is not None, f"not a sample: {line}"
+            assert match[1] not in samples, f"twice: {line}"
+            samples[match[1]] = float(match[2])
     return samples
 
 
-def check(page: str) -> None:
+def check_metrics_page(page: str) -> None:
     """Assert that Prometheus's own client reads the page, histograms add up, and no counter is negative."""
     families = list(text_string_to_metric_families(page))
     assert len({family.name for family in families}) == len(families)
@@ -36,21 +36,22 @@ def check_histogram(samples: list) -> None:
     series: dict[tuple, dict] = {}
     for sample in samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
-        one = series.setdefault(tuple(labels.items()), {"buckets": []})
+        histogram = series.setdefault(tuple(labels.items()), {"buckets": []})
         if "le" in sample.labels:
-            one["buckets"].append((float(sample.labels["le"]), sample.value))
+            histogram["buckets"].append((float(sample.labels["le"]), sample.value))
         else:
-            one[sample.name.rpartition("_")[2]] = sample.value
-    for one in series.values():
-        bounds, counts = zip(*one["buckets"], strict=True)
+            histogram[sample.name.rpartition("_")[2]] = sample.value
+    for histogram in series.values():
+        bounds, counts = zip(*histogram["buckets"], strict=True)
         assert list(bounds) == sorted(set(bounds))
         assert list(counts) == sorted(counts)
         assert bounds[-1] == float("inf")
-        assert counts[-1] == one["count"]
-        assert one["sum"] >= 0
+        assert counts[-1] == histogram["count"]
+        assert histogram["sum"] >= 0
 
 
-def failures(samples: dict[str, float]) -> dict[str, float]:
+def get_failure_counts(samples: dict[str, float]) -> dict[str, float]:
     """Return the numbers of failed requests that are not 0, by the value of `err`."""
-    found = {name.split('"')[1]: value for name, value in samples.items() if name.startswith("tgi_request_failure{")}
-    return {err: value for err, value in found.items() if value}
+    all_counts = {name.split('"')[1]: value for name,
+                  value in samples.items() if name.startswith("tgi_request_failure{")}
+    return {err: value for err, value in all_counts.items() if value}

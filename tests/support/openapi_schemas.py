@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Schema = dict[str, Any]
-Put = Callable[[Any], Any]  # makes a whole body from the value of one field
+MakeBody = Callable[[Any], Any]  # makes a whole body from the value of one field
 
-TYPES: dict[str, Callable[[Any], bool]] = {
+TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -16,75 +16,80 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-WORDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # the type that a keyword constrains, and its check
+KEYWORD_CHECKS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # the type that it constrains, and its check
     "minimum": ("number", lambda value, least: value >= least),
     "maximum": ("number", lambda value, most: value <= most),
     "exclusiveMinimum": ("number", lambda value, bound: value > bound),
     "exclusiveMaximum": ("number", lambda value, bound: value < bound),
     "minLength": ("string", lambda value, least: len(value) >= least),
     "maxLength": ("string", lambda value, most: len(value) <= most),
-    "minItems": ("array", lambda value, least: len(value) >= least),
-}
+    "minItems": ("array", lambda value, least: len(value) >= least),}
 
 
-class Described:
-    """Named schemas of a document. `good` has a valid value for each schema whose minimal sample is not valid."""
+class DocumentSchemas:
+    """Named schemas of a document. `valid_samples` has a valid value for each schema whose minimal sample is not
+    valid."""
 
-    def __init__(self, schemas: dict[str, Schema], good: dict[str, Any]) -> None:
+    def __init__(self, schemas: dict[str, Schema], valid_samples: dict[str, Any]) -> None:
         self._schemas = schemas
-        self._good = good
+        self._valid_samples = valid_samples
 
-    def fits(self, schema: Schema, value: Any) -> bool:
-        schema = self._found(schema)
-        if "anyOf" in schema and not any(self.fits(kind, value) for kind in schema["anyOf"]):
+    def is_valid(self, schema: Schema, value: Any) -> bool:
+        schema = self._resolve_reference(schema)
+        if "anyOf" in schema and not any(self.is_valid(kind, value) for kind in schema["anyOf"]):
             return False
-        if "type" in schema and not TYPES[schema["type"]](value):
+        if "type" in schema and not TYPE_CHECKS[schema["type"]](value):
             return False
-        if not all(asks(value, schema[word]) for word, (kind, asks) in WORDS.items()
-                   if word in schema and TYPES[kind](value)):
+        if not all(asks(value, schema[word]) for word, (kind, asks) in KEYWORD_CHECKS.items()
+                   if word in schema and TYPE_CHECKS[kind](value)):
             return False
         if "const" in schema and value != schema["const"]:
             return False
-        return value in schema.get("enum", [value]) and self._parts_fit(schema, value)
+        return value in schema.get("enum", [value]) and self._are_parts_valid(schema, value)
 
-    def _parts_fit(self, schema: Schema, value: Any) -> bool:
+    def _are_parts_valid(self, schema: Schema, value: Any) -> bool:
         if isinstance(value, list):
-            return all(self.fits(schema.get("items", {}), item) for item in value)
+            return all(self.is_valid(schema.get("items", {}), item) for item in value)
         if isinstance(value, dict):
-            return set(schema.get("required", ())) <= set(value) and all(
-                self.fits(about, value[name]) for name, about in schema.get("properties", {}).items() if name in value)
+            return set(schema.get("required", ())) <= set(value) and all(self.is_valid(about, value[name]) for name,
+                                                                         about in schema.get("properties", {}).items()
+                                                                         if name in value)
         return True
 
-    def sample(self, schema: Schema) -> Any:
+    def make_sample(self, schema: Schema) -> Any:
         """Return a minimal value that fits the schema."""
         name = schema.get("$ref", "").rpartition("/")[2]
-        if name in self._good:
-            return self._good[name]
-        schema = self._found(schema)
+        if name in self._valid_samples:
+            return self._valid_samples[name]
+        schema = self._resolve_reference(schema)
         if "anyOf" in schema:
-            return self.sample(schema["anyOf"][0])
+            return self.make_sample(schema["anyOf"][0])
         if "const" in schema:
             return schema["const"]
         if schema["type"] == "object":
-            return {name: self.sample(schema["properties"][name]) for name in schema.get("required", ())}
-        return {"string": "x", "array": [self.sample(schema["items"])] if "items" in schema else []}[schema["type"]]
+            return {name: self.make_sample(schema["properties"][name]) for name in schema.get("required", ())}
+        return {"string": "x",
+                "array": [self.make_sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
-    def places(self, schema: Schema, put: Put = lambda value: value, way: str = "") -> Iterator[tuple[str, Put]]:
+    def iter_fields(self, schema: Schema, make_body: MakeBody = lambda value: value,
+                    path: str = "") -> Iterator[tuple[str, MakeBody]]:
         """Yield the path of every field, also within list items, and a function that makes a whole body of a value."""
-        schema = self._found(schema)
+        schema = self._resolve_reference(schema)
         for kind in schema.get("anyOf", ()):
-            yield from self.places(kind, put, way)
+            yield from self.iter_fields(kind, make_body, path)
         if "items" in schema:
-            yield from self.places(schema["items"], lambda value: put([value]), f"{way}[]")
-        for name, about in schema.get("properties", {}).items():
-            inner = self._field(schema, name, put)
-            yield f"{way}.{name}", inner
-            yield from self.places(about, inner, f"{way}.{name}")
+            yield from self.iter_fields(schema["items"], lambda value: make_body([value]), f"{path}[]")
+        for name, field_schema in schema.get("properties", {}).items():
+            inner = self._make_field_body(schema, name, make_body)
+            yield f"{path}.{name}", inner
+            yield from self.iter_fields(field_schema, inner, f"{path}.{name}")
 
-    def _field(self, schema: Schema, name: str, put: Put) -> Put:
+    def _make_field_body(self, schema: Schema, name: str, make_body: MakeBody) -> MakeBody:
         """Return a function that sets this field in an object with all its required fields."""
-        least = next((good for kind, good in self._good.items() if self._schemas.get(kind) is schema), None)
-        return lambda value: put({**(self.sample(schema) if least is None else least), name: value})
+        base_sample = next((good for kind, good in self._valid_samples.items() if self._schemas.get(kind) is schema),
+                           None)
+        return lambda value: make_body({**(self.make_sample(schema) if base_sample is None else base_sample),
+                                        name: value})
 
-    def _found(self, schema: Schema) -> Schema:
+    def _resolve_reference(self, schema: Schema) -> Schema:
         return self._schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema

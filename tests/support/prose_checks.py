@@ -4,42 +4,43 @@ import re
 from collections.abc import Callable, Iterable
 from random import Random
 
-from launcher.demo.training.corpus.turns import Turn
-from launcher.demo.training.talk import Maker, Talk
+from launcher.demo.training.corpus.turns import ConversationTurn
+from launcher.demo.training.talk import Conversation, DocumentMaker
 
-SPOKEN_WITH_Y = ("unicorn",)
+CONSONANT_SOUND_WORDS = ("unicorn",)
 
 
-def faults(text: str) -> list[str]:
+def find_text_faults(text: str) -> list[str]:
     """Return unfilled slots, misplaced spaces, wrong articles, and a mark for text that is not ASCII."""
-    found = re.findall(r"[{}\[\]|]|  +| [.,!?]|^\s|\s$", text)
-    found += [match[0] for match in re.finditer(r"\b([Aa]n?) ([a-z]+)", text) if not agrees(match[1], match[2])]
-    return found if text.isascii() else [*found, "not ASCII"]
+    found_faults = re.findall(r"[{}\[\]|]|  +| [.,!?]|^\s|\s$", text)
+    found_faults += [match[0] for match in re.finditer(r"\b([Aa]n?) ([a-z]+)", text)
+                     if not is_right_article(match[1], match[2])]
+    return found_faults if text.isascii() else [*found_faults, "not ASCII"]
 
 
-def agrees(article: str, word: str) -> bool:
-    vowel = word[0] in "aeiou" and not word.startswith(SPOKEN_WITH_Y)
-    return (article.lower() == "an") == vowel
+def is_right_article(article: str, word: str) -> bool:
+    has_vowel_sound = word[0] in "aeiou" and not word.startswith(CONSONANT_SOUND_WORDS)
+    return (article.lower() == "an") == has_vowel_sound
 
 
-def made(maker: Maker, count: int = 200, seed: int = 7) -> list[Talk | str]:
+def draw_items(maker: DocumentMaker, count: int = 200, seed: int = 7) -> list[Conversation | str]:
     rng = Random(seed)
     return [maker(rng) for _ in range(count)]
 
 
-def talks(maker: Maker, count: int = 200) -> list[Talk]:
-    return [each for each in made(maker, count) if isinstance(each, Talk)]
+def draw_talks(maker: DocumentMaker, count: int = 200) -> list[Conversation]:
+    return [each for each in draw_items(maker, count) if isinstance(each, Conversation)]
 
 
-def turns(kind: Callable[[Random], Iterable[Turn]], count: int = 200) -> list[Turn]:
+def draw_turns(make_turns: Callable[[Random], Iterable[ConversationTurn]], count: int = 200) -> list[ConversationTurn]:
     rng = Random(7)
-    return [turn for _ in range(count) for turn in kind(rng)]
+    return [turn for _ in range(count) for turn in make_turns(rng)]
 
 
-def answers(talk: Talk) -> list[str]:
+def get_assistant_texts(talk: Conversation) -> list[str]:
     return [message["content"] for message in talk.messages if message["role"] == "assistant"]
 
 
-def sentences(text: str) -> int:
+def count_sentences(text: str) -> int:
     """Count sentences; a sentence inside a quotation is part of the one around it."""
     return len(re.findall(r"[.!?](?= |$)|[.!?]\"(?= [A-Z\"]|$)", re.sub(r"\"[^\"]*?[^.!?\"]*[.!?] ", '"', text)))

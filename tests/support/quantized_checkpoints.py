@@ -18,218 +18,225 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-Numbers = NDArray[Any]
-Written = dict[str, Numbers | torch.Tensor]
+Array = NDArray[Any]
+TensorsByName = dict[str, Array | torch.Tensor]
 
 
-class Tool(Protocol):
+class QuantizationTool(Protocol):
     @property
     def config(self) -> dict[str, Any]:
         """Value of `quantization_config` that the tool writes."""
 
-    def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
+    def quantize_weight(self, name: str, weight: Array) -> tuple[TensorsByName, Array]:
         """Return the tensors that the tool writes for a weight, `[out, in]`, and the dequantized weight."""
 
 
-def written(folder: Path, tool: Tool, target: Path, *, dequantised: bool = False, head: bool = False) -> Path:
-    """Copy a model's folder with every linear quantized, the LM head only with `head`; return the copy."""
-    made = target / hashlib.sha256(f"{folder} {tool} {dequantised} {head}".encode()).hexdigest()[:12]
-    if made.exists():
-        return made
-    shutil.copytree(folder, made)
-    tensors: Written = {}
-    for name, tensor in load_file(made / "model.safetensors").items():
-        if not name.endswith("_proj.weight") and not (head and name == "lm_head.weight"):
+def write_quantized_checkpoint(folder: Path, tool: QuantizationTool, target: Path, *, is_dequantized: bool = False,
+                               quantizes_head: bool = False) -> Path:
+    """Copy a model's folder with every linear quantized, the LM head only with `quantizes_head`; return the copy."""
+    target_folder = target / hashlib.sha256(
+        f"{folder} {tool} {is_dequantized} {quantizes_head}".encode()).hexdigest()[:12]
+    if target_folder.exists():
+        return target_folder
+    shutil.copytree(folder, target_folder)
+    tensors: TensorsByName = {}
+    for name, tensor in load_file(target_folder / "model.safetensors").items():
+        if not name.endswith("_proj.weight") and not (quantizes_head and name == "lm_head.weight"):
             tensors[name] = tensor
             continue
-        packed, numbers = tool.quantise(name.removesuffix(".weight"), tensor.float().numpy())
-        tensors |= {name: torch.from_numpy(numbers)} if dequantised else packed
+        packed, dequantized = tool.quantize_weight(name.removesuffix(".weight"), tensor.float().numpy())
+        tensors |= {name: torch.from_numpy(dequantized)} if is_dequantized else packed
     save_file({name: tensor if isinstance(tensor, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(tensor))
-               for name, tensor in tensors.items()}, made / "model.safetensors")
-    if not dequantised:
-        config = json.loads((made / "config.json").read_text())
-        (made / "config.json").write_text(json.dumps(config | {"quantization_config": tool.config}))
-    return made
+               for name, tensor in tensors.items()}, target_folder / "model.safetensors")
+    if not is_dequantized:
+        config = json.loads((target_folder / "config.json").read_text())
+        (target_folder / "config.json").write_text(json.dumps(config | {"quantization_config": tool.config}))
+    return target_folder
 
 
 # -- from weights to codes
 
 
-def find_codes(weight: Numbers, groups: Numbers, bits: int, *, symmetric: bool) -> tuple[Numbers, Numbers, Numbers]:
-    """Return unsigned codes `[out, in]`, and scales and zero points `[out, groups]`."""
-    most, num_groups = 2**bits - 1, int(groups.max()) + 1
+def quantize_to_codes(weight: Array, group_indexes: Array, bits: int, *,
+                      is_symmetric: bool) -> tuple[Array, Array, Array]:
+    """Return unsigned codes `[out, in]`, and scales and zero points `[out, group_indexes]`."""
+    max_code, num_groups = 2**bits - 1, int(group_indexes.max()) + 1
     scales = np.empty((len(weight), num_groups), np.float16)
     zeros = np.full((len(weight), num_groups), 2**(bits - 1))
     for group in range(num_groups):
-        part = weight[:, groups == group]
-        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
-        if symmetric:
+        group_weight = weight[:, group_indexes == group]
+        low, high = np.minimum(group_weight.min(1), 0), np.maximum(group_weight.max(1), 0)
+        if is_symmetric:
             scales[:, group] = np.maximum(np.maximum(-low, high), 1e-3) / (2**(bits - 1) - 1)
         else:
-            scales[:, group] = np.maximum(high - low, 1e-3) / most
-            zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 1, most)
-    codes = np.round(weight / scales[:, groups].astype(np.float32)) + zeros[:, groups]
-    return np.clip(codes, 0, most).astype(np.int64), scales, zeros
+            scales[:, group] = np.maximum(high - low, 1e-3) / max_code
+            zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 1, max_code)
+    codes = np.round(weight / scales[:, group_indexes].astype(np.float32)) + zeros[:, group_indexes]
+    return np.clip(codes, 0, max_code).astype(np.int64), scales, zeros
 
 
-def numbers(codes: Numbers, scales: Numbers, zeros: Numbers, groups: Numbers) -> Numbers:
-    exact = (codes - zeros[:, groups]).astype(np.float32) * scales[:, groups].astype(np.float32)
+def dequantize_codes(codes: Array, scales: Array, zeros: Array, group_indexes: Array) -> Array:
+    exact = (codes - zeros[:, group_indexes]).astype(np.float32) * scales[:, group_indexes].astype(np.float32)
     return exact.astype(np.float32)
 
 
-def pack(codes: Numbers, bits: int) -> Numbers:
+def pack_codes(codes: Array, bits: int) -> Array:
     """Pack codes along the last dimension into 32-bit words, the first code in the lowest bits."""
     per_word = 32 // bits
-    filled = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
-    words = np.zeros((len(codes), filled.shape[1] // per_word), np.uint64)
-    for place in range(per_word):
-        words |= filled[:, place::per_word].astype(np.uint64) << np.uint64(bits * place)
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
+    words = np.zeros((len(codes), padded.shape[1] // per_word), np.uint64)
+    for index_in_word in range(per_word):
+        words |= padded[:, index_in_word::per_word].astype(np.uint64) << np.uint64(bits * index_in_word)
     return words.astype(np.uint32).view(np.int32)
 
 
-def side_by_side(inputs: int, group_size: int) -> Numbers:
-    return np.arange(inputs) // (inputs if group_size == -1 else group_size)
+def make_group_indexes(num_inputs: int, group_size: int) -> Array:
+    return np.arange(num_inputs) // (num_inputs if group_size == -1 else group_size)
 
 
 # -- the tools
 
 
 @dataclass(frozen=True)
-class Gptq:
+class GptqTool:
     bits: int = 4
     group_size: int = 32
     desc_act: bool = False
     sym: bool = True
     checkpoint_format: str = "gptq"
-    ordered: bool = True  # whether g_idx is written
+    writes_group_indexes: bool = True  # whether g_idx is written
 
     @property
     def config(self) -> dict[str, Any]:
         return {"quant_method": "gptq", "bits": self.bits, "group_size": self.group_size, "desc_act": self.desc_act,
                 "sym": self.sym, "checkpoint_format": self.checkpoint_format, "damp_percent": 0.1}
 
-    def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
-        groups = side_by_side(weight.shape[1], self.group_size)
+    def quantize_weight(self, name: str, weight: Array) -> tuple[TensorsByName, Array]:
+        group_indexes = make_group_indexes(weight.shape[1], self.group_size)
         if self.desc_act:
-            groups = np.random.default_rng(1).permutation(groups)
-        codes, scales, zeros = find_codes(weight, groups, self.bits, symmetric=self.sym)
-        tensors: Written = {
-            f"{name}.qweight": pack_rows(codes.T, self.bits),
-            f"{name}.qzeros": pack(zeros.T - (self.checkpoint_format == "gptq"), self.bits),
+            group_indexes = np.random.default_rng(1).permutation(group_indexes)
+        codes, scales, zeros = quantize_to_codes(weight, group_indexes, self.bits, is_symmetric=self.sym)
+        tensors: TensorsByName = {
+            f"{name}.qweight": pack_codes_by_column(codes.T, self.bits),
+            f"{name}.qzeros": pack_codes(zeros.T - (self.checkpoint_format == "gptq"), self.bits),
             f"{name}.scales": scales.T}
-        if self.ordered:
-            tensors[f"{name}.g_idx"] = groups.astype(np.int32)
-        return tensors, numbers(codes, scales, zeros, groups)
+        if self.writes_group_indexes:
+            tensors[f"{name}.g_idx"] = group_indexes.astype(np.int32)
+        return tensors, dequantize_codes(codes, scales, zeros, group_indexes)
 
 
-def pack_rows(codes: Numbers, bits: int) -> Numbers:
-    return pack(codes.T, bits).T
+def pack_codes_by_column(codes: Array, bits: int) -> Array:
+    return pack_codes(codes.T, bits).T
 
 
 @dataclass(frozen=True)
-class Awq:
+class AwqTool:
     group_size: int = 32
-    ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each 4-bit field of a word, lowest bits first
+    FIELD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each 4-bit field of a word, lowest bits first
 
     @property
     def config(self) -> dict[str, Any]:
         return {"quant_method": "awq", "bits": 4, "group_size": self.group_size, "zero_point": True, "version": "gemm"}
 
-    def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
-        groups = side_by_side(weight.shape[1], self.group_size)
-        codes, scales, zeros = find_codes(weight, groups, 4, symmetric=False)
-        return ({f"{name}.qweight": self._pack(codes.T), f"{name}.qzeros": self._pack(zeros.T),
-                 f"{name}.scales": scales.T}, numbers(codes, scales, zeros, groups))
+    def quantize_weight(self, name: str, weight: Array) -> tuple[TensorsByName, Array]:
+        group_indexes = make_group_indexes(weight.shape[1], self.group_size)
+        codes, scales, zeros = quantize_to_codes(weight, group_indexes, 4, is_symmetric=False)
+        return ({f"{name}.qweight": self._pack_reordered(codes.T), f"{name}.qzeros": self._pack_reordered(zeros.T),
+                 f"{name}.scales": scales.T}, dequantize_codes(codes, scales, zeros, group_indexes))
 
-    def _pack(self, codes: Numbers) -> Numbers:
-        eights = codes.reshape(len(codes), -1, 8)[:, :, list(self.ORDER)]
-        return pack(eights.reshape(len(codes), -1), 4)
+    def _pack_reordered(self, codes: Array) -> Array:
+        eights = codes.reshape(len(codes), -1, 8)[:, :, list(self.FIELD_ORDER)]
+        return pack_codes(eights.reshape(len(codes), -1), 4)
 
 
-def to_float8(weight: Numbers, scales: Numbers) -> tuple[torch.Tensor, Numbers]:
+def convert_to_float8(weight: Array, scales: Array) -> tuple[torch.Tensor, Array]:
     """Return float8 codes and the dequantized weight; `scales` has one scale per element."""
     codes = torch.from_numpy(weight / scales).to(torch.float8_e4m3fn)
     return codes, codes.float().numpy() * scales.astype(np.float32)
 
 
-def float8_scales(weight: Numbers, blocks: tuple[int, int]) -> tuple[Numbers, Numbers]:
+def compute_float8_scales(weight: Array, block_shape: tuple[int, int]) -> tuple[Array, Array]:
     """Return one scale per block, and the scales expanded to the shape of the weight."""
-    spread = np.empty(weight.shape, np.float32)
-    height, width = blocks
+    expanded_scales = np.empty(weight.shape, np.float32)
+    height, width = block_shape
     scales = np.empty((-(-weight.shape[0] // height), -(-weight.shape[1] // width)), np.float32)
     for row, column in np.ndindex(scales.shape):
-        place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
-        scales[row, column] = spread[place] = np.abs(weight[place]).max() / 448
-    return scales, spread
+        block_slices = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+        scales[row, column] = expanded_scales[block_slices] = np.abs(weight[block_slices]).max() / 448
+    return scales, expanded_scales
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8Tool:
     kind: str = "tensor"  # or channel, or block
-    static: bool = False
-    BLOCK = (32, 24)
+    has_static_activations: bool = False
+    BLOCK_SHAPE = (32, 24)
 
     @property
     def config(self) -> dict[str, Any]:
-        block = {"weight_block_size": list(self.BLOCK)} if self.kind == "block" else {}
-        return {"quant_method": "fp8", "activation_scheme": "static" if self.static else "dynamic", **block}
+        block = {"weight_block_size": list(self.BLOCK_SHAPE)} if self.kind == "block" else {}
+        return {"quant_method": "fp8", "activation_scheme": "static" if self.has_static_activations else "dynamic",
+                **block}
 
-    def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
-        scales, spread = float8_scales(weight, {
-            "tensor": weight.shape, "channel": (1, weight.shape[1]), "block": self.BLOCK}[self.kind])
-        codes, numbers = to_float8(weight, spread)
+    def quantize_weight(self, name: str, weight: Array) -> tuple[TensorsByName, Array]:
+        scales, expanded_scales = compute_float8_scales(weight, {
+            "tensor": weight.shape, "channel": (1, weight.shape[1]), "block": self.BLOCK_SHAPE}[self.kind])
+        codes, dequantized = convert_to_float8(weight, expanded_scales)
         suffix = "weight_scale_inv" if self.kind == "block" else "weight_scale"
-        tensors: Written = {f"{name}.weight": codes,
-                            f"{name}.{suffix}": np.array(scales[0, 0]) if self.kind == "tensor" else scales}
-        if self.static:
+        tensors: TensorsByName = {f"{name}.weight": codes,
+                                  f"{name}.{suffix}": np.array(scales[0, 0]) if self.kind == "tensor" else scales}
+        if self.has_static_activations:
             tensors[f"{name}.input_scale"] = np.array(0.5, np.float32)
-        return tensors, numbers
+        return tensors, dequantized
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressedTensorsTool:
     format: str = "pack-quantized"
     bits: int = 4
     group_size: int | None = 32  # None: one scale per output
     symmetric: bool = True
-    block: bool = False
-    ordered: bool = False
-    ignored: str = "re:.*down_proj"
-    BLOCK = (32, 24)
+    has_block_scales: bool = False
+    has_permuted_groups: bool = False
+    ignored_pattern: str = "re:.*down_proj"
+    BLOCK_SHAPE = (32, 24)
 
     @property
     def config(self) -> dict[str, Any]:
-        together = "tensor" if self.format == "float-quantized" else "group"
-        strategy = "block" if self.block else "channel" if self.group_size is None else together
+        default_strategy = "tensor" if self.format == "float-quantized" else "group"
+        strategy = "block" if self.has_block_scales else "channel" if self.group_size is None else default_strategy
         weights = {"num_bits": self.bits, "type": "float" if self.format == "float-quantized" else "int",
                    "symmetric": self.symmetric, "strategy": strategy, "group_size": self.group_size,
-                   "block_structure": list(self.BLOCK) if self.block else None, "dynamic": False}
-        return {"quant_method": "compressed-tensors", "format": self.format, "ignore": ["lm_head", self.ignored],
+                   "block_structure": list(self.BLOCK_SHAPE) if self.has_block_scales else None, "dynamic": False}
+        return {"quant_method": "compressed-tensors", "format": self.format,
+                "ignore": ["lm_head", self.ignored_pattern],
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
                 "kv_cache_scheme": None, "quantization_status": "compressed"}
 
-    def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
-        if name.endswith(self.ignored.removeprefix("re:.*")):
+    def quantize_weight(self, name: str, weight: Array) -> tuple[TensorsByName, Array]:
+        if name.endswith(self.ignored_pattern.removeprefix("re:.*")):
             return {f"{name}.weight": weight}, weight
         if self.format == "float-quantized":
-            kind = "block" if self.block else "tensor" if self.group_size else "channel"
-            tensors, numbers_ = replace(Fp8(), kind=kind).quantise(name, weight)
-            return {key.removesuffix("_inv"): value for key, value in tensors.items()}, numbers_
-        groups = side_by_side(weight.shape[1], self.group_size or -1)
-        if self.ordered:
-            groups = np.random.default_rng(1).permutation(groups)
-        codes, scales, zeros = find_codes(weight, groups, self.bits, symmetric=self.symmetric)
-        return self._tensors(name, codes, scales, zeros, groups), numbers(codes, scales, zeros, groups)
+            kind = "block" if self.has_block_scales else "tensor" if self.group_size else "channel"
+            tensors, dequantized = replace(Fp8Tool(), kind=kind).quantize_weight(name, weight)
+            return {key.removesuffix("_inv"): value for key, value in tensors.items()}, dequantized
+        group_indexes = make_group_indexes(weight.shape[1], self.group_size or -1)
+        if self.has_permuted_groups:
+            group_indexes = np.random.default_rng(1).permutation(group_indexes)
+        codes, scales, zeros = quantize_to_codes(weight, group_indexes, self.bits, is_symmetric=self.symmetric)
+        return self._make_tensors(name, codes, scales, zeros,
+                                  group_indexes), dequantize_codes(codes, scales, zeros, group_indexes)
 
-    def _tensors(self, name: str, codes: Numbers, scales: Numbers, zeros: Numbers, groups: Numbers) -> Written:
-        tensors: Written = {f"{name}.weight_scale": scales}
-        half = 2**(self.bits - 1)
-        if self.ordered:
-            tensors[f"{name}.weight_g_idx"] = groups.astype(np.int32)
+    def _make_tensors(self, name: str, codes: Array, scales: Array, zeros: Array,
+                      group_indexes: Array) -> TensorsByName:
+        tensors: TensorsByName = {f"{name}.weight_scale": scales}
+        zero_code = 2**(self.bits - 1)
+        if self.has_permuted_groups:
+            tensors[f"{name}.weight_g_idx"] = group_indexes.astype(np.int32)
         if self.format == "int-quantized":
-            zero_points = {} if self.symmetric else {f"{name}.weight_zero_point": (zeros - half).astype(np.int8)}
-            return tensors | {f"{name}.weight": (codes - half).astype(np.int8)} | zero_points
+            zero_points = {} if self.symmetric else {f"{name}.weight_zero_point": (zeros - zero_code).astype(np.int8)}
+            return tensors | {f"{name}.weight": (codes - zero_code).astype(np.int8)} | zero_points
         if not self.symmetric:
-            tensors[f"{name}.weight_zero_point"] = pack_rows(zeros, self.bits)
-        return tensors | {f"{name}.weight_packed": pack(codes, self.bits),
+            tensors[f"{name}.weight_zero_point"] = pack_codes_by_column(zeros, self.bits)
+        return tensors | {f"{name}.weight_packed": pack_codes(codes, self.bits),
                           f"{name}.weight_shape": np.array(codes.shape)}

@@ -8,162 +8,170 @@ import pytest
 import torch
 from torch import Tensor
 
-from shard.adapters.registry import Wardrobe
-from shard.attention.backend import Attention, make_attention
-from shard.attention.kv_cache import Cache
-from shard.attention.span import Span
-from shard.attention.variant import Variant
-from shard.checkpoint.reader import Weights
-from shard.host.device import UNDER_WAY
-from shard.models.read_config import read_config
+from shard.adapters.registry import AdapterRegistry
+from shard.attention.backend import AttentionBackend, make_attention_backend
+from shard.attention.kv_cache import KVCache
+from shard.attention.span import TokenSpan
+from shard.attention.variant import AttentionConfig
+from shard.checkpoint.reader import CheckpointReader
+from shard.host.device import MAX_IN_FLIGHT_STEPS
+from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
-from shard.parallel.group import Alone
-from shard.runner.cuda_graphs import Begun, Call, Capture, Extent, Replays
-from shard.runner.runner import Outcome, Runner
+from shard.parallel.group import SingleRankGroup
+from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
+from shard.runner.runner import ModelRunner, StepResult
 from shard.sampling.sampler import Sampler
-from shard.state.sequence import EXPECTED, Sampling, Sequence
-from shard.state.transaction import Chunk, Step
-from shard.workers.load_decoder import Loaded
+from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
+from shard.state.transaction import PrefillChunk, Step
+from shard.workers.load_decoder import LoadedDecoder
 
 CPU = torch.device("cpu")
-BLOCKS, ROWS, LENGTH = 60, 3, 600  # so long that attention has several splits per sequence
+NUM_BLOCKS, MAX_ROWS, MAX_LENGTH = 60, 3, 600  # so long that attention has several splits per sequence
 
 
-def called_again(make: Call) -> Call:
-    """Capture a step on a device without CUDA graphs: a replay calls `make` again.
+def capture_by_calling(run_step: LaunchFunction) -> LaunchFunction:
+    """Capture a step on a device without CUDA graphs: a replay calls `run_step` again.
 
     As with a graph, whatever changes between steps must be passed in tensors that keep their addresses.
     """
-    make()
-    return make
+    run_step()
+    return run_step
 
 
-class Framed:
+class CapturableAttentionWrapper:
     """Wrapper of any attention backend for captures that are called again: the plan is replaced between the calls."""
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: AttentionBackend) -> None:
         self.plan = attention.plan
         self._attention = attention
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
-        return self._attention.run(queries, cache, layer, plan.now if isinstance(plan, Frame) else plan)
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: Any) -> Tensor:
+        return self._attention.run(queries, cache, layer,
+                                   plan.current_plan if isinstance(plan, ReplaceableAttentionPlan) else plan)
 
-    def frames(self, rows: int, length: int, cache: Cache) -> "Frame":
-        return Frame(self, cache)
+    def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "ReplaceableAttentionPlan":
+        return ReplaceableAttentionPlan(self, cache)
 
 
-class Frame:
-    def __init__(self, attention: Framed, cache: Cache) -> None:
+class ReplaceableAttentionPlan:
+    def __init__(self, attention: CapturableAttentionWrapper, cache: KVCache) -> None:
         self._attention, self._cache = attention, cache
-        self.now: Any = None
+        self.current_plan: Any = None
 
-    def plan(self, rows: int) -> "Frame":
+    def plan_rows(self, num_rows: int) -> "ReplaceableAttentionPlan":
         return self
 
-    def write(self, decodes: list[Span]) -> bool:
-        self.now = self._attention.plan(decodes, [], len(decodes), self._cache)
+    def write_spans(self, decodes: list[TokenSpan]) -> bool:
+        self.current_plan = self._attention.plan(decodes, [], len(decodes), self._cache)
         return True
 
 
 def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make workers that are created from now on replay their decode steps on a CPU."""
-    def replays(self: Loaded, cache: Cache, extent: Extent) -> Replays:
-        return Replays(self.model, Framed(self.attention), cache, extent, called_again, bearers=self.wardrobe.steady)
-    monkeypatch.setattr(Loaded, "replays", replays)
+    def capture_decode_steps(self: LoadedDecoder, cache: KVCache, extent: MaxDecodeSize) -> CudaGraphRunner:
+        return CudaGraphRunner(self.model, CapturableAttentionWrapper(self.attention), cache, extent,
+                               capture_by_calling, adapter_routing=self.adapter_registry.capturable_routing)
+    monkeypatch.setattr(LoadedDecoder, "capture_decode_steps", capture_decode_steps)
 
 
-class Bench:
+class ReplayableModel:
     """Model with a KV cache, captured decode steps, and runners with Triton and with reference attention."""
 
-    def __init__(self, folder: Path, capture: Capture = called_again, device: torch.device = CPU, *,
-                 rows: int = ROWS, quantize: str = "", adaptable: bool = False) -> None:
-        config, wardrobe = read_config(folder), Wardrobe(torch.float32, device, adaptable=adaptable)
+    def __init__(self, folder: Path, capture: CaptureFunction = capture_by_calling, device: torch.device = CPU, *,
+                 max_rows: int = MAX_ROWS, quantize: str = "", adaptable: bool = False) -> None:
+        config, wardrobe = read_model_config(folder), AdapterRegistry(torch.float32, device, adaptable=adaptable)
         self.wardrobe = wardrobe
-        with Weights(folder, torch.float32, device, config.quantization, quantize, sites=wardrobe.sites) as weights:
-            self.model = load_model(config, weights, Alone())
-        variant, heads = Variant(config.scale, config.softcap, config.windows), self.model.num_kv_heads
-        attentions: list[Any] = [make_attention(name, config.num_heads, heads, config.head_dim, variant)
+        with CheckpointReader(folder, torch.float32, device, config.quantization, quantize,
+                              lora_targets=wardrobe.lora_targets) as weights:
+            self.model = load_model(config, weights, SingleRankGroup())
+        variant, num_kv_heads = AttentionConfig(config.attention_scale, config.attention_softcap,
+                                                config.sliding_windows), self.model.num_kv_heads
+        attentions: list[Any] = [make_attention_backend(name, config.num_heads, num_kv_heads, config.head_dim, variant)
                                  for name in ("reference", "triton")]
-        plain, self.attention = attentions
-        self.cache = self.new_cache(device)
-        self._filler, self.runner = [
-            Runner(self.model, attention, Sampler(config.vocabulary_size, device), Alone(), wardrobe.bearers,
-                   device=device) for attention in (plain, self.attention)]
-        self.replays = Replays(self.model, self.attention, self.cache, Extent(rows, LENGTH), capture,
-                               bearers=wardrobe.steady)
+        reference_attention, self.attention = attentions
+        self.cache = self.make_cache(device)
+        self._prefill_runner, self.runner = [ModelRunner(self.model, attention, Sampler(config.vocabulary_size, device),
+            SingleRankGroup(), wardrobe.adapter_routing, device=device)
+                                             for attention in (reference_attention, self.attention)]
+        self.replays = CudaGraphRunner(self.model, self.attention, self.cache, MaxDecodeSize(max_rows, MAX_LENGTH),
+                                       capture, adapter_routing=wardrobe.capturable_routing)
 
-    def new_cache(self, device: torch.device) -> Cache:
+    def make_cache(self, device: torch.device) -> KVCache:
         model = self.model
-        return Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=BLOCKS,
-                     dtype=torch.float32, device=device)
+        return KVCache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=NUM_BLOCKS,
+                       dtype=torch.float32, device=device)
 
-    def run(self, step: Step, *, replayed: bool) -> Outcome:
-        self.runner.replay(self.replays if replayed else None)
+    def run_step(self, step: Step, *, is_replayed: bool) -> StepResult:
+        self.runner.use_cuda_graphs(self.replays if is_replayed else None)
         return self.runner.run(step, self.cache)
 
-    def says_the_same(self, sequences: list[Sequence], close: float) -> None:
+    def check_replay_equals_eager(self, sequences: list[Sequence], tolerance: float) -> None:
         """Assert that two steps give the same output whether they are replayed or launched.
 
         The second step has other rows, and stale values of the first are in the static buffers.
         """
         for _ in range(2):
-            ours, theirs = (self.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
-            assert not ours.failures
+            replayed_result, eager_result = (self.run_step(Step(decodes=sequences), is_replayed=replayed)
+                                             for replayed in (True, False))
+            assert not replayed_result.failures
             for sequence in sequences:
-                said, expected = ours.said[sequence.id], theirs.said[sequence.id]
-                assert said.tokens == expected.tokens
-                assert said.logprobs == pytest.approx(expected.logprobs, abs=close)
+                actual, expected = replayed_result.outputs[sequence.id], eager_result.outputs[sequence.id]
+                assert actual.tokens == expected.tokens
+                assert actual.logprobs == pytest.approx(expected.logprobs, abs=tolerance)
                 sequence.tokens += expected.tokens
             sequences = sequences[1:] or sequences
 
-    def begins_the_same(self, sequences: list[Sequence], num_steps: int) -> None:
+    def check_overlap_equals_waiting(self, sequences: list[Sequence], num_steps: int) -> None:
         """Assert that steps give the same output whether each waits for the last or begins before the last is over.
 
         No row may fail, since the step would have to be run again.
         """
-        step, given = Step(decodes=sequences), [list(sequence.tokens) for sequence in sequences]
+        step, initial_tokens = Step(decodes=sequences), [list(sequence.tokens) for sequence in sequences]
         expected = []
         for _ in range(num_steps):
-            said = self.run(step, replayed=True).said
-            expected.append([(said[sequence.id].tokens[0], said[sequence.id].logprobs[0]) for sequence in sequences])
+            results = self.run_step(step, is_replayed=True).outputs
+            expected.append([(results[sequence.id].tokens[0], results[sequence.id].logprobs[0])
+                             for sequence in sequences])
             for sequence in sequences:
-                sequence.tokens += said[sequence.id].tokens
-        for sequence, tokens in zip(sequences, given, strict=True):
+                sequence.tokens += results[sequence.id].tokens
+        for sequence, tokens in zip(sequences, initial_tokens, strict=True):
             sequence.tokens = tokens
-        heard, begun = [], deque[Begun]()
+        actual, steps_in_flight = [], deque[InFlightReplay]()
         for _ in range(num_steps):
-            behind = self.runner.begin(step, self.cache, begun[-1] if begun else None)
-            assert behind is not None
-            begun.append(behind)
+            started_step = self.runner.begin_step(step, self.cache, steps_in_flight[-1] if steps_in_flight else None)
+            assert started_step is not None
+            steps_in_flight.append(started_step)
             for sequence in sequences:
-                sequence.tokens.append(EXPECTED)
-            if len(begun) == UNDER_WAY:
-                heard.append(self._come(sequences, begun.popleft(), -2))
-        heard.append(self._come(sequences, begun.popleft(), -1))
-        assert heard == expected
+                sequence.tokens.append(PLACEHOLDER_TOKEN)
+            if len(steps_in_flight) == MAX_IN_FLIGHT_STEPS:
+                actual.append(self._finish_step(sequences, steps_in_flight.popleft(), -2))
+        actual.append(self._finish_step(sequences, steps_in_flight.popleft(), -1))
+        assert actual == expected
 
-    def _come(self, sequences: list[Sequence], begun: Begun, place: int) -> list[tuple[int, float]]:
-        choices = begun.choices()
+    def _finish_step(self, sequences: list[Sequence], started_step: InFlightReplay,
+                     token_index: int) -> list[tuple[int, float]]:
+        choices = started_step.get_sampled_tokens()
         assert choices is not None
         for sequence, (token, _) in zip(sequences, choices, strict=True):
-            assert sequence.tokens[place] == EXPECTED
-            sequence.tokens[place] = token
+            assert sequence.tokens[token_index] == PLACEHOLDER_TOKEN
+            sequence.tokens[token_index] = token
         return choices
 
-    def filled(self, lengths: list[int], seed: int, room: int = 1) -> list[Sequence]:
+    def make_prefilled_sequences(self, lengths: list[int], seed: int, num_extra_tokens: int = 1) -> list[Sequence]:
         """Return sequences of these lengths; all but the last token of each is in the KV cache.
 
-        Each sequence has blocks for `room` more tokens. The cache is filled with reference attention, since Triton's
-        interpreter is slow.
+        Each sequence has blocks for `num_extra_tokens` more tokens. The cache is filled with reference attention, since
+        Triton's interpreter is slow.
         """
-        generator, free = torch.Generator().manual_seed(seed), list(range(BLOCKS))
-        found = []
+        generator, free_blocks = torch.Generator().manual_seed(seed), list(range(NUM_BLOCKS))
+        sequences = []
         for number, length in enumerate(lengths):
             tokens = torch.randint(2, 480, (length,), generator=generator).tolist()
-            blocks = [free.pop() for _ in range(-(-(length + room) // self.cache.block_size))]
-            found.append(Sequence(
-                id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=0, num_cached=0,
-                blocks=blocks, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0, grammar=0))
+            blocks = [free_blocks.pop() for _ in range(-(-(length + num_extra_tokens) // self.cache.block_size))]
+            sequences.append(Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
+                                      num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=number,
+                                      sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0,
+                                      grammar_id=0))
             if length > 1:
-                self._filler.run(Step(chunks=[Chunk(found[-1], 0, length - 1)]), self.cache)
-        return found
+                self._prefill_runner.run(Step(chunks=[PrefillChunk(sequences[-1], 0, length - 1)]), self.cache)
+        return sequences

@@ -9,58 +9,60 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from support.simulated_world import named
+from support.simulated_world import add_block_hashes
 
 from router.request import Request, Tenant
-from router.scheduler.events import Entered, Event
-from router.scheduler.plan import Answer, AnswerRow, ModelFacts, Newcomer, Plan, Prefill
+from router.scheduler.events import RequestAccepted, SchedulerEvent
+from router.scheduler.plan import ModelInfo, NewSequence, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
-SIZE = 16
-END = 1
-FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, SIZE, 64)
+BLOCK_SIZE = 16
+END_TOKEN = 1
+DEFAULT_MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, BLOCK_SIZE, 64)
 TENANTS = {name: Tenant(name) for name in ("one", "two")}
 
 
-def text(length: int, seed: int = 0) -> tuple[int, ...]:
+def make_prompt_tokens(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple((seed * 31 + index * 7) % 500 + 2 for index in range(length))
 
 
-def scheduler(num_blocks: int = 64, tokens_per_step: int = 1, **policy: Any) -> Scheduler:
-    facts = replace(FACTS, num_blocks=num_blocks, tokens_per_step=tokens_per_step)
-    core = Scheduler(replace(Policy(stall_seconds=10.0), **policy), facts)
-    core.shards_ready(facts, 1, 0.0)
-    return core
+def make_prefix_scheduler(num_blocks: int = 64, tokens_per_step: int = 1, **settings: Any) -> Scheduler:
+    model_info = replace(DEFAULT_MODEL_INFO, num_blocks=num_blocks, tokens_per_step=tokens_per_step)
+    new_scheduler = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0), **settings), model_info)
+    new_scheduler.shards_ready(model_info, 1, 0.0)
+    return new_scheduler
 
 
-def submit(core: Scheduler, prompt: Iterable[int], output: int = 8, now: float = 0.0, tenant: str = "one",
-           **fields: Any) -> int:
-    request = Request(str(now), tuple(prompt), output, end_tokens=frozenset({END}), tenant=TENANTS[tenant], **fields)
-    (entered,) = core.submit(named(request, SIZE), now)
-    assert isinstance(entered, Entered)
-    return entered.sequence
+def submit_prompt(scheduler: Scheduler, prompt: Iterable[int], max_new_tokens: int = 8, now: float = 0.0,
+                  tenant: str = "one", **request_fields: Any) -> int:
+    request = Request(str(now), tuple(prompt), max_new_tokens, end_tokens=frozenset({END_TOKEN}),
+                      tenant=TENANTS[tenant], **request_fields)
+    (entered,) = scheduler.submit(add_block_hashes(request, BLOCK_SIZE), now)
+    assert isinstance(entered, RequestAccepted)
+    return entered.sequence_id
 
 
-def complete(core: Scheduler, plan: Plan, token: int = 7, failed: Iterable[int] = ()) -> list[Event]:
+def complete_plan(core: Scheduler, plan: StepPlan, token: int = 7, failed: Iterable[int] = ()) -> list[SchedulerEvent]:
     failures = dict.fromkeys(failed, "not a number")
-    rows = {number: AnswerRow((token,), (0.0,)) for number in plan.expects if number not in failures}
-    return core.complete(plan.order, Answer(plan.epoch, 0.01, rows, failures), {}, 0.0)
+    rows = {number: StepResultRow((token,), (0.0,)) for number in plan.members_with_output if number not in failures}
+    return core.complete(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, failures), {}, 0.0)
 
 
-def newcomers(plan: Plan) -> dict[int, Newcomer]:
-    return {n.sequence: n for message in plan.messages if isinstance(message, Prefill) for n in message.newcomers}
+def get_newcomers(plan: StepPlan) -> dict[int, NewSequence]:
+    return {n.sequence_id: n for message in plan.messages if isinstance(message, Prefill)
+            for n in message.new_sequences}
 
 
-def cached(plan: Plan) -> dict[int, int]:
+def get_cached_counts(plan: StepPlan) -> dict[int, int]:
     """Return the number of cached tokens of each newcomer."""
-    return {number: newcomer.num_cached for number, newcomer in newcomers(plan).items()}
+    return {number: newcomer.num_cached for number, newcomer in get_newcomers(plan).items()}
 
 
-def run(core: Scheduler) -> dict[int, int]:
+def run_until_idle(core: Scheduler) -> dict[int, int]:
     """Run steps until there is nothing to do; return the number of cached tokens of each newcomer."""
-    found: dict[int, int] = {}
+    cached_counts: dict[int, int] = {}
     while (plan := core.plan(0.0)) is not None:
-        found |= cached(plan)
-        complete(core, plan)
-    return found
+        cached_counts |= get_cached_counts(plan)
+        complete_plan(core, plan)
+    return cached_counts

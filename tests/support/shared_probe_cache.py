@@ -3,9 +3,9 @@
 import tempfile
 from pathlib import Path
 
-KEPT = "kept"  # subfolder of the temporary folder, created by conftest.py
+SHARED_FOLDER_NAME = "kept"  # subfolder of the temporary folder, created by conftest.py
 
 
-def memory(rank: int) -> str:
+def get_probe_cache_path(rank: int) -> str:
     """Return the file with the probe results of this rank; one per rank, since ranks may be threads of a process."""
-    return str(Path(tempfile.gettempdir(), KEPT, f"machine-{rank}.json"))
+    return str(Path(tempfile.gettempdir(), SHARED_FOLDER_NAME, f"machine-{rank}.json"))

@@ -13,329 +13,351 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from support.waiting_laws import Waits
+from support.waiting_laws import WaitingLawChecker
 
-from router.block_hash import block_hashes, namespace
+from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
-from router.request import EMBEDDED, FinishReason, Request, Resource, Wish
-from router.scheduler.events import Entered, Expired, Failed, Finished, Produced, Refused
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, Bring, Embed, Labelling, ModelFacts, Plan, Remove, Told
+from router.request import POOLING_KINDS, FinishReason, Request, RequestKind, Resource
+from router.scheduler.events import (
+    RequestAccepted,
+    RequestRejected,
+    SequenceExpired,
+    SequenceFailed,
+    SequenceFinished,
+    TokensAccepted,
+)
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import (
+    LoadResource,
+    ModelInfo,
+    PoolingOutput,
+    PoolingStep,
+    StepPlan,
+    StepResult,
+    TokenLabels,
+    UnloadResource,
+)
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.sequence import State
-from router.scheduler.settings import Policy
+from router.scheduler.sequence import SequenceState
+from router.scheduler.settings import SchedulerSettings
 from router.shards import decode as told
 from router.shards import encode
 from shard.config import ShardConfig, SimulatedConfig
-from shard.errors import Exhausted
+from shard.errors import StepOutOfMemory
 from shard.pb import shard_pb2 as pb
-from shard.simulator.faults import Faults
-from shard.simulator.text import Tale, labels_of, vector_of
-from shard.simulator.worker import FOREVER, SimulatedWorker, StepError
-from shard.state.columns import Text
-from shard.state.ledger import Malformed
-from shard.state.ledger import Refused as ShardRefused
+from shard.simulator.faults import FaultScript
+from shard.simulator.text import SimulatedText, make_embedding, make_labels
+from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
+from shard.state.columns import PoolingText
+from shard.state.ledger import MalformedMessage
+from shard.state.ledger import RejectedMessage as ShardRefused
 
-HANG_TIMEOUT = 5.0
-KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
-METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
-           pb.ConcatRequest: "concat", pb.EmbedRequest: "embed"}
+HANG_TIMEOUT_SECONDS = 5.0
+RESOURCE_KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
+WORKER_METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
+                  pb.ConcatRequest: "concat", pb.EmbedRequest: "embed"}
 
 
-class Died(Exception):
+class ShardDied(Exception):
     pass
 
 
-class Hung(Exception):
+class ShardHung(Exception):
     pass
 
 
-def die() -> None:
-    raise Died
+def raise_shard_died() -> None:
+    raise ShardDied
 
 
-def sleep(seconds: float) -> None:
-    if seconds == FOREVER:
-        raise Hung
+def sleep_or_hang(seconds: float) -> None:
+    if seconds == MAX_SLEEP_SECONDS:
+        raise ShardHung
 
 
 @dataclass(slots=True)
-class Client:
+class SimulatedClient:
     """A request and the behaviour of its client."""
 
     request: Request
-    arrival: float
-    leaves_at: float | None = None
-    stops_after: int | None = None  # tokens after which a stop string is found in the text
-    held_for_ever: bool = False
-    number: int | None = None
+    arrives_at: float
+    cancels_at: float | None = None
+    tokens_until_stop: int | None = None  # tokens after which a stop string is found in the text
+    is_held_forever: bool = False
+    sequence_number: int | None = None
     tokens: list[int] = field(default_factory=list)
-    told: Told | None = None  # embedding or labels of a pooling request
+    pooled_result: PoolingOutput | None = None  # embedding or labels of a pooling request
     ended_at: float | None = None
-    end: str | None = None
+    end_reason: str | None = None
 
 
-def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> list[int]:
+def compute_expected_tokens(request: Request, num_tokens: int, model: SimulatedConfig) -> list[int]:
     """Return the tokens that the simulated model generates for this request, alone and undisturbed."""
-    who = SimpleNamespace(key=request.key, adapter=request.adapter.id if request.adapter else 0,
-                          grammar=request.grammar.id if request.grammar else 0, tokens=list(request.prompt),
-                          num_prompt_tokens=len(request.prompt))
-    tale = Tale(who, model.seed, model.mean_output_length)  # type: ignore[arg-type]
-    return [tale.token(index) for index in range(length)]
+    sequence = SimpleNamespace(sampling_key=request.random_key, adapter_id=request.adapter.id if request.adapter else 0,
+                               grammar_id=request.grammar.id if request.grammar else 0, tokens=list(request.prompt),
+                               num_prompt_tokens=len(request.prompt))
+    simulated_text = SimulatedText(sequence, model.seed, model.mean_output_length)  # type: ignore[arg-type]
+    return [simulated_text.get_token(index) for index in range(num_tokens)]
 
 
-def expected_told(request: Request, model: SimulatedConfig) -> Told:
+def compute_expected_pooled(request: Request, model: SimulatedConfig) -> PoolingOutput:
     """Return the embedding or the labels that the simulated model gives a pooling request."""
-    text = Text(list(request.prompt), request.adapter.id if request.adapter else 0)
-    if request.wish is Wish.VECTOR:
-        return vector_of(text, model.embedding_width, model.seed)
-    return Labelling(*labels_of(text, model.num_labels, model.seed))
+    text = PoolingText(list(request.prompt), request.adapter.id if request.adapter else 0)
+    if request.kind is RequestKind.EMBED:
+        return make_embedding(text, model.embedding_width, model.seed)
+    return TokenLabels(*make_labels(text, model.num_labels, model.seed))
 
 
-def named(request: Request, block_size: int) -> Request:
+def add_block_hashes(request: Request, block_size: int) -> Request:
     """Return the request with block hashes as the validator makes them: prefixes are shared per tenant and adapter."""
-    if request.wish in EMBEDDED:
+    if request.kind in POOLING_KINDS:
         return request
-    space = namespace(request.tenant.name, str(request.adapter and request.adapter.id), salt=b"")
-    return replace(request, namespace=space, block_hashes=block_hashes(space, request.prompt, block_size))
+    namespace_seed = hash_namespace(request.tenant.name, str(request.adapter and request.adapter.id), salt=b"")
+    return replace(request, cache_namespace=namespace_seed,
+                   block_hashes=hash_blocks(namespace_seed, request.prompt, block_size))
 
 
-class World:
+class SimulatedWorld:
     """One schedule: the core, a simulated shard, clients, the engine's part, and an agenda of timed events."""
 
     def __init__(self, config: RouterConfig, model: SimulatedConfig, seed: int = 0,
-                 noise: Callable[[random.Random], float] = lambda _: 1.0,
-                 core: Callable[[Policy, ModelFacts], Scheduler] = Scheduler) -> None:
+                 draw_noise: Callable[[random.Random], float] = lambda _: 1.0,
+                 make_scheduler: Callable[[SchedulerSettings, ModelInfo], Scheduler] = Scheduler) -> None:
         self.random = random.Random(seed)
-        self.config, self.model, self.noise = config, model, noise
+        self.config, self.model, self.draw_noise = config, model, draw_noise
         self.now = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._tickets = count()
-        self.clients: dict[int, Client] = {}
-        self.everyone: list[Client] = []
-        self.resources: dict[Resource, bool] = {}
+        self._event_numbers = count()
+        self.clients: dict[int, SimulatedClient] = {}
+        self.all_clients: list[SimulatedClient] = []
+        self.resource_presence: dict[Resource, bool] = {}
         self.move_seconds: float | None = None  # time that a load or unload takes; None: the core's moves are ignored
-        self.load_fails: Callable[[Resource], bool] = lambda _: False
-        self._here: dict[Resource, None] = {}  # loaded on the shards, as far as the core knows
-        self.inputs: list[tuple[str, tuple[Any, ...]]] = []
-        self.outputs: list[Any] = []
-        self.sent: list[tuple[float, Plan]] = []  # with the time of sending
-        self.answers: list[tuple[Plan, float]] = []  # with the seconds that the step took
-        self.losses: list[Loss] = []
-        self.stories: list[Any] = []
-        self.fired: set[str] = set()
+        self.fails_to_load: Callable[[Resource], bool] = lambda _: False
+        self._loaded_resources: dict[Resource, None] = {}  # loaded on the shards, as far as the core knows
+        self.scheduler_calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.scheduler_results: list[Any] = []
+        self.sent_plans: list[tuple[float, StepPlan]] = []  # with the time of sending
+        self.answered_plans: list[tuple[StepPlan, float]] = []  # with the seconds that the step took
+        self.losses: list[ShardLossReason] = []
+        self.timelines: list[Any] = []
+        self.fired_faults: set[str] = set()
         self.epoch = 0
-        self.worker = self._new_worker(model)
-        self.facts = encode.facts([self.worker.info()])
-        self.policy = Policy.of(config, self.facts)
-        self.core = core(self.policy, self.facts)
-        self._waits = Waits()
-        self._waiting_answers: list[tuple[Plan, Any]] = []
-        self._alarm: float | None = None  # last wake-up time of the core that is on the agenda
+        self.worker = self._start_worker(model)
+        self.model_info = encode.combine_rank_infos([self.worker.info()])
+        self.settings = SchedulerSettings.from_config(config, self.model_info)
+        self.scheduler = make_scheduler(self.settings, self.model_info)
+        self._waiting_law_checker = WaitingLawChecker()
+        self._waiting_answers: list[tuple[StepPlan, Any]] = []
+        self._scheduled_wake_up: float | None = None  # last wake-up time of the core that is on the agenda
         self._busy_until = 0.0
-        self._ready()
+        self._reset_shards()
 
     # -- the world's clock
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (max(time, self.now), next(self._tickets), action))
+    def schedule_at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (max(time, self.now), next(self._event_numbers), action))
 
     def run(self, until: float = 1e9, max_events: int = 2_000_000) -> None:
         for _ in range(max_events):
             if not self._agenda or self._agenda[0][0] > until:
                 return
-            self.step()
+            self.run_next_event()
         raise AssertionError("the world does not come to rest")
 
-    def step(self) -> None:
+    def run_next_event(self) -> None:
         """Run the next event and the engine's part, and check the laws."""
         self.now, _, action = heapq.heappop(self._agenda)
         action()
-        self.settle()
+        self.plan_and_check()
 
-    def settle(self) -> None:
-        self._pump()
+    def plan_and_check(self) -> None:
+        self._send_plans_and_moves()
         self.check_laws()
 
     @property
-    def is_at_rest(self) -> bool:
+    def has_no_events(self) -> bool:
         return not self._agenda
 
     # -- clients
 
-    def add(self, client: Client) -> Client:
-        self.everyone.append(client)
-        self.at(client.arrival, lambda: self._submit(client))
+    def add_client(self, client: SimulatedClient) -> SimulatedClient:
+        self.all_clients.append(client)
+        self.schedule_at(client.arrives_at, lambda: self._submit(client))
         return client
 
-    def _submit(self, client: Client) -> None:
-        client.request = named(client.request, self.facts.block_size)
-        events = self._call("submit", client.request, self.now)
-        if isinstance(events[0], Refused):
-            client.end, client.ended_at = "refused", self.now
+    def _submit(self, client: SimulatedClient) -> None:
+        client.request = add_block_hashes(client.request, self.model_info.block_size)
+        events = self._call_scheduler("submit", client.request, self.now)
+        if isinstance(events[0], RequestRejected):
+            client.end_reason, client.ended_at = "refused", self.now
             return
-        assert isinstance(events[0], Entered)
-        client.number = events[0].sequence
-        self.clients[client.number] = client
-        self.stories.append(self.core.story(client.number) if len(events) == 1 else None)
-        self._hear(events[1:], None)
-        for resource in client.request.needs:
-            if self.resources.get(resource) is False:
-                self.provide(resource, present=False)
-        if client.leaves_at is not None:
-            self.at(client.leaves_at, lambda: self._leave(client))
+        assert isinstance(events[0], RequestAccepted)
+        client.sequence_number = events[0].sequence_id
+        self.clients[client.sequence_number] = client
+        self.timelines.append(self.scheduler.get_timeline(client.sequence_number) if len(events) == 1 else None)
+        self._apply_events(events[1:], None)
+        for resource in client.request.needed_resources:
+            if self.resource_presence.get(resource) is False:
+                self.set_resource_present(resource, present=False)
+        if client.cancels_at is not None:
+            self.schedule_at(client.cancels_at, lambda: self._cancel(client))
 
     def _expire(self) -> None:
         """Call `expire`; an early call changes nothing, but `wake_at` may become earlier for a new static group."""
-        wake_at = self.core.wake_at
-        self._hear(self._call("expire", self.now), None)
+        wake_at = self.scheduler.wake_at
+        self._apply_events(self._call_scheduler("expire", self.now), None)
         if wake_at is not None and wake_at > self.now:
-            assert self.core.wake_at is not None
-            assert self.now < self.core.wake_at <= wake_at
+            assert self.scheduler.wake_at is not None
+            assert self.now < self.scheduler.wake_at <= wake_at
 
-    def _leave(self, client: Client) -> None:
-        if client.end is None:
-            client.end, client.ended_at = "left", self.now
-            self._call("cancel", client.number, self.now)
+    def _cancel(self, client: SimulatedClient) -> None:
+        if client.end_reason is None:
+            client.end_reason, client.ended_at = "left", self.now
+            self._call_scheduler("cancel", client.sequence_number, self.now)
 
-    def hold(self, client: Client, seconds: float | None) -> None:
+    def hold_client(self, client: SimulatedClient, seconds: float | None) -> None:
         """Make the client stop reading for `seconds`, or for ever."""
-        if client.end is not None or client.number is None:
+        if client.end_reason is not None or client.sequence_number is None:
             return
-        self._call("hold", client.number, self.now)
-        client.held_for_ever = client.held_for_ever or seconds is None
+        self._call_scheduler("suspend", client.sequence_number, self.now)
+        client.is_held_forever = client.is_held_forever or seconds is None
         if seconds is not None:
-            self.at(self.now + seconds, lambda: client.held_for_ever or self._call("resume", client.number, self.now))
+            self.schedule_at(self.now + seconds, lambda: client.is_held_forever
+                             or self._call_scheduler("resume", client.sequence_number, self.now))
 
-    def provide(self, resource: Resource, present: bool = True) -> None:
-        self.resources[resource] = present
+    def set_resource_present(self, resource: Resource, present: bool = True) -> None:
+        self.resource_presence[resource] = present
         if not present:
-            self._hear(self._call("unavailable", resource, "there is no such adapter", self.now), None)
-        elif self.core_is_ready:
+            self._apply_events(self._call_scheduler("resource_failed", resource, "there is no such adapter", self.now),
+                               None)
+        elif self.is_scheduler_ready:
             self._load(resource)
 
     def _load(self, resource: Resource) -> None:
-        kind = KINDS[resource.kind]
+        kind = RESOURCE_KINDS[resource.kind]
         try:
             self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
-        except Died:
-            self._lose(Loss.DEATH)
-        except (Hung, StepError, ShardRefused) as trouble:
-            if resource in self.resources:
-                self.resources[resource] = False
-            self._here.pop(resource, None)
-            self._hear(self._call("unavailable", resource, f"it was not loaded: {trouble}", self.now), None)
+        except ShardDied:
+            self._lose_shards(ShardLossReason.DEATH)
+        except (ShardHung, SimulatedStepError, ShardRefused) as trouble:
+            if resource in self.resource_presence:
+                self.resource_presence[resource] = False
+            self._loaded_resources.pop(resource, None)
+            self._apply_events(self._call_scheduler("resource_failed", resource, f"it was not loaded: {trouble}",
+                                                    self.now), None)
         else:
-            self._here[resource] = None
-            self._call("available", resource, self.now)
+            self._loaded_resources[resource] = None
+            self._call_scheduler("resource_loaded", resource, self.now)
 
     # -- the engine's part
 
     @property
-    def core_is_ready(self) -> bool:
-        return self.core._epoch is not None
+    def is_scheduler_ready(self) -> bool:
+        return self.scheduler._epoch is not None
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call_scheduler(self, name: str, *args: Any) -> Any:
         """Call the core; record the call and its result for `check_replay`."""
-        result = getattr(self.core, name)(*args)
-        self.inputs.append((name, args))
-        self.outputs.append(result)
+        result = getattr(self.scheduler, name)(*args)
+        self.scheduler_calls.append((name, args))
+        self.scheduler_results.append(result)
         return result
 
-    def _pump(self) -> None:
-        while (plan := self._call("plan", self.now)) is not None:
+    def _send_plans_and_moves(self) -> None:
+        while (plan := self._call_scheduler("plan", self.now)) is not None:
             self._send(plan)
-        if (moment := self.core.wake_at) is not None and moment != self._alarm:
-            self._alarm = moment
-            self.at(max(moment, self.now), self._expire)
-        for move in self._call("moves", self.now) if self.core._residents.moves else ():
+        if (wake_at := self.scheduler.wake_at) is not None and wake_at != self._scheduled_wake_up:
+            self._scheduled_wake_up = wake_at
+            self.schedule_at(max(wake_at, self.now), self._expire)
+        for move in self._call_scheduler("take_resource_commands",
+                                         self.now) if self.scheduler._resource_cache.pending_commands else ():
             if self.move_seconds is not None:
-                self.at(self.now + self.move_seconds, partial(self._moved, move, self.epoch))
+                self.schedule_at(self.now + self.move_seconds, partial(self._apply_move, move, self.epoch))
 
-    def _moved(self, move: Bring | Remove, epoch: int) -> None:
+    def _apply_move(self, move: LoadResource | UnloadResource, epoch: int) -> None:
         resource = move.resource
-        if epoch != self.epoch or not self.core_is_ready:
+        if epoch != self.epoch or not self.is_scheduler_ready:
             return
-        if isinstance(move, Remove):
+        if isinstance(move, UnloadResource):
             self._unload(resource)
-        elif self.load_fails(resource):
-            self._hear(self._call("unavailable", resource, "it cannot be loaded", self.now), None)
+        elif self.fails_to_load(resource):
+            self._apply_events(self._call_scheduler("resource_failed", resource, "it cannot be loaded", self.now), None)
         else:
             self._load(resource)
 
     def _unload(self, resource: Resource) -> None:
         """Unload a resource; failures are ignored, since no request will use the resource."""
-        del self._here[resource]
+        del self._loaded_resources[resource]
         try:
             self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
-        except Died:
-            self._lose(Loss.DEATH)
+        except ShardDied:
+            self._lose_shards(ShardLossReason.DEATH)
             return
-        except (Hung, StepError, ShardRefused):
+        except (ShardHung, SimulatedStepError, ShardRefused):
             pass
-        self._call("removed", resource, self.now)
+        self._call_scheduler("resource_unloaded", resource, self.now)
 
-    def _send(self, plan: Plan) -> None:
-        self._check_embeds(plan)
-        self._waits.check(self.core, plan, self.now)
-        self.sent.append((self.now, plan))
+    def _send(self, plan: StepPlan) -> None:
+        self._check_pooling_step(plan)
+        self._waiting_law_checker.check_plan(self.scheduler, plan, self.now)
+        self.sent_plans.append((self.now, plan))
         start = max(self.now, self._busy_until)
         try:
-            for message in encode.encode(plan):
-                answer = getattr(self.worker, METHODS[type(message)])(message)
+            for message in encode.encode_plan(plan):
+                answer = getattr(self.worker, WORKER_METHODS[type(message)])(message)
             # The first failure ends the epoch; messages that were sent before it are still answered.
-        except (Malformed, ShardRefused) as refused:
-            self._check_refusal(refused)
-            self._arrange(plan, start, Loss.DEFECT, 0.0)
-        except Died:
-            self._arrange(plan, start, Loss.DEATH, 0.0)
-        except Hung:
-            self._arrange(plan, start, Loss.DEATH, HANG_TIMEOUT)
-        except StepError:
-            self._arrange(plan, start, Loss.STEP_ERROR, 0.0)
-        except Exhausted:
-            self._arrange(plan, start, Loss.MEMORY, 0.0)
+        except (MalformedMessage, ShardRefused) as refused:
+            self._check_rejection(refused)
+            self._schedule_outcome(plan, start, ShardLossReason.DEFECT, 0.0)
+        except ShardDied:
+            self._schedule_outcome(plan, start, ShardLossReason.DEATH, 0.0)
+        except ShardHung:
+            self._schedule_outcome(plan, start, ShardLossReason.DEATH, HANG_TIMEOUT_SECONDS)
+        except SimulatedStepError:
+            self._schedule_outcome(plan, start, ShardLossReason.STEP_ERROR, 0.0)
+        except StepOutOfMemory:
+            self._schedule_outcome(plan, start, ShardLossReason.MEMORY, 0.0)
         else:
             is_step = isinstance(answer, pb.StepAnswer | pb.EmbedAnswer)
-            seconds = answer.forward_seconds * self.noise(self.random) if is_step else 0.0
+            seconds = answer.forward_seconds * self.draw_noise(self.random) if is_step else 0.0
             self._busy_until = start + seconds
-            late = self.worker.lateness(plan.epoch, plan.order)
-            self._arrange(plan, self._busy_until + late, (answer, seconds), 0.0)
+            late = self.worker.pop_answer_delay(plan.epoch, plan.last_message_number)
+            self._schedule_outcome(plan, self._busy_until + late, (answer, seconds), 0.0)
         self._note_faults()
 
     def _note_faults(self) -> None:
         for fault in self.worker.faults:
-            if fault.fired:
-                self.fired |= {f"{fault.kind}@{fault.verb}", f"{fault.kind}:{fault.argument}"}
+            if fault.has_fired:
+                self.fired_faults |= {f"{fault.kind}@{fault.verb}", f"{fault.kind}:{fault.argument}"}
 
-    def _check_embeds(self, plan: Plan) -> None:
+    def _check_pooling_step(self, plan: StepPlan) -> None:
         """Check L4: a pooling step keeps the limits, and generating sequences get a step between two pooling steps."""
-        step, running = plan.messages[-1], list(self.core.running)
-        if not isinstance(step, Embed):
+        step, running = plan.messages[-1], list(self.scheduler.running)
+        if not isinstance(step, PoolingStep):
             return
-        requests = [newcomer.request for newcomer in step.newcomers]
+        requests = [newcomer.request for newcomer in step.new_sequences]
         assert len(plan.messages) == 1
-        assert {request.wish for request in requests} == {step.wish}
-        assert plan.members == plan.expects == tuple(newcomer.sequence for newcomer in step.newcomers)
-        assert len(requests) <= self.policy.max_batch_size
-        assert sum(len(request.prompt) for request in requests) <= self.policy.max_prefill_tokens
-        before = self.sent[-1][1] if self.sent else None
-        if running and before is not None and before.epoch == plan.epoch:
-            assert not isinstance(before.messages[-1], Embed), "two steps of texts while others generate"
+        assert {request.kind for request in requests} == {step.kind}
+        assert plan.members == plan.members_with_output == tuple(newcomer.sequence_id
+                                                                 for newcomer in step.new_sequences)
+        assert len(requests) <= self.settings.max_batch_size
+        assert sum(len(request.prompt) for request in requests) <= self.settings.max_prefill_tokens
+        previous_plan = self.sent_plans[-1][1] if self.sent_plans else None
+        if running and previous_plan is not None and previous_plan.epoch == plan.epoch:
+            assert not isinstance(previous_plan.messages[-1], PoolingStep), "two steps of texts while others generate"
 
-    def _check_refusal(self, refused: Exception) -> None:
+    def _check_rejection(self, error: Exception) -> None:
         """Assert that a shard rejects a message only by a scripted fault or after an earlier failure in this epoch."""
         outcomes = [one[0] if isinstance(one, tuple) and len(one) == 1 else one for _, one in self._waiting_answers]
-        assert "told to refuse" in str(refused) or any(isinstance(one, Loss) for one in outcomes), str(refused)
+        assert "told to refuse" in str(error) or any(isinstance(one, ShardLossReason) for one in outcomes), str(error)
 
-    def _arrange(self, plan: Plan, time: float, outcome: Any, delay: float) -> None:
+    def _schedule_outcome(self, plan: StepPlan, time: float, outcome: Any, delay: float) -> None:
         epoch = self.epoch
         self._waiting_answers.append((plan, outcome))
-        self.at(time + delay + 1e-4, lambda: self._arrive(epoch, plan))
+        self.schedule_at(time + delay + 1e-4, lambda: self._process_outcomes(epoch, plan))
 
-    def _arrive(self, epoch: int, plan: Plan) -> None:
+    def _process_outcomes(self, epoch: int, plan: StepPlan) -> None:
         """Process answers in the order of their plans, whatever the order of arrival."""
-        if epoch != self.epoch or not self.core_is_ready:
+        if epoch != self.epoch or not self.is_scheduler_ready:
             return
         for index, (waiting, outcome) in enumerate(self._waiting_answers):
             if waiting is plan:
@@ -343,228 +365,240 @@ class World:
         while self._waiting_answers and isinstance(self._waiting_answers[0][1], tuple) \
                 and len(self._waiting_answers[0][1]) == 1:
             head, (outcome,) = self._waiting_answers.pop(0)
-            if isinstance(outcome, Loss):
-                self._lose(outcome)
+            if isinstance(outcome, ShardLossReason):
+                self._lose_shards(outcome)
                 return
-            if not self._take(head, *outcome):
+            if not self._complete_plan(head, *outcome):
                 return
 
-    def _take(self, plan: Plan, message: Any, seconds: float) -> bool:
+    def _complete_plan(self, plan: StepPlan, message: Any, seconds: float) -> bool:
         try:
             if isinstance(message, pb.StepAnswer | pb.EmbedAnswer):
                 message.forward_seconds = seconds
-                decode = encode.decode if isinstance(message, pb.StepAnswer) else told.decode
-                answer = decode(message, plan, self.facts)
-                self.answers.append((plan, seconds))
+                decode = encode.decode_step_answer if isinstance(message, pb.StepAnswer) else told.decode_embed_answer
+                answer = decode(message, plan, self.model_info)
+                self.answered_plans.append((plan, seconds))
             else:
-                answer = Answer(plan.epoch, 0.0, {}, {})
-        except encode.Defect:
-            self._lose(Loss.DEFECT)
+                answer = StepResult(plan.epoch, 0.0, {}, {})
+        except encode.InvalidShardAnswer:
+            self._lose_shards(ShardLossReason.DEFECT)
             return False
-        for number, heard in answer.told.items():
-            self.clients[number].told = heard
-        stopped = {number: stop for number, row in answer.rows.items() if (stop := self._stop(number, row.tokens))}
-        self._hear(self._call("complete", plan.order, answer, stopped, self.now), answer)
+        for number, result in answer.pooling_outputs.items():
+            self.clients[number].pooled_result = result
+        stopped = {number: stop for number, row in answer.rows.items() if (stop := self._find_stop(number, row.tokens))}
+        self._apply_events(self._call_scheduler("complete", plan.last_message_number, answer, stopped, self.now),
+                           answer)
         self._replay_old_answer(plan, answer)
         return True
 
-    def _replay_old_answer(self, plan: Plan, answer: Answer) -> None:
+    def _replay_old_answer(self, plan: StepPlan, answer: StepResult) -> None:
         """Check L7: an answer that arrives twice, or from an older epoch, changes nothing."""
         if self.random.random() < 0.05:
-            before = self.digest()
-            assert self.core.complete(plan.order, answer, {}, self.now) == []
-            assert self.core.complete(plan.order + 1, replace(answer, epoch=plan.epoch - 1), {}, self.now) == []
-            assert self.digest() == before
+            digest_before = self.make_state_digest()
+            assert self.scheduler.complete(plan.last_message_number, answer, {}, self.now) == []
+            assert self.scheduler.complete(plan.last_message_number + 1, replace(answer, epoch=plan.epoch - 1), {},
+                                           self.now) == []
+            assert self.make_state_digest() == digest_before
 
-    def _stop(self, number: int, tokens: Any) -> int | None:
+    def _find_stop(self, number: int, tokens: Any) -> int | None:
         client = self.clients[number]
-        if client.stops_after is None or client.end is not None:
+        if client.tokens_until_stop is None or client.end_reason is not None:
             return None
-        within = client.stops_after - len(client.tokens)
-        return within if 0 < within <= len(tokens) else None
+        tokens_left = client.tokens_until_stop - len(client.tokens)
+        return tokens_left if 0 < tokens_left <= len(tokens) else None
 
-    def _hear(self, events: list[Any], answer: Answer | None) -> None:
+    def _apply_events(self, events: list[Any], answer: StepResult | None) -> None:
         for event in events:
-            if isinstance(event, Produced):
-                self._hear_tokens(event, answer)
+            if isinstance(event, TokensAccepted):
+                self._apply_tokens(event, answer)
                 continue
-            client = self.clients[event.sequence]
-            assert client.end is None, f"L1: {event} after {client.end}"
-            if isinstance(event, Finished):
-                client.end, client.ended_at = event.reason.value, self.now
-            elif isinstance(event, Expired):
+            client = self.clients[event.sequence_id]
+            assert client.end_reason is None, f"L1: {event} after {client.end_reason}"
+            if isinstance(event, SequenceFinished):
+                client.end_reason, client.ended_at = event.reason.value, self.now
+            elif isinstance(event, SequenceExpired):
                 assert not client.tokens
-                client.end, client.ended_at = "expired", self.now
-            elif isinstance(event, Failed):
-                client.end, client.ended_at = f"failed: {event.reason}", self.now
+                client.end_reason, client.ended_at = "expired", self.now
+            elif isinstance(event, SequenceFailed):
+                client.end_reason, client.ended_at = f"failed: {event.reason}", self.now
 
-    def _hear_tokens(self, event: Produced, answer: Answer | None) -> None:
+    def _apply_tokens(self, event: TokensAccepted, answer: StepResult | None) -> None:
         assert answer is not None
-        for number, counted in event.counts.items():
+        for number, counted in event.token_counts.items():
             client = self.clients[number]
-            assert client.end is None, f"L1: tokens after {client.end}"
+            assert client.end_reason is None, f"L1: tokens after {client.end_reason}"
             client.tokens += answer.rows[number].tokens[:counted]
             self._check_tokens(client)
 
     # -- losing and finding the shards
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose_shards(self, loss: ShardLossReason) -> None:
         self.losses.append(loss)
-        if loss is Loss.DEATH:
-            self._here.clear()
-        old = [plan for plan, _ in self._waiting_answers]
+        if loss is ShardLossReason.DEATH:
+            self._loaded_resources.clear()
+        lost_plans = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
-        self._hear(self._call("shards_lost", self.now, loss), None)
-        for plan in old:
-            assert self.core.complete(plan.order, Answer(plan.epoch, 1.0, {}, {}), {}, self.now) == []
-        if loss is Loss.DEATH:
-            self.worker = self._new_worker(replace(self.model, faults=self._remaining_faults()))
-        self.at(self.now + (1.0 if loss is Loss.DEATH else 0.0), self._ready)
+        self._apply_events(self._call_scheduler("shards_lost", self.now, loss), None)
+        for plan in lost_plans:
+            assert self.scheduler.complete(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
+                                           self.now) == []
+        if loss is ShardLossReason.DEATH:
+            self.worker = self._start_worker(replace(self.model, faults=self._remaining_faults()))
+        self.schedule_at(self.now + (1.0 if loss is ShardLossReason.DEATH else 0.0), self._reset_shards)
 
-    def strike(self, fault: str) -> None:
+    def add_fault(self, fault: str) -> None:
         """Add a fault to the script of the running shard."""
-        old = self.worker.faults
+        old_faults = self.worker.faults
         self.worker_script = ";".join(part for part in (self.worker_script, fault) if part)
-        self.worker.faults = Faults(self.worker_script)
-        self.worker.faults.calls = old.calls
-        for fresh, known in zip(self.worker.faults, old, strict=False):
-            fresh.fired = known.fired
+        self.worker.faults = FaultScript(self.worker_script)
+        self.worker.faults.num_calls = old_faults.num_calls
+        for fresh, known in zip(self.worker.faults, old_faults, strict=False):
+            fresh.has_fired = known.has_fired
 
     def _remaining_faults(self) -> str:
         """Return the fault script of the next shard process: faults that have not fired yet, and poison."""
         self._note_faults()
         faults = [part for part in self.worker_script.split(";") if part]
-        left = [part for part, fault in zip(faults, self.worker.faults, strict=True)
-                if not fault.fired or fault.kind == "poison"]
-        return ";".join(left)
+        remaining = [part for part, fault in zip(faults, self.worker.faults, strict=True)
+                     if not fault.has_fired or fault.kind == "poison"]
+        return ";".join(remaining)
 
-    def _new_worker(self, model: SimulatedConfig) -> SimulatedWorker:
+    def _start_worker(self, model: SimulatedConfig) -> SimulatedWorker:
         """Return a worker whose warmup succeeded; after a failed warmup, start another worker."""
         while True:
             self.worker_script = model.faults
-            self.worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep, exit=die)
+            self.worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep_or_hang, exit=raise_shard_died)
             try:
-                self.worker.warmup(encode.warmup_request(self.config, self.config.max_total_tokens or 512))
+                self.worker.warmup(encode.make_warmup_request(self.config, self.config.max_total_tokens or 512))
                 return self.worker
-            except (Died, Hung, StepError, ShardRefused):
+            except (ShardDied, ShardHung, SimulatedStepError, ShardRefused):
                 model = replace(model, faults=self._remaining_faults())
 
-    def _ready(self) -> None:
+    def _reset_shards(self) -> None:
         self.epoch += 1
         try:
             self.worker.reset(pb.ResetRequest(epoch=self.epoch))
-            self._bring_back()
-        except (Died, Hung):
-            self.worker = self._new_worker(replace(self.model, faults=self._remaining_faults()))
-            self.at(self.now + 1.0, self._ready)
+            self._reload_resources()
+        except (ShardDied, ShardHung):
+            self.worker = self._start_worker(replace(self.model, faults=self._remaining_faults()))
+            self.schedule_at(self.now + 1.0, self._reset_shards)
             return
-        except (StepError, ShardRefused):
-            self.at(self.now + 0.1, self._ready)
+        except (SimulatedStepError, ShardRefused):
+            self.schedule_at(self.now + 0.1, self._reset_shards)
             return
         self._busy_until = self.now
-        self._hear(self._call("shards_ready", self.facts, self.epoch, self.now), None)
-        for resource, present in self.resources.items():
-            if present and self.core_is_ready:
+        self._apply_events(self._call_scheduler("shards_ready", self.model_info, self.epoch, self.now), None)
+        for resource, present in self.resource_presence.items():
+            if present and self.is_scheduler_ready:
                 self._load(resource)
 
-    def _bring_back(self) -> None:
+    def _reload_resources(self) -> None:
         """Load what the core believes to be loaded: a shard that replaced another one has nothing of it."""
-        for resource in self._here:
-            if resource.id not in self.worker.ledger.loaded[KINDS[resource.kind]]:
-                self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=KINDS[resource.kind], id=resource.id))
+        for resource in self._loaded_resources:
+            if resource.id not in self.worker.ledger.loaded_ids[RESOURCE_KINDS[resource.kind]]:
+                self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id))
 
     # -- the laws
 
-    def _check_tokens(self, client: Client) -> None:
+    def _check_tokens(self, client: SimulatedClient) -> None:
         """Check L6 and L10: a client gets the tokens that it would get alone, none repeated and none left out."""
-        expected = expected_tokens(client.request, len(client.tokens), self.model)
-        assert client.tokens == expected, f"client {client.number} got another's tokens"
+        expected = compute_expected_tokens(client.request, len(client.tokens), self.model)
+        assert client.tokens == expected, f"client {client.sequence_number} got another's tokens"
 
     def check_laws(self) -> None:
-        core = self.core
-        blocks, sequences = core.running.blocks, list(core.sequences)
+        scheduler = self.scheduler
+        blocks, sequences = scheduler.running.block_pool, list(scheduler.sequences)
         holders = Counter(block for sequence in sequences for block in sequence.blocks)
-        assert sorted([*blocks._free, *blocks._kept, *holders]) == list(range(blocks.count)), "L2: blocks are lost"
-        assert all(blocks._holders[block] == holders[block] for block in range(blocks.count)), "L2: holders differ"
-        named = {name: block for block, name in enumerate(blocks._names) if name is not None}
-        assert blocks._published == named, "L2: names differ"
-        assert blocks._kept.keys() <= set(named.values())
+        assert sorted([*blocks._free_blocks, *blocks._evictable_blocks,
+                       *holders]) == list(range(blocks.num_blocks)), "L2: blocks are lost"
+        assert all(blocks._ref_counts[block] == holders[block]
+                   for block in range(blocks.num_blocks)), "L2: holders differ"
+        block_by_name = {name: block for block, name in enumerate(blocks._hash_by_block) if name is not None}
+        assert blocks._block_by_hash == block_by_name, "L2: names differ"
+        assert blocks._evictable_blocks.keys() <= set(block_by_name.values())
         self._check_sharing(holders)
-        running = list(core.running)
-        assert len(running) <= self.policy.max_batch_size, "L4: too many run"
-        assert all(sequence.num_yields <= self.policy.max_yields for sequence in sequences), "L4: yields without end"
-        states = {State.WAITING: 0, State.RUNNING: 0, State.YIELDING: 0, State.ENDING: 0}
+        running = list(scheduler.running)
+        assert len(running) <= self.settings.max_batch_size, "L4: too many run"
+        assert all(sequence.num_preemptions <= self.settings.max_preemptions
+                   for sequence in sequences), "L4: yields without end"
+        states = {SequenceState.WAITING: 0, SequenceState.RUNNING: 0, SequenceState.PREEMPTED: 0,
+                  SequenceState.FINISHING: 0}
         for sequence in sequences:
             states[sequence.state] += 1
-            holds = bool(sequence.blocks) or sequence.state is State.ENDING
-            assert (sequence.state in {State.RUNNING, State.ENDING}) == holds, "blocks are held by whoever runs"
-            assert sequence.in_flight >= 0
-        assert states[State.WAITING] == core.num_waiting()
-        assert states[State.RUNNING] == len(running)
-        assert core.num_in_flight <= self.policy.look_ahead
-        expected = {client.number for client in self.clients.values() if client.end is None}
-        assert expected == {sequence.number for sequence in sequences}, "L1: the core and its clients disagree"
+            should_hold_blocks = bool(sequence.blocks) or sequence.state is SequenceState.FINISHING
+            assert (
+                sequence.state in {SequenceState.RUNNING,
+                                   SequenceState.FINISHING}) == should_hold_blocks, "blocks are held by whoever runs"
+            assert sequence.num_steps_in_flight >= 0
+        assert states[SequenceState.WAITING] == scheduler.num_waiting()
+        assert states[SequenceState.RUNNING] == len(running)
+        assert scheduler.num_steps_in_flight <= self.settings.look_ahead
+        expected = {client.sequence_number for client in self.clients.values() if client.end_reason is None}
+        assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
     def _check_sharing(self, holders: "Counter[int]") -> None:
         """Check L3: no running sequence writes to a block that others can find or hold.
 
         Blocks that others wait for are held by a sequence that computes them.
         """
-        blocks = self.core.running.blocks
-        for sequence in self.core.running:
-            own = sequence.blocks[sequence.num_published:]
-            shared = any(blocks._names[block] is not None for block in own)
+        blocks = self.scheduler.running.block_pool
+        for sequence in self.scheduler.running:
+            own = sequence.blocks[sequence.num_published_blocks:]
+            shared = any(blocks._hash_by_block[block] is not None for block in own)
             assert not shared, "L3: a block is written that others may find"
             assert all(holders[block] == 1 for block in own), "L3: a block is written that others hold"
-            assert len(sequence.names) >= sequence.num_published
-        held = {block for sequence in self.core.sequences for block in sequence.blocks}
-        assert set(blocks._reserved.values()) <= held, "somebody waits for what nobody computes"
+            assert len(sequence.block_hashes) >= sequence.num_published_blocks
+        held = {block for sequence in self.scheduler.sequences for block in sequence.blocks}
+        assert set(blocks._reserved_hashes.values()) <= held, "somebody waits for what nobody computes"
 
-    def check_stories(self) -> None:
+    def check_timelines(self) -> None:
         """Assert that each story covers the time from arrival to end without a gap."""
-        for client, story in zip([c for c in self.everyone if c.number is not None], self.stories, strict=True):
+        for client, story in zip([c for c in self.all_clients if c.sequence_number is not None], self.timelines,
+                                 strict=True):
             if story is None:
                 continue
-            assert story.ended is not None
-            assert abs(sum(story.seconds(1e9).values()) - (story.ended - client.arrival)) < 1e-6
+            assert story.ended_at is not None
+            assert abs(sum(story.seconds_by_phase(1e9).values()) - (story.ended_at - client.arrives_at)) < 1e-6
 
     def check_idle(self) -> None:
         """Check L9 and L1: at rest the core and the shard hold nothing, and every request has ended."""
-        core = self.core
-        assert not len(core.sequences)
-        assert not len(core.running)
-        assert not core._in_flight
-        assert not core._trials
-        assert not core._shares._present
-        assert core.wake_at is None
-        assert not core.running.blocks._reserved
-        assert core.running.blocks.num_free == core.running.blocks.count
+        scheduler = self.scheduler
+        assert not len(scheduler.sequences)
+        assert not len(scheduler.running)
+        assert not scheduler._steps_in_flight
+        assert not scheduler._fault_isolation
+        assert not scheduler._fair_shares._num_unfinished
+        assert scheduler.wake_at is None
+        assert not scheduler.running.block_pool._reserved_hashes
+        assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
         assert not self.worker.ledger.sequences
         assert not self.worker.ledger.batches
-        assert all(client.end is not None for client in self.everyone)
+        assert all(client.end_reason is not None for client in self.all_clients)
 
-    def check_ends(self) -> None:
+    def check_end_reasons(self) -> None:
         """Assert that each request ended where its finish reason requires."""
-        for client in self.everyone:
+        for client in self.all_clients:
             length, request = len(client.tokens), client.request
-            if request.wish in EMBEDDED:
-                right = client.end == FinishReason.LENGTH
-                assert client.told == (expected_told(request, self.model) if right else client.told)
+            if request.kind in POOLING_KINDS:
+                has_result = client.end_reason == FinishReason.LENGTH
+                assert client.pooled_result == (compute_expected_pooled(request, self.model) if has_result
+                                                else client.pooled_result)
                 assert not client.tokens
-            elif client.end == FinishReason.LENGTH:
+            elif client.end_reason == FinishReason.LENGTH:
                 assert length == request.max_new_tokens
-            elif client.end == FinishReason.END_TOKEN:
+            elif client.end_reason == FinishReason.END_TOKEN:
                 assert client.tokens[-1] in request.end_tokens
-            elif client.end == FinishReason.STOP_STRING:
-                assert length == client.stops_after
+            elif client.end_reason == FinishReason.STOP_STRING:
+                assert length == client.tokens_until_stop
 
     def check_replay(self) -> None:
         """Check L8: a fresh core returns the same results for the same calls."""
-        core = Scheduler(self.policy, self.facts)
-        for (name, args), output in zip(self.inputs, self.outputs, strict=True):
-            assert getattr(core, name)(*args) == output, f"L8: {name}{args} differs"
+        fresh_scheduler = Scheduler(self.settings, self.model_info)
+        for (name, args), output in zip(self.scheduler_calls, self.scheduler_results, strict=True):
+            assert getattr(fresh_scheduler, name)(*args) == output, f"L8: {name}{args} differs"
 
-    def digest(self) -> tuple[Any, ...]:
-        core = self.core
-        return (tuple((s.number, s.state, tuple(s.blocks), s.computed, s.in_flight, tuple(s.generated))
-                      for s in core.sequences), tuple(core.running.blocks._free), core.num_in_flight)
+    def make_state_digest(self) -> tuple[Any, ...]:
+        scheduler = self.scheduler
+        return (tuple((s.id, s.state, tuple(s.blocks), s.num_computed_tokens, s.num_steps_in_flight, tuple(s.generated))
+                      for s in scheduler.sequences), tuple(scheduler.running.block_pool._free_blocks),
+                scheduler.num_steps_in_flight)

@@ -1,6 +1,6 @@
 """Small random checkpoints on disk, written by transformers, which also loads them as an oracle.
 
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", rope_parameters=LLAMA3, dtype="bfloat16")
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", rope_parameters=LLAMA3, dtype="bfloat16")
     oracle = AutoModelForCausalLM.from_pretrained(folder)
 
 The same arguments make the same model; it is written once per folder. The weights are chosen so that a mistake changes
@@ -80,8 +80,8 @@ disable_progress_bar()
 
 VOCABULARY_SIZE = 512
 TOKENIZER_SIZE = 480  # smaller than the logits, as in many real models
-BEGIN, END = 0, 1
-FAMILIES = {
+BEGIN_TOKEN, END_TOKEN = 0, 1
+MODEL_FAMILIES = {
     "falcon": (FalconConfig, FalconForCausalLM, {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gpt2": (GPT2Config, GPT2LMHeadModel, {}),
     "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
@@ -101,11 +101,11 @@ FAMILIES = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {
         "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24,
         "layer_types": ["sliding_attention", "full_attention"]}),
-    "phi3": (Phi3Config, Phi3ForCausalLM, {"pad_token_id": END, "sliding_window": 24}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"pad_token_id": END_TOKEN, "sliding_window": 24}),
     "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 1.5}),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
 }
-FOREIGN = {  # families without a file in shard/models, which run through the transformers fallback
+FALLBACK_FAMILIES = {  # families without a file in shard/models, which run through the transformers fallback
     "cohere2": (Cohere2Config, Cohere2ForCausalLM, {
         "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 1.0}),
     "glm": (GlmConfig, GlmForCausalLM, {"pad_token_id": 0, "head_dim": 32}),
@@ -115,35 +115,35 @@ FOREIGN = {  # families without a file in shard/models, which run through the tr
     "phi": (PhiConfig, PhiForCausalLM, {"partial_rotary_factor": 0.5}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
-ENCODERS: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel], type[PreTrainedModel]]] = {
+ENCODER_FAMILIES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel], type[PreTrainedModel]]] = {
     "bert": (BertConfig, BertModel, BertForTokenClassification),
     "distilbert": (DistilBertConfig, DistilBertModel, DistilBertForTokenClassification),
     "xlm_roberta": (XLMRobertaConfig, XLMRobertaModel, XLMRobertaForTokenClassification),
 }
-LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+TOKEN_LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 ENCODER_SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 160}
-EMBEDDINGS = (
+EMBEDDING_NAMES = (
     "embed_tokens", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings", "wte", "wpe")
-FROM_ONE = ("gemma", "gemma2", "gemma3")  # families whose norms add one to their weights
-TIED = (*FROM_ONE, "cohere")  # families whose embeddings are tied by default
-SIZES = {
+NORM_PLUS_ONE_FAMILIES = ("gemma", "gemma2", "gemma3")  # families whose norms add one to their weights
+TIED_FAMILIES = (*NORM_PLUS_ONE_FAMILIES, "cohere")  # families whose embeddings are tied by default
+DECODER_SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN,
-    "eos_token_id": END}
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN_TOKEN,
+    "eos_token_id": END_TOKEN}
 
 # Values of `rope_parameters`, one for each kind.
-DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512,
-            "long_factor": [1.0 + place / 2 for place in range(16)], "short_factor": [1.0] * 16}  # for heads of 32
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512,
+                 "long_factor": [1.0 + place / 2 for place in range(16)], "short_factor": [1.0] * 16}  # for heads of 32
 
-LINES = (
+TOKENIZER_TRAINING_LINES = (
     "The weft goes over and under the warp, and the shuttle carries it from side to side.",
     "A loom holds the warp threads in place so that the weft can be woven through them.",
     "Once upon a time a weaver made a cloth of many colours, and nobody knew where a thread began.",
@@ -152,90 +152,93 @@ LINES = (
 )
 
 
-def tiny_checkpoint(folder: Path, family: str = "llama", *, dtype: str = "float32", indexed: bool = False,
-                    older: bool = False, seed: int = 0, **changes: Any) -> Path:
+def make_tiny_checkpoint(folder: Path, family: str = "llama", *, dtype: str = "float32", indexed: bool = False,
+                         older: bool = False, seed: int = 0, **config_changes: Any) -> Path:
     """Write a checkpoint below `folder`, unless the same one exists, and return its path.
 
-    `changes` are fields of the family's config: sizes, biases, `tie_word_embeddings`, `rope_parameters`. With `indexed`
-    the weights are in several files with an index. With `older` config.json has the field names of transformers 4
-    (`rope_theta`, `rope_scaling`, `torch_dtype`), as in most published checkpoints.
+    `config_changes` are fields of the family's config: sizes, biases, `tie_word_embeddings`, `rope_parameters`. With
+    `indexed` the weights are in several files with an index. With `older` config.json has the field names of
+    transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`), as in most published checkpoints.
     """
-    asked = json.dumps([family, dtype, indexed, older, seed, changes], sort_keys=True)
-    target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    cache_key = json.dumps([family, dtype, indexed, older, seed, config_changes], sort_keys=True)
+    target = folder / f"{family}-{hashlib.sha256(cache_key.encode()).hexdigest()[:12]}"
     if not target.exists():
-        model = random_model(family, getattr(torch, dtype), seed, changes)
+        model = make_random_model(family, getattr(torch, dtype), seed, config_changes)
         size = sum(tensor.nbytes for tensor in model.state_dict().values())
         model.save_pretrained(target, max_shard_size=size // 3 if indexed else size)
         if older:
-            rewrite_as_older(target / "config.json")
+            rewrite_as_old_config(target / "config.json")
         write_tokenizer(target)
     return target
 
 
-def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> PreTrainedModel:
-    config_class, model_class, defaults = (FAMILIES | FOREIGN)[family]
-    config: PretrainedConfig = config_class(**SIZES | defaults | changes)
+def make_random_model(family: str, dtype: torch.dtype, seed: int, config_changes: dict[str, Any]) -> PreTrainedModel:
+    config_class, model_class, defaults = (MODEL_FAMILIES | FALLBACK_FAMILIES)[family]
+    config: PretrainedConfig = config_class(**DECODER_SIZES | defaults | config_changes)
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            middle, spread = distribution(name, parameter.shape)
-            if family in TIED:
-                middle, spread = as_tied(name, middle, spread)
-            parameter.normal_(middle - (family in FROM_ONE and "norm" in name), spread, generator=generator)
-        model.get_output_embeddings().weight[END] = 0
+            mean, deviation = get_weight_distribution(name, parameter.shape)
+            if family in TIED_FAMILIES:
+                mean, deviation = adjust_for_tied_embeddings(name, mean, deviation)
+            parameter.normal_(mean - (family in NORM_PLUS_ONE_FAMILIES and "norm" in name), deviation,
+                              generator=generator)
+        model.get_output_embeddings().weight[END_TOKEN] = 0
     return model.to(dtype)
 
 
-def tiny_encoder(folder: Path, family: str = "bert", *, dtype: str = "float32", labels: bool = False, seed: int = 0,
-                 **changes: Any) -> Path:
-    """Write an encoder as `tiny_checkpoint` writes a decoder; with `labels`, a token classifier for LABELS."""
-    asked = json.dumps([family, dtype, labels, seed, changes], sort_keys=True)
-    target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+def make_tiny_encoder(folder: Path, family: str = "bert", *, dtype: str = "float32", labels: bool = False,
+                      seed: int = 0, **config_changes: Any) -> Path:
+    """Write an encoder as `make_tiny_checkpoint` writes a decoder; with `labels`, a token classifier for LABELS."""
+    cache_key = json.dumps([family, dtype, labels, seed, config_changes], sort_keys=True)
+    target = folder / f"{family}-{hashlib.sha256(cache_key.encode()).hexdigest()[:12]}"
     if not target.exists():
-        random_encoder(family, getattr(torch, dtype), seed, changes, labels=labels).save_pretrained(target)
+        make_random_encoder(family, getattr(torch, dtype), seed, config_changes, labels=labels).save_pretrained(target)
         write_tokenizer(target)
     return target
 
 
-def random_encoder(family: str, dtype: torch.dtype, seed: int, changes: dict[str, Any], *,
-                   labels: bool) -> PreTrainedModel:
-    config_class, model_class, labelling_class = ENCODERS[family]
-    wide = "hidden_dim" if family == "distilbert" else "intermediate_size"
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-    config: PretrainedConfig = config_class(**ENCODER_SIZES | {wide: 128} | (names if labels else {}) | changes)
+def make_random_encoder(family: str, dtype: torch.dtype, seed: int, config_changes: dict[str, Any], *,
+                        labels: bool) -> PreTrainedModel:
+    config_class, model_class, labelling_class = ENCODER_FAMILIES[family]
+    intermediate_size_key = "hidden_dim" if family == "distilbert" else "intermediate_size"
+    label_config = {"id2label": dict(enumerate(TOKEN_LABELS)),
+                    "label2id": {name: i for i, name in enumerate(TOKEN_LABELS)}}
+    config: PretrainedConfig = config_class(**ENCODER_SIZES | {intermediate_size_key: 128}
+                                            | (label_config if labels else {}) | config_changes)
     model = (labelling_class if labels else model_class)(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(*distribution(name.lower(), parameter.shape), generator=generator)
+            parameter.normal_(*get_weight_distribution(name.lower(), parameter.shape), generator=generator)
     return model.to(dtype)
 
 
-def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
+def get_weight_distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
     """Return the mean and standard deviation of a parameter's values."""
     *_, width = shape
     if name.endswith("bias"):
         return 0.0, 0.5
     if "norm" in name or ".ln_" in name:
         return 1.0, 0.25
-    if any(part in name for part in EMBEDDINGS):
+    if any(part in name for part in EMBEDDING_NAMES):
         return 0.0, 0.5
     return 0.0, (4.0 if "lm_head" in name else 1.5) / math.sqrt(width)
 
 
-def as_tied(name: str, middle: float, spread: float) -> tuple[float, float]:
+def adjust_for_tied_embeddings(name: str, mean: float, deviation: float) -> tuple[float, float]:
     """Return the mean and standard deviation for a model with tied embeddings.
 
     Tied embeddings would make every token predict itself. So they are small compared with what the layers add, and the
     last norm makes the logits large.
     """
     if "embed_tokens" in name:
-        return middle, spread / 8
-    return {"model.norm.weight": 6.0}.get(name, 2.0 if ".post_" in name else middle), spread
+        return mean, deviation / 8
+    return {"model.norm.weight": 6.0}.get(name, 2.0 if ".post_" in name else mean), deviation
 
 
-def rewrite_as_older(path: Path) -> None:
+def rewrite_as_old_config(path: Path) -> None:
     config = json.loads(path.read_text())
     if rope := config.pop("rope_parameters", None):
         if "sliding_attention" in rope:  # one set of parameters per layer type
@@ -256,9 +259,9 @@ def write_tokenizer(folder: Path, vocabulary_size: int = TOKENIZER_SIZE) -> None
         vocab_size=vocabulary_size, min_frequency=1, show_progress=False,
         special_tokens=[AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.train_from_iterator(TOKENIZER_TRAINING_LINES, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin|> $A", pair="<|begin|> $A $B", special_tokens=[("<|begin|>", BEGIN)])
+        single="<|begin|> $A", pair="<|begin|> $A $B", special_tokens=[("<|begin|>", BEGIN_TOKEN)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>", "eos_token": "<|end|>"}))

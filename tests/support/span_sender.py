@@ -1,46 +1,46 @@
-"""Fake `shard.telemetry.traces.Sender` that records spans and sends nothing."""
+"""Fake `shard.telemetry.traces.SpanSender` that records spans and sends nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shard.telemetry.traces import Attributes
+from shard.telemetry.traces import SpanAttributes
 
 
 @dataclass
-class NotedSpan:
+class RecordedSpan:
     name: str
     parent: str  # traceparent of the parent span, possibly from request headers
     traceparent: str
-    began: int
-    ended: int = 0
-    attributes: Attributes = field(default_factory=dict)
-    failed: bool = False
-    children: list["NotedSpan"] = field(default_factory=list)
+    started_ns: int
+    ended_ns: int = 0
+    attributes: SpanAttributes = field(default_factory=dict)
+    has_failed: bool = False
+    children: list["RecordedSpan"] = field(default_factory=list)
 
-    def child(self, name: str, began: int, ended: int, attributes: Attributes) -> None:
-        self.children.append(NotedSpan(name, self.traceparent, "", began, ended, attributes))
+    def add_child(self, name: str, started_ns: int, ended_ns: int, attributes: SpanAttributes) -> None:
+        self.children.append(RecordedSpan(name, self.traceparent, "", started_ns, ended_ns, attributes))
 
-    def end(self, ended: int, attributes: Attributes, *, failed: bool) -> None:
-        assert not self.ended, "it ends twice"
-        self.ended, self.attributes, self.failed = ended, attributes, failed
+    def end(self, ended_ns: int, attributes: SpanAttributes, *, failed: bool) -> None:
+        assert not self.ended_ns, "it ends twice"
+        self.ended_ns, self.attributes, self.has_failed = ended_ns, attributes, failed
 
 
-class Notes:
+class RecordingSpanSender:
     def __init__(self) -> None:
-        self.spans: list[NotedSpan] = []
+        self.spans: list[RecordedSpan] = []
         self.is_closed = False
 
-    def serve(self, name: str, headers: Mapping[str, str], began: int) -> NotedSpan:
-        return self._note(name, headers.get("traceparent", ""), began)
+    def start_server_span(self, name: str, headers: Mapping[str, str], started_ns: int) -> RecordedSpan:
+        return self._record_span(name, headers.get("traceparent", ""), started_ns)
 
-    def beneath(self, traceparent: str, name: str, began: int, ended: int, attributes: Attributes, *,
-                failed: bool) -> None:
-        self._note(name, traceparent, began).end(ended, attributes, failed=failed)
+    def add_remote_child(self, traceparent: str, name: str, started_ns: int, ended_ns: int, attributes: SpanAttributes,
+                         *, failed: bool) -> None:
+        self._record_span(name, traceparent, started_ns).end(ended_ns, attributes, failed=failed)
 
     def close(self) -> None:
         self.is_closed = True
 
-    def _note(self, name: str, parent: str, began: int) -> NotedSpan:
+    def _record_span(self, name: str, parent: str, began: int) -> RecordedSpan:
         number = len(self.spans) + 1
-        self.spans.append(NotedSpan(name, parent, f"00-{number:032x}-{number:016x}-01", began))
+        self.spans.append(RecordedSpan(name, parent, f"00-{number:032x}-{number:016x}-01", began))
         return self.spans[-1]

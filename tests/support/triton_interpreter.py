@@ -28,7 +28,7 @@ def create_dot(_: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
     return type(d)(row_wise_product(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
 
 
-def prepare_interpreter() -> None:
+def patch_interpreter() -> None:
     """Replace the matrix products, and patch Triton's language once per launch.
 
     By default the interpreter patches the language at every function call, which takes a fifth of the time.

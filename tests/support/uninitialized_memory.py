@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 
-def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_uninitialized_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("empty", "empty_like"):
-        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+        monkeypatch.setattr(torch, name, make_nan_filling(getattr(torch, name)))
 
 
-def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def made(*shape: Any, **kind: Any) -> Tensor:
-        memory = make(*shape, **kind)
-        return memory.fill_(float("nan")) if memory.is_floating_point() else memory
-    return made
+def make_nan_filling(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def allocate_filled(*shape: Any, **options: Any) -> Tensor:
+        tensor = allocate(*shape, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+    return allocate_filled

@@ -2,82 +2,91 @@
 
 The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
 seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
-`router.scheduler.prefill_budget.PromptShare`), and they are left out only while what they earned is less than the
-cost of a block.
+`router.scheduler.prefill_budget.PromptTimeAllowance`), and they are left out only while what they earned is less than
+the cost of a block.
 """
 
-from router.request import Wish
-from router.scheduler.cost_model import Load
-from router.scheduler.plan import Decode, Plan, Prefill
-from router.scheduler.prefill_budget import EARNED, seconds_of_chunk
+from router.request import RequestKind
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.plan import Decode, Prefill, StepPlan
+from router.scheduler.prefill_budget import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.scheduler import Scheduler
 
-ROUNDING = 1e-9  # seconds
+ROUNDING_SECONDS = 1e-9  # seconds
 
 
-class Waits:
+class WaitingLawChecker:
     def __init__(self) -> None:
         self._epoch = 0
-        self._left_out = 0  # consecutive decode steps that left out a prompt which could have run
-        self._held_up = 0.0  # predicted seconds of such decode steps
+        self._num_passed_over = 0  # consecutive decode steps that left out a prompt which could have run
+        self._passed_over_seconds = 0.0  # predicted seconds of such decode steps
 
-    def check(self, core: Scheduler, plan: Plan, now: float) -> None:
+    def check_plan(self, scheduler: Scheduler, plan: StepPlan, now: float) -> None:
         step = plan.messages[-1]
-        if core.policy.recompute or not isinstance(step, Prefill | Decode):
+        if scheduler.settings.recompute or not isinstance(step, Prefill | Decode):
             return  # with `recompute` each step runs all sequences; otherwise this is no step, or a pooling step
         if plan.epoch != self._epoch:
-            self._epoch, self._left_out, self._held_up = plan.epoch, 0, 0.0
+            self._epoch, self._num_passed_over, self._passed_over_seconds = plan.epoch, 0, 0.0
         if isinstance(step, Prefill):
-            if core.policy.mixed:
-                self._check_stall(core, step)
-            self._left_out, self._held_up = 0, 0.0
+            if scheduler.settings.mixed:
+                self._check_added_seconds(scheduler, step)
+            self._num_passed_over, self._passed_over_seconds = 0, 0.0
             return
-        is_unfinished = any(not sequence.is_ready for sequence in core.running)
-        if not is_unfinished and not self._leaves_newcomer(core):
-            self._left_out, self._held_up = 0, 0.0
+        has_unfinished_prompt = any(not sequence.is_ready_to_decode for sequence in scheduler.running)
+        if not has_unfinished_prompt and not self._passes_over_waiting(scheduler):
+            self._num_passed_over, self._passed_over_seconds = 0, 0.0
             return
-        if core.policy.mixed:
-            self._held_up += core.costs.predict(core.last_load)
-            self._check_held_up(core, now)
+        if scheduler.settings.mixed:
+            self._passed_over_seconds += scheduler.cost_model.predict(scheduler.last_step_load)
+            self._check_earned_seconds(scheduler, now)
             return
-        self._left_out += 1
-        most = 1 if is_unfinished else max(1, core.policy.max_waiting_tokens)
-        assert self._left_out <= most, f"L5: {self._left_out} decodes passed by a prompt, where {most} may, at {now}"
+        self._num_passed_over += 1
+        max_passed_over = 1 if has_unfinished_prompt else max(1, scheduler.settings.max_waiting_tokens)
+        assert self._num_passed_over <= max_passed_over, \
+            f"L5: {self._num_passed_over} decodes passed by a prompt, where {max_passed_over} may, at {now}"
 
-    def _leaves_newcomer(self, core: Scheduler) -> bool:
+    def _passes_over_waiting(self, scheduler: Scheduler) -> bool:
         """Return whether the first waiting request could have started.
 
-        `Turns.next` is not called to find that request: it would change the recorded causes of waiting.
+        `SequenceSelector.next_sequence` is not called to find that request: it would change the recorded causes of
+        waiting.
         """
-        if core.policy.mixed:
-            return core._in_flight[-1].crowded
-        if core.policy.static or core._trials:
+        if scheduler.settings.mixed:
+            return scheduler._steps_in_flight[-1].is_budget_exhausted
+        if scheduler.settings.static or scheduler._fault_isolation:
             return False
-        turns, running = core._turns, core.running
-        able = [s for s in core._queue if s.request.wish is Wish.TEXT and not turns.is_stuck(s)]
-        return bool(able) and all(turns._no_room(s) is None and not running.waits_for_prefix(s) for s in able)
+        turns, running = scheduler._selector, scheduler.running
+        startable = [s for s in scheduler._queue if s.request.kind is RequestKind.GENERATE and not turns.is_blocked(s)]
+        return bool(startable) and all(turns._why_no_room(s) is None and not running.is_waiting_for_prefix(s)
+                                       for s in startable)
 
-    def _check_held_up(self, core: Scheduler, now: float) -> None:
+    def _check_earned_seconds(self, scheduler: Scheduler, now: float) -> None:
         """Assert that the earned seconds do not pay for a block of the most expensive waiting prompt."""
-        earned, size = EARNED * self._held_up, core.running.blocks.size
-        waiting = [s for s in core.running if not s.is_ready] or [*core._queue]
-        dearest = max(seconds_of_chunk(core.costs, sequence.length, size) for sequence in waiting)
-        most = max(earned, core.policy.stall_seconds / core.costs.caution)
-        assert most <= dearest + ROUNDING, f"L5: prompts earned {earned} seconds, a block takes {dearest}, at {now}"
+        earned_seconds, block_size = (EARNED_PER_DECODE_SECOND * self._passed_over_seconds,
+                                      scheduler.running.block_pool.block_size)
+        waiting = [s for s in scheduler.running if not s.is_ready_to_decode] or [*scheduler._queue]
+        max_block_seconds = max(predict_chunk_seconds(scheduler.cost_model, sequence.length, block_size)
+                                for sequence in waiting)
+        allowed_seconds = max(earned_seconds, scheduler.settings.max_stall_seconds / scheduler.cost_model.safety_factor)
+        assert allowed_seconds <= max_block_seconds + ROUNDING_SECONDS, \
+            f"L5: prompts earned {earned_seconds} seconds, a block takes {max_block_seconds}, at {now}"
 
-    def _check_stall(self, core: Scheduler, step: Prefill) -> None:
+    def _check_added_seconds(self, scheduler: Scheduler, step: Prefill) -> None:
         """Assert that prompts add no more than the stall promise, caution included, or what they earned.
 
         A single chunk may add more if more sequences wait than decode.
         """
-        if not step.alongside:
+        if not step.includes_decodes:
             return
-        costs, whole = core.costs, core.last_load
-        added = sum(seconds_of_chunk(costs, chunk.start, chunk.length) for chunk in step.chunks)
-        ready = whole.rows - len(step.chunks)
-        alone = Load(ready, 0, whole.context - sum(chunk.start + chunk.length for chunk in step.chunks))
-        earned = EARNED * (self._held_up + costs.predict(alone))
-        most = max(core.policy.stall_seconds / costs.caution, earned)
+        costs, step_load = scheduler.cost_model, scheduler.last_step_load
+        added_seconds = sum(predict_chunk_seconds(costs, chunk.start, chunk.length) for chunk in step.chunks)
+        num_decodes = step_load.rows - len(step.chunks)
+        decode_load = StepLoad(num_decodes, 0,
+                               step_load.context - sum(chunk.start + chunk.length for chunk in step.chunks))
+        earned_seconds = EARNED_PER_DECODE_SECOND * (self._passed_over_seconds + costs.predict(decode_load))
+        allowed_seconds = max(scheduler.settings.max_stall_seconds / costs.safety_factor, earned_seconds)
         if len(step.chunks) == 1:
-            most = max(most, earned * (len(core.running) - ready + len(core._queue)) / ready)
-        assert added <= most + ROUNDING, f"L5: prompts add {added} seconds to {alone}, where {most} may"
+            allowed_seconds = max(allowed_seconds, earned_seconds
+                                  * (len(scheduler.running) - num_decodes + len(scheduler._queue)) / num_decodes)
+        assert added_seconds <= allowed_seconds + ROUNDING_SECONDS, \
+            f"L5: prompts add {added_seconds} seconds to {decode_load}, where {allowed_seconds} may"

@@ -12,33 +12,33 @@ from pathlib import Path
 from random import Random
 
 
-def poisson(rate: float, random: Random) -> Iterator[float]:
-    now = 0.0
+def iter_poisson_times(rate: float, random: Random) -> Iterator[float]:
+    time = 0.0
     while True:
-        now += random.expovariate(rate)
-        yield now
+        time += random.expovariate(rate)
+        yield time
 
 
-def bursts(rate: float, size: int, random: Random) -> Iterator[float]:
-    """Yield each time of a Poisson process `size` times."""
-    for moment in poisson(rate / size, random):
-        yield from [moment] * size
+def iter_burst_times(rate: float, requests_per_burst: int, random: Random) -> Iterator[float]:
+    """Yield each time of a Poisson process `requests_per_burst` times."""
+    for time in iter_poisson_times(rate / requests_per_burst, random):
+        yield from [time] * requests_per_burst
 
 
-def waits(longest: float, random: Random) -> Iterator[float]:
-    """Yield times with uniformly random pauses of up to `longest`, as in the effective-batching study's client."""
-    now = 0.0
+def iter_uniform_pause_times(max_pause: float, random: Random) -> Iterator[float]:
+    """Yield times with uniformly random pauses of up to `max_pause`, as in the effective-batching study's client."""
+    time = 0.0
     while True:
-        yield now
-        now += random.uniform(0, longest)
+        yield time
+        time += random.uniform(0, max_pause)
 
 
-def evenly(rate: float) -> Iterator[float]:
+def iter_even_times(rate: float) -> Iterator[float]:
     return accumulate(iter(lambda: 1 / rate, None), initial=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TraceRequest:
     """A line of a trace."""
 
     at: float
@@ -46,28 +46,28 @@ class Moment:
     output_tokens: int
 
 
-def read_trace(path: Path) -> list[Moment]:
+def read_trace(path: Path) -> list[TraceRequest]:
     """Read JSON lines with `at`, `prompt_tokens` and `output_tokens`, as `weft simulate` does; times start at 0."""
-    moments = [moment_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
-               if line.strip()]
-    if not moments:
+    requests = [parse_trace_line(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)
+                if line.strip()]
+    if not requests:
         raise ValueError(f"{path} holds no request")
-    first = min(moment.at for moment in moments)
-    return sorted((replace(moment, at=moment.at - first) for moment in moments), key=lambda moment: moment.at)
+    start = min(moment.at for moment in requests)
+    return sorted((replace(moment, at=moment.at - start) for moment in requests), key=lambda moment: moment.at)
 
 
-def moment_of(line: str, where: str) -> Moment:
+def parse_trace_line(line: str, location: str) -> TraceRequest:
     try:
-        read = json.loads(line)
-        moment = Moment(float(read["at"]), int(read["prompt_tokens"]), int(read["output_tokens"]))
+        parsed = json.loads(line)
+        request = TraceRequest(float(parsed["at"]), int(parsed["prompt_tokens"]), int(parsed["output_tokens"]))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"{where} is not an object with at, prompt_tokens and output_tokens: {error!r}") from None
-    if not isfinite(moment.at) or min(moment.prompt_tokens, moment.output_tokens) < 1:
-        raise ValueError(f"{where}: `at` is a number of seconds, and both lengths are at least 1")
-    return moment
+        raise ValueError(f"{location} is not an object with at, prompt_tokens and output_tokens: {error!r}") from None
+    if not isfinite(request.at) or min(request.prompt_tokens, request.output_tokens) < 1:
+        raise ValueError(f"{location}: `at` is a number of seconds, and both lengths are at least 1")
+    return request
 
 
-def lines_of(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file. Unlike `str.splitlines`, do not split at form feeds or Unicode separators."""
     try:
         return path.read_text("utf-8").split("\n")

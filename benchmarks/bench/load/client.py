@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from benchmarks.bench.load.dialects import Dialect, Events, Options, Part, error_of
-from benchmarks.bench.load.http import Head, NoAnswer, Server
-from benchmarks.bench.load.record import Ask, Record
+from benchmarks.bench.load.dialects import Dialect, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
+from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError, ResponseHead
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
 
-LONGEST_ERROR = 200  # characters that are kept
+MAX_ERROR_CHARS = 200  # characters that are kept
 
 
-class Watch(Protocol):
+class RequestObserver(Protocol):
     """Observer of requests, such as a progress display."""
 
-    def sent(self, record: Record) -> None: ...
-    def token(self, record: Record) -> None: ...
-    def ended(self, record: Record) -> None: ...
+    def on_request_sent(self, record: RequestRecord) -> None: ...
+    def on_token(self, record: RequestRecord) -> None: ...
+    def on_request_ended(self, record: RequestRecord) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,125 +32,126 @@ class Target:
     url: str
     dialect: Dialect
     api_key: str = ""
-    options: Options = field(default_factory=Options)
+    options: RequestOptions = field(default_factory=RequestOptions)
     timeout: float = 600.0
 
     @property
-    def fields(self) -> str:
+    def auth_header_line(self) -> str:
         """Additional header fields of a request."""
         return f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
 
 
-class Client:
+class LoadClient:
     """Client whose clock starts when it is created; all times in its records are on this clock."""
 
-    def __init__(self, target: Target, watch: Watch | None = None) -> None:
+    def __init__(self, target: Target, observer: RequestObserver | None = None) -> None:
         self._target = target
-        self._watch = watch
-        self.server = Server(target.url)
-        self._began = perf_counter()
+        self._observer = observer
+        self.connection_pool = HttpConnectionPool(target.url)
+        self._started_at = perf_counter()
 
-    def now(self) -> float:
-        return perf_counter() - self._began
+    def elapsed_seconds(self) -> float:
+        return perf_counter() - self._started_at
 
-    async def ask(self, ask: Ask) -> Record:
+    async def send_request(self, bench_request: BenchRequest) -> RequestRecord:
         target = self._target
-        body = json.dumps(target.dialect.body(ask, target.options)).encode()
-        request = self.server.request("POST", target.dialect.path, target.fields, body)
-        record = Record(ask, self.now())
-        answer = Answer(target.dialect, record, self._began, self._watch)
-        if self._watch is not None:
-            self._watch.sent(record)
+        body = json.dumps(target.dialect.make_body(bench_request, target.options)).encode()
+        request_bytes = self.connection_pool.build_request("POST", target.dialect.path, target.auth_header_line, body)
+        record = RequestRecord(bench_request, self.elapsed_seconds())
+        response_reader = ResponseReader(target.dialect, record, self._started_at, self._observer)
+        if self._observer is not None:
+            self._observer.on_request_sent(record)
         try:
             async with asyncio.timeout(target.timeout):
-                head = await self.server.exchange(request, answer.heard)
-            answer.end(head)
-        except (NoAnswer, ValueError) as error:
+                head = await self.connection_pool.exchange(request_bytes, response_reader.feed)
+            response_reader.finish(head)
+        except (NoResponseError, ValueError) as error:
             record.error = str(error) or "the server closed the connection"
         except TimeoutError:
             record.error = f"no answer within {target.timeout:g} s"
-        record.ended = self.now()
+        record.ended = self.elapsed_seconds()
         record.num_tokens = record.num_tokens or len(record.times)
-        record.error = printable(record.error[:LONGEST_ERROR])
-        if self._watch is not None:
-            self._watch.ended(record)
+        record.error = escape_surrogates(record.error[:MAX_ERROR_CHARS])
+        if self._observer is not None:
+            self._observer.on_request_ended(record)
         return record
 
 
-class Answer:
+class ResponseReader:
     """Parser of one answer. A body that is not a stream is kept until the end."""
 
-    def __init__(self, dialect: Dialect, record: Record, began: float, watch: Watch | None) -> None:
-        self._dialect, self._record, self._began = dialect, record, began
-        self._events = Events(dialect.read) if dialect.read is not None else None
-        self._watch = watch
-        self._pieces: list[bytes] = []
-        self._is_whole = False
+    def __init__(self, dialect: Dialect, record: RequestRecord, started_at: float,
+                 observer: RequestObserver | None) -> None:
+        self._dialect, self._record, self._started_at = dialect, record, started_at
+        self._event_parser = EventStreamParser(dialect.parse_event) if dialect.parse_event is not None else None
+        self._observer = observer
+        self._body_chunks: list[bytes] = []
+        self._is_complete = False
 
-    def heard(self, status: int, piece: bytes, now: float) -> None:
-        if status != 200 or self._events is None:
-            self._pieces.append(piece)
+    def feed(self, status: int, chunk: bytes, arrived_at: float) -> None:
+        if status != 200 or self._event_parser is None:
+            self._body_chunks.append(chunk)
             return
         try:
-            for part in self._events.heard(piece):
-                self._note(part, now - self._began)
+            for event in self._event_parser.feed(chunk):
+                self._record_event(event, arrived_at - self._started_at)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise NoAnswer(f"an event that cannot be read: {error!r}") from None
+            raise NoResponseError(f"an event that cannot be read: {error!r}") from None
 
-    def _note(self, part: Part, at: float) -> None:
+    def _record_event(self, event: ParsedEvent, seconds_since_start: float) -> None:
         record = self._record
-        self._is_whole |= part.is_last
-        if part.error:
-            record.error = part.error
-        if part.brings:
-            record.times.append(at)
-            if self._watch is not None:
-                self._watch.token(record)
-        if part.num_tokens is not None:
-            record.num_tokens = part.num_tokens
-        if part.prompt_tokens is not None:
-            record.prompt_tokens = part.prompt_tokens
+        self._is_complete |= event.is_last
+        if event.error:
+            record.error = event.error
+        if event.has_tokens:
+            record.times.append(seconds_since_start)
+            if self._observer is not None:
+                self._observer.on_token(record)
+        if event.num_tokens is not None:
+            record.num_tokens = event.num_tokens
+        if event.prompt_tokens is not None:
+            record.prompt_tokens = event.prompt_tokens
 
-    def end(self, head: Head) -> None:
-        record, body = self._record, b"".join(self._pieces)
+    def finish(self, head: ResponseHead) -> None:
+        record, body = self._record, b"".join(self._body_chunks)
         record.status = head.status
-        if told := head.fields.get(self._dialect.seconds):
-            record.told_seconds = float(told)
+        if server_seconds := head.headers.get(self._dialect.latency_header):
+            record.told_seconds = float(server_seconds)
         if record.status != 200:
-            record.error = f"{record.status}: {error_in(body)}"
-        elif self._events is None:
-            check_json(body)
+            record.error = f"{record.status}: {extract_error_message(body)}"
+        elif self._event_parser is None:
+            check_is_json(body)
             record.num_tokens = record.ask.output_tokens
         else:
-            self._end_stream()
+            self._check_stream_end()
 
-    def _end_stream(self) -> None:
+    def _check_stream_end(self) -> None:
         """Check that the stream is complete. An answer without text may have tokens by the server's count."""
         record = self._record
-        with suppress(NoAnswer):  # an incomplete event
-            self.heard(record.status, b"\n", perf_counter())
+        with suppress(NoResponseError):  # an incomplete event
+            self.feed(record.status, b"\n", perf_counter())
         if record.error:
             return
         if not (record.times or record.num_tokens):
             record.error = "an answer without a token"
-        elif not self._is_whole and len(record.times) < record.ask.output_tokens:  # some servers send no final event
+        elif not self._is_complete and len(record.times) < record.ask.output_tokens:  # some servers send no final event
             record.error = "the answer broke off: its last event never came"
 
 
-def check_json(body: bytes) -> None:
+def check_is_json(body: bytes) -> None:
     try:
         json.loads(body)
     except ValueError:
-        raise NoAnswer(f"an answer that is no JSON: {body[:80]!r}") from None
+        raise NoResponseError(f"an answer that is no JSON: {body[:80]!r}") from None
 
 
-def printable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which JSON may contain but UTF-8 files may not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_in(body: bytes) -> str:
+def extract_error_message(body: bytes) -> str:
     try:
-        return error_of(json.loads(body))
+        return get_error_message(json.loads(body))
     except ValueError:
         return body.decode(errors="replace").strip() or "no reason was told"

@@ -4,55 +4,57 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from time import perf_counter
 
-from benchmarks.bench.load.client import Client, Target, Watch
-from benchmarks.bench.load.record import Ask, Record
+from benchmarks.bench.load.client import LoadClient, RequestObserver, Target
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
 
-REST = 1.0  # seconds that a client waits after a failed request
+RETRY_PAUSE_SECONDS = 1.0  # seconds that a client waits after a failed request
 
 
-async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = None, *, seconds: float | None = None,
-                watch: Watch | None = None, records: list[Record] | None = None) -> list[Record]:
+async def run_load(target: Target, requests: Iterable[BenchRequest], concurrency: int | None = None, *,
+                   seconds: float | None = None, observer: RequestObserver | None = None,
+                   records: list[RequestRecord] | None = None) -> list[RequestRecord]:
     """Send the requests and return their records in the order of sending.
 
     With a concurrency, that many clients take the requests in order until `seconds` are over (closed loop); without,
     each request is sent at its own time (open loop). A list given as `records` is filled even on cancellation."""
-    kept = [] if records is None else records
-    client = Client(target, watch)
+    all_records = [] if records is None else records
+    client = LoadClient(target, observer)
     try:
         if concurrency is None:
-            await in_time(client, asks, kept)
+            await run_open_loop(client, requests, all_records)
         else:
-            await in_turn(client, asks, concurrency, seconds, kept)
+            await run_closed_loop(client, requests, concurrency, seconds, all_records)
     finally:
-        client.server.close()
-        kept.sort(key=lambda record: record.sent)
-    return kept
+        client.connection_pool.close()
+        all_records.sort(key=lambda record: record.sent)
+    return all_records
 
 
-async def in_time(client: Client, asks: Iterable[Ask], records: list[Record]) -> None:
+async def run_open_loop(client: LoadClient, requests: Iterable[BenchRequest], records: list[RequestRecord]) -> None:
     """Send each request at its time `at`, on the clock of the records; these show how late each was sent."""
-    async def one(ask: Ask) -> None:
-        records.append(await client.ask(ask))
+    async def send_one(request: BenchRequest) -> None:
+        records.append(await client.send_request(request))
     async with asyncio.TaskGroup() as group:
-        for ask in asks:
-            if (left := (ask.at or 0.0) - client.now()) > 0:
-                await asyncio.sleep(left)
-            group.create_task(one(ask))
+        for request in requests:
+            if (seconds_left := (request.at or 0.0) - client.elapsed_seconds()) > 0:
+                await asyncio.sleep(seconds_left)
+            group.create_task(send_one(request))
 
 
-async def in_turn(client: Client, asks: Iterable[Ask], concurrency: int, seconds: float | None,
-                  records: list[Record]) -> None:
-    waiting = iter(asks)
-    until = perf_counter() + seconds if seconds is not None else None
+async def run_closed_loop(client: LoadClient, requests: Iterable[BenchRequest], concurrency: int, seconds: float | None,
+                          records: list[RequestRecord]) -> None:
+    remaining_requests = iter(requests)
+    deadline = perf_counter() + seconds if seconds is not None else None
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
-            group.create_task(take_turns(client, waiting, until, records))
+            group.create_task(run_client(client, remaining_requests, deadline, records))
 
 
-async def take_turns(client: Client, asks: Iterator[Ask], until: float | None, records: list[Record]) -> None:
-    for ask in asks:
-        if until is not None and perf_counter() >= until:
+async def run_client(client: LoadClient, requests: Iterator[BenchRequest], deadline: float | None,
+                     records: list[RequestRecord]) -> None:
+    for request in requests:
+        if deadline is not None and perf_counter() >= deadline:
             break
-        records.append(await client.ask(ask))
+        records.append(await client.send_request(request))
         if records[-1].error:
-            await asyncio.sleep(REST)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS)

@@ -8,25 +8,26 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.bench.load.arrivals import lines_of
-from benchmarks.bench.load.dialects import Dialect, Options
-from benchmarks.bench.load.http import NoAnswer, Server
+from benchmarks.bench.load.arrivals import read_lines
+from benchmarks.bench.load.dialects import Dialect, RequestOptions
+from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError
 
-Count = Callable[[str], Awaitable[int]]
+TokenCounter = Callable[[str], Awaitable[int]]
 
-COMMON = ("time year people way day man thing woman life child world school state family student group country "
-          "problem hand part place case week company system program question work number night point home water "
-          "room mother area money story fact month lot right study book eye job word business issue side kind "
-          "head house service friend father power hour game line end member law car city name team minute idea "
-          "body back parent face level office door health person art war history party result change morning "
-          "reason research girl guy moment air teacher force education")
-WORDS = COMMON.split()
-TOO_LONG = {400, 413, 422}  # statuses of servers that only tokenize texts within their model's limit
-MOST_REPEATED = 300  # characters of an answer that an error quotes
-FILLING = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
+COMMON_WORDS_TEXT = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work number night point home water "
+    "room mother area money story fact month lot right study book eye job word business issue side kind "
+    "head house service friend father power hour game line end member law car city name team minute idea "
+    "body back parent face level office door health person art war history party result change morning "
+    "reason research girl guy moment air teacher force education")
+COMMON_WORDS = COMMON_WORDS_TEXT.split()
+TOO_LONG_STATUSES = {400, 413, 422}  # statuses of servers that only tokenize texts within their model's limit
+MAX_QUOTED_CHARS = 300  # characters of an answer that an error quotes
+FILLER_PIECES = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
 
 
-class TooLong(NoAnswer):
+class TextTooLongError(NoResponseError):
     """The text is longer than what the server tokenizes."""
 
 
@@ -34,9 +35,9 @@ async def count_words(text: str) -> int:
     return len(text.split())
 
 
-def counted_by_tokenizer(name: str) -> Count:
-    """Return a counter that uses tokenizer.json; `name` is this file or its folder."""
-    path = Path(name, "tokenizer.json") if Path(name).is_dir() else Path(name)
+def make_tokenizer_counter(tokenizer_path: str) -> TokenCounter:
+    """Return a counter that uses tokenizer.json; `tokenizer_path` is this file or its folder."""
+    path = Path(tokenizer_path, "tokenizer.json") if Path(tokenizer_path).is_dir() else Path(tokenizer_path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no more specific class
@@ -47,103 +48,107 @@ def counted_by_tokenizer(name: str) -> Count:
     return count
 
 
-def counted_by_server(server: Server, dialect: Dialect, options: Options, fields: str) -> Count:
+def make_server_counter(server: HttpConnectionPool, dialect: Dialect, options: RequestOptions,
+                        header_lines: str) -> TokenCounter:
     async def count(text: str) -> int:
-        body = json.dumps(dialect.counting(text, options)).encode()
-        status, answer = await server.whole(server.request("POST", "/tokenize", fields, body))
-        if status in TOO_LONG:
-            raise TooLong(f"/tokenize was answered with {status}: {answer.decode(errors='replace')[:MOST_REPEATED]}")
+        body = json.dumps(dialect.make_tokenize_body(text, options)).encode()
+        status, response_body = await server.fetch(server.build_request("POST", "/tokenize", header_lines, body))
+        if status in TOO_LONG_STATUSES:
+            raise TextTooLongError(
+                f"/tokenize was answered with {status}: {response_body.decode(errors='replace')[:MAX_QUOTED_CHARS]}")
         if status != 200:
-            raise NoAnswer(f"/tokenize was answered with {status}")
-        return length(json.loads(answer))
+            raise NoResponseError(f"/tokenize was answered with {status}")
+        return parse_token_count(json.loads(response_body))
     return count
 
 
-def length(answer: Any) -> int:
+def parse_token_count(answer: Any) -> int:
     """Return the number of tokens in an answer to /tokenize: a list, or an object with `count` or `tokens`."""
     if isinstance(answer, dict):
         return int(answer["count"]) if "count" in answer else len(answer["tokens"])
     return len(answer)
 
 
-async def counter(server: Server, dialect: Dialect, options: Options, fields: str, tokenizer: str) -> tuple[Count, str]:
+async def choose_token_counter(server: HttpConnectionPool, dialect: Dialect, options: RequestOptions, header_lines: str,
+                               tokenizer: str) -> tuple[TokenCounter, str]:
     """Return the best available counter and its unit."""
     if tokenizer:
-        return counted_by_tokenizer(tokenizer), "tokens"
-    count = counted_by_server(server, dialect, options, fields)
+        return make_tokenizer_counter(tokenizer), "tokens"
+    count_tokens = make_server_counter(server, dialect, options, header_lines)
     try:
-        await count("a b")
-    except (NoAnswer, ValueError, KeyError, TypeError):
+        await count_tokens("a b")
+    except (NoResponseError, ValueError, KeyError, TypeError):
         return count_words, "words"
-    return count, "tokens"
+    return count_tokens, "tokens"
 
 
-async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
-    """Return a text that begins with `head` and has `wanted` tokens, or those of `head` if it alone has more.
+async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: TokenCounter, random: Random) -> str:
+    """Return a text that begins with `prefix` and has `wanted` tokens, or those of `prefix` if it alone has more.
 
-    Raises NoAnswer if the server does not tokenize a text of that length."""
-    words = random.choices(WORDS, k=wanted)
+    Raises NoResponseError if the server does not tokenize a text of that length."""
+    words = random.choices(COMMON_WORDS, k=num_tokens)
 
     async def fits(text: str) -> bool:
         try:
-            return await count(text) <= wanted
-        except TooLong:
+            return await count_tokens(text) <= num_tokens
+        except TextTooLongError:
             return False
 
-    def text(kept: int) -> str:
-        return " ".join([head, *words[:kept]] if head else words[:max(kept, 1)])
+    def take_words(num_words: int) -> str:
+        return " ".join([prefix, *words[:num_words]] if prefix else words[:max(num_words, 1)])
 
-    least, most = 0, wanted  # `least` words fit, `most` are taken not to
-    while most - least > 1:
-        kept = (least + most) // 2
-        least, most = (kept, most) if await fits(text(kept)) else (least, kept)
-    return await filled(text(least), wanted, count)
+    fitting_words, excess_words = 0, num_tokens  # `fitting_words` words fit, `excess_words` are taken not to
+    while excess_words - fitting_words > 1:
+        middle = (fitting_words + excess_words) // 2
+        fitting_words, excess_words = (middle,
+                                       excess_words) if await fits(take_words(middle)) else (fitting_words, middle)
+    return await fill_to_length(take_words(fitting_words), num_tokens, count_tokens)
 
 
-async def filled(text: str, wanted: int, count: Count) -> str:
+async def fill_to_length(text: str, target_tokens: int, count_tokens: TokenCounter) -> str:
     """Append short pieces until the text has `wanted` tokens; none may add more than is missing."""
-    has = await count(text)
-    while has < wanted:
-        refused = None
-        for piece in FILLING:
+    num_tokens = await count_tokens(text)
+    while num_tokens < target_tokens:
+        too_long_error = None
+        for piece in FILLER_PIECES:
             try:
-                more = await count(text + piece)
-            except TooLong as error:
-                refused = error
+                num_tokens_with_piece = await count_tokens(text + piece)
+            except TextTooLongError as error:
+                too_long_error = error
                 continue
-            if has < more <= wanted:
-                text, has = text + piece, more
+            if num_tokens < num_tokens_with_piece <= target_tokens:
+                text, num_tokens = text + piece, num_tokens_with_piece
                 break
         else:
-            if refused is not None:
-                raise refused
+            if too_long_error is not None:
+                raise too_long_error
             break
     return text
 
 
 def read_prompts(path: Path) -> list[tuple[str, int | None]]:
     """Read a prompt from each line: plain text, a JSON string, or an object with `prompt` and maybe `output_tokens`."""
-    found = [prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
-             if line.strip()]
-    if not found:
+    prompts = [parse_prompt_line(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)
+               if line.strip()]
+    if not prompts:
         raise ValueError(f"{path} holds no prompt")
-    return found
+    return prompts
 
 
-def prompt_of(line: str, where: str) -> tuple[str, int | None]:
+def parse_prompt_line(line: str, location: str) -> tuple[str, int | None]:
     try:
-        read = json.loads(line) if line.lstrip()[:1] in {'"', "{"} else line
+        parsed = json.loads(line) if line.lstrip()[:1] in {'"', "{"} else line
     except ValueError:
         return line, None
-    if isinstance(read, dict):
-        if not isinstance(read.get("prompt"), str):
-            raise ValueError(f"{where}: an object has no text as `prompt`: {line[:80]}")
-        return read["prompt"], output_tokens_of(read.get("output_tokens"), where)
-    return read, None
+    if isinstance(parsed, dict):
+        if not isinstance(parsed.get("prompt"), str):
+            raise ValueError(f"{location}: an object has no text as `prompt`: {line[:80]}")
+        return parsed["prompt"], check_output_tokens(parsed.get("output_tokens"), location)
+    return parsed, None
 
 
-def output_tokens_of(told: Any, where: str) -> int | None:
+def check_output_tokens(value: Any, location: str) -> int | None:
     """Return a positive integer or None. Raises ValueError otherwise, also for "10", 10.0 and true."""
-    if told is None or (type(told) is int and told >= 1):
-        return told
-    raise ValueError(f"{where}: `output_tokens` must be a whole number from 1, got {json.dumps(told)[:80]}")
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"{location}: `output_tokens` must be a whole number from 1, got {json.dumps(value)[:80]}")

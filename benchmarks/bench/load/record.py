@@ -6,7 +6,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BenchRequest:
     """A request to send. `at` is None in a closed loop, where its time is not known in advance."""
 
     number: int
@@ -17,16 +17,16 @@ class Ask:
     at: float | None = None
 
 
-def no_times() -> "array[float]":
+def make_empty_times() -> "array[float]":
     return array("d")
 
 
 @dataclass(slots=True)
-class Record:
-    ask: Ask
+class RequestRecord:
+    ask: BenchRequest
     sent: float
     ended: float = 0.0
-    times: "array[float]" = field(default_factory=no_times)  # arrival times of events with tokens, if streamed
+    times: "array[float]" = field(default_factory=make_empty_times)  # arrival times of events with tokens, if streamed
     num_tokens: int = 0
     prompt_tokens: int | None = None  # as the server counted them
     told_seconds: float | None = None  # latency by the server's own clock, if it reports one
@@ -34,21 +34,21 @@ class Record:
     error: str = ""
 
     @property
-    def due(self) -> float:
+    def due_at(self) -> float:
         """When the request should have been sent. Latencies count from here, so that sending late hides no waiting."""
         return self.sent if self.ask.at is None else min(self.ask.at, self.sent)
 
     @property
     def latency(self) -> float:
-        return self.ended - self.due
+        return self.ended - self.due_at
 
     @property
-    def first_token(self) -> float | None:
+    def time_to_first_token(self) -> float | None:
         """Seconds to the first token (TTFT)."""
-        return self.times[0] - self.due if self.times else None
+        return self.times[0] - self.due_at if self.times else None
 
     @property
-    def gaps(self) -> list[float]:
+    def inter_token_times(self) -> list[float]:
         """Seconds between consecutive events."""
         return [after - before for before, after in pairwise(self.times)]
 

@@ -13,12 +13,19 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from benchmarks.bench.load.arrivals import Moment, bursts, evenly, poisson, read_trace, waits
-from benchmarks.bench.load.lengths import lengths
-from benchmarks.bench.load.prompts import Count, fit, read_prompts
-from benchmarks.bench.load.record import Ask
+from benchmarks.bench.load.arrivals import (
+    TraceRequest,
+    iter_burst_times,
+    iter_even_times,
+    iter_poisson_times,
+    iter_uniform_pause_times,
+    read_trace,
+)
+from benchmarks.bench.load.lengths import parse_length_distribution
+from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
+from benchmarks.bench.load.record import BenchRequest
 
-AT_ONCE = 16  # prompts that are made and counted concurrently
+MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +44,29 @@ class Workload:
     shared_prefix: int = 0
     prefixes: int = 1
     adapters: tuple[str, ...] = ()
-    descend: bool = False
-    numbered: bool = False  # prompts are "Request 7", as in the study's client
-    only: str = ""  # the only prompt
+    longest_first: bool = False
+    has_numbered_prompts: bool = False  # prompts are "Request 7", as in the study's client
+    only_prompt: str = ""  # the only prompt
     seed: int = 0
     salt: str = ""  # changes the prompts, but neither their lengths nor their times
 
     @property
-    def is_open(self) -> bool:
+    def is_open_loop(self) -> bool:
         """Whether requests are sent without waiting for earlier ones (open loop)."""
         return bool(self.rate or self.trace or self.wait is not None)
 
     @property
     def is_salted(self) -> bool:
         """Whether a different salt gives different prompts."""
-        return not (self.only or self.prompts or self.numbered)
+        return not (self.only_prompt or self.prompts or self.has_numbered_prompts)
 
     @property
-    def is_limited(self) -> bool:
+    def can_run_out(self) -> bool:
         """Whether all requests may have been sent before the time is over."""
         return bool(self.trace) or self.requests < sys.maxsize
 
 
-class Size(NamedTuple):
+class RequestSize(NamedTuple):
     """Lengths of a request, and when it is sent."""
 
     at: float
@@ -67,82 +74,88 @@ class Size(NamedTuple):
     output_tokens: int
 
 
-async def make(workload: Workload, count: Count) -> list[Ask]:
-    sizes = sizes_of(workload)
-    texts = await prompts_of(workload, [size.prompt_tokens for size in sizes], count)
-    rows = zip(sizes, texts, cycle(workload.adapters or ("",)), strict=False)
-    return [Ask(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
-                size.at if workload.is_open else None) for number, (size, text, adapter) in enumerate(rows)]
+async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[BenchRequest]:
+    sizes = draw_request_sizes(workload)
+    prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
+    rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
+    return [BenchRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
+                         size.at if workload.is_open_loop else None) for number,
+            (size, text, adapter) in enumerate(rows)]
 
 
-def sizes_of(workload: Workload) -> list[Size]:
+def draw_request_sizes(workload: Workload) -> list[RequestSize]:
     """Return times and lengths of all requests. Raises ValueError if the settings allow none."""
     random = Random(workload.seed)
-    moments = read_trace(Path(workload.trace)) if workload.trace else []
+    trace_requests = read_trace(Path(workload.trace)) if workload.trace else []
     times = list(islice(takewhile(lambda at: at < workload.seconds,
-                                  times_of(workload, moments, Random(f"when {workload.seed}"))), workload.requests))
-    pairs = list(islice(lengths_of(workload, moments, random), len(times)))
-    if workload.descend:
-        pairs.sort(key=lambda pair: pair[1], reverse=True)
-    least = min((prompt for prompt, _ in pairs), default=sys.maxsize)
-    if workload.shared_prefix >= least:
+                                  draw_send_times(workload, trace_requests, Random(f"when {workload.seed}"))),
+                        workload.requests))
+    length_pairs = list(islice(draw_lengths(workload, trace_requests, random), len(times)))
+    if workload.longest_first:
+        length_pairs.sort(key=lambda pair: pair[1], reverse=True)
+    shortest_prompt = min((prompt for prompt, _ in length_pairs), default=sys.maxsize)
+    if workload.shared_prefix >= shortest_prompt:
         raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
-                         f"a prompt of {least} tokens")
-    return [Size(at, prompt, output) for at, (prompt, output) in zip(times, pairs, strict=True)]
+                         f"a prompt of {shortest_prompt} tokens")
+    return [RequestSize(at, prompt, output) for at, (prompt, output) in zip(times, length_pairs, strict=True)]
 
 
-def lengths_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[tuple[int, int]]:
-    if moments:
-        return ((moment.prompt_tokens, moment.output_tokens) for moment in moments)
-    prompt = lengths(workload.prompt_tokens, "--prompt-tokens")
-    output = lengths(workload.output_tokens, "--output-tokens")
+def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
+                 random: Random) -> Iterator[tuple[int, int]]:
+    if trace_requests:
+        return ((moment.prompt_tokens, moment.output_tokens) for moment in trace_requests)
+    prompt = parse_length_distribution(workload.prompt_tokens, "--prompt-tokens")
+    output = parse_length_distribution(workload.output_tokens, "--output-tokens")
     return ((prompt(random), output(random)) for _ in repeat(None))
 
 
-def times_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[float]:
-    if moments:
-        return (moment.at / workload.speed for moment in moments)
+def draw_send_times(workload: Workload, trace_requests: Sequence[TraceRequest], random: Random) -> Iterator[float]:
+    if trace_requests:
+        return (moment.at / workload.speed for moment in trace_requests)
     if workload.wait is not None:
-        return waits(workload.wait, random)
+        return iter_uniform_pause_times(workload.wait, random)
     if not workload.rate:
         return repeat(0.0)
     if workload.even:
-        return evenly(workload.rate)
-    return bursts(workload.rate, workload.burst, random) if workload.burst > 1 else poisson(workload.rate, random)
+        return iter_even_times(workload.rate)
+    return iter_burst_times(workload.rate, workload.burst,
+                            random) if workload.burst > 1 else iter_poisson_times(workload.rate, random)
 
 
-class Text(NamedTuple):
+class SizedPrompt(NamedTuple):
     prompt: str
     prompt_tokens: int | None = None
     output_tokens: int | None = None  # if the file of prompts gives it
 
 
-async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
-    if workload.only:
-        return [Text(workload.only)] * len(sizes)
+async def make_prompts(workload: Workload, prompt_lengths: Sequence[int],
+                       count_tokens: TokenCounter) -> list[SizedPrompt]:
+    if workload.only_prompt:
+        return [SizedPrompt(workload.only_prompt)] * len(prompt_lengths)
     if workload.prompts:
-        found = cycle(read_prompts(Path(workload.prompts)))
-        return [Text(prompt, None, own) for prompt, own in islice(found, len(sizes))]
-    if workload.numbered:
-        return [Text(f"Request {number}") for number in range(len(sizes))]
-    return await made(workload, sizes, count)
+        file_prompts = cycle(read_prompts(Path(workload.prompts)))
+        return [SizedPrompt(prompt, None, own) for prompt, own in islice(file_prompts, len(prompt_lengths))]
+    if workload.has_numbered_prompts:
+        return [SizedPrompt(f"Request {number}") for number in range(len(prompt_lengths))]
+    return await generate_prompts(workload, prompt_lengths, count_tokens)
 
 
-async def made(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
+async def generate_prompts(workload: Workload, prompt_lengths: Sequence[int],
+                           count_tokens: TokenCounter) -> list[SizedPrompt]:
     """Make prompts of these sizes. Each has its own seed, so the order in which they finish does not matter."""
-    places = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_PROMPTS)
 
-    async def one(head: str, size: int) -> Text:
-        async with places:
-            text = await fit(head, size, count, Random(f"{workload.seed} {head}"))
-            return Text(text, await count(text))
+    async def generate_one(prefix: str, num_tokens: int) -> SizedPrompt:
+        async with semaphore:
+            text = await make_prompt_of_length(prefix, num_tokens, count_tokens, Random(f"{workload.seed} {prefix}"))
+            return SizedPrompt(text, await count_tokens(text))
     prefixes = [""]
     if workload.shared_prefix:
-        prefixes = [(await one(f"{letter_of(number)}{workload.salt}", workload.shared_prefix)).prompt
+        prefixes = [(await generate_one(f"{make_prefix_label(number)}{workload.salt}", workload.shared_prefix)).prompt
                     for number in range(workload.prefixes)]
     heads = (f"{prefix} {workload.salt}{number}".strip() for number, prefix in enumerate(cycle(prefixes)))
-    return await asyncio.gather(*(one(head, size) for head, size in zip(heads, sizes, strict=False)))
+    return await asyncio.gather(*(generate_one(head, size) for head, size in zip(heads, prompt_lengths, strict=False)))
 
 
-def letter_of(number: int) -> str:
+def make_prefix_label(number: int) -> str:
     return chr(ord("A") + number % 26) * (1 + number // 26)

@@ -10,181 +10,189 @@ from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench.load.record import Record
+from benchmarks.bench.load.record import RequestRecord
 from benchmarks.bench.report.curves import (
-    MOST_DOTS,
-    Point,
-    bin_width,
-    counted,
-    fitted,
-    lasted,
-    shares,
-    thinned,
-    token_rates,
-    under_way,
+    MAX_DOTS,
+    PlotPoint,
+    choose_bin_width,
+    compute_run_duration,
+    compute_token_rates,
+    count_requests_in_flight,
+    cumulative_distribution,
+    fit_line,
+    select_counted_records,
+    thin_out,
 )
-from benchmarks.bench.report.result import Result
+from benchmarks.bench.report.result import BenchResult
 from router.simulation.report import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NEEDS = "the HTML report needs packages that are not installed: pip install 'weft[bench]'"
-SIZE = 7.2, 3.4  # inches
-LOOK = {
+MISSING_PACKAGES_ERROR = "the HTML report needs packages that are not installed: pip install 'weft[bench]'"
+FIGURE_SIZE = 7.2, 3.4  # inches
+MATPLOTLIB_RC = {
     "font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9,
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "svg.fonttype": "none",
     "text.parse_math": False, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.handlelength": 3.5,
 }
-NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+EMPTY_SVG_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "x", "^", "+", "s")
-COLOURS = ("#12456b", "#d9731a", "#2f9e6e", "#b04a8f", "#777777")  # of different darkness
-MOST_MARKERS = 8  # on a line
-MOST_BESIDE = 3  # names in a line of the legend
-STEEP = 10  # largest ratio of maximum to median on a linear scale
-LEAST = 1e-5  # smallest seconds on a logarithmic scale
+COLORS = ("#12456b", "#d9731a", "#2f9e6e", "#b04a8f", "#777777")  # of different darkness
+MAX_MARKERS = 8  # on a line
+LEGEND_COLUMNS = 3  # names in a line of the legend
+LOG_SCALE_RATIO = 10  # largest ratio of maximum to median on a linear scale
+MIN_LOG_SCALE_SECONDS = 1e-5  # smallest seconds on a logarithmic scale
 
-Style = dict[str, Any]
-Draw = Callable[["Axes", Sequence[Point], Style], None]
-Labels = tuple[str, str, str]  # title, x label, y label
+SeriesStyle = dict[str, Any]
+DrawSeries = Callable[["Axes", Sequence[PlotPoint], SeriesStyle], None]
+PlotLabels = tuple[str, str, str]  # title, x label, y label
 
 
-def first_tokens(results: Sequence[Result]) -> str:
+def plot_time_to_first_token(results: Sequence[BenchResult]) -> str:
     labels = "Time to the first token", "time to the first token, ms", "answers, %"
-    return distribution(labels, results, lambda record: [] if (first := record.first_token) is None else [first], 1e3)
+    return plot_distribution(labels, results,
+                             lambda record: [] if (first := record.time_to_first_token) is None else [first], 1e3)
 
 
-def gaps(results: Sequence[Result]) -> str:
+def plot_inter_token_times(results: Sequence[BenchResult]) -> str:
     labels = "Time between tokens", "time between tokens, ms", "pauses, %"
-    return distribution(labels, results, lambda record: record.gaps, 1e3)
+    return plot_distribution(labels, results, lambda record: record.inter_token_times, 1e3)
 
 
-def latencies(results: Sequence[Result]) -> str:
+def plot_latency(results: Sequence[BenchResult]) -> str:
     labels = "Time to the end of an answer", "time to the end, s", "answers, %"
-    return distribution(labels, results, lambda record: [record.latency])
+    return plot_distribution(labels, results, lambda record: [record.latency])
 
 
-def latency_by_tokens(results: Sequence[Result]) -> str:
+def plot_latency_by_tokens(results: Sequence[BenchResult]) -> str:
     labels = "Latency by tokens asked for", "tokens asked for", "time to the end, s"
-    series = [[(record.ask.output_tokens, record.latency) for record in counted(result)] for result in results]
-    return picture(labels, names(results), series, dots_and_line, from_zero)
+    series = [[(record.ask.output_tokens, record.latency) for record in select_counted_records(result)]
+              for result in results]
+    return render_svg(labels, get_run_names(results), series, draw_dots_and_fit, start_y_axis_at_zero)
 
 
-def throughput(results: Sequence[Result]) -> str:
-    width = bin_width(max(map(lasted, results)))
+def plot_throughput(results: Sequence[BenchResult]) -> str:
+    width = choose_bin_width(max(map(compute_run_duration, results)))
     labels = "Tokens over time", "time, s", f"tokens/s, means of {width:g} s"
-    return over_time(labels, results, [token_rates(result.records, width) for result in results], steps)
+    return plot_over_time(labels, results, [compute_token_rates(result.records, width) for result in results],
+                          draw_steps)
 
 
-def in_flight(results: Sequence[Result]) -> str:
+def plot_requests_in_flight(results: Sequence[BenchResult]) -> str:
     labels = "Requests in flight", "time, s", "requests"
-    return over_time(labels, results, [under_way(result.records, lasted(result)) for result in results], whole_steps)
+    return plot_over_time(labels, results, [count_requests_in_flight(result.records, compute_run_duration(result))
+                                            for result in results], draw_integer_steps)
 
 
-def latency_over_time(results: Sequence[Result]) -> str:
+def plot_latency_over_time(results: Sequence[BenchResult]) -> str:
     labels = "Latency over time", "time at which it was sent, s", "time to the end, s"
     series = [[(record.sent, record.latency) for record in result.records if not record.error] for result in results]
-    return over_time(labels, results, series, dots)
+    return plot_over_time(labels, results, series, draw_dots)
 
 
-def names(results: Sequence[Result]) -> list[str]:
+def get_run_names(results: Sequence[BenchResult]) -> list[str]:
     return [result.name for result in results]
 
 
-def distribution(labels: Labels, results: Sequence[Result], seconds: Callable[[Record], list[float]],
-                 scale: float = 1.0) -> str:
+def plot_distribution(labels: PlotLabels, results: Sequence[BenchResult],
+                      get_seconds: Callable[[RequestRecord], list[float]], scale: float = 1.0) -> str:
     """Plot the cumulative distribution of times in percent, over the answers that count for latencies."""
-    found = [sorted(scale * one for record in counted(result) for one in seconds(record)) for result in results]
-    is_steep = any(ordered[-1] > STEEP * percentile(ordered, 50) for ordered in found if ordered)
-    series = [shares(ordered, scale * LEAST if is_steep else 0.0) for ordered in found]
+    sorted_times = [sorted(scale * one for record in select_counted_records(result) for one in get_seconds(record))
+                    for result in results]
+    is_steep = any(ordered[-1] > LOG_SCALE_RATIO * percentile(ordered, 50) for ordered in sorted_times if ordered)
+    series = [cumulative_distribution(ordered, scale * MIN_LOG_SCALE_SECONDS if is_steep else 0.0)
+              for ordered in sorted_times]
 
     def finish(axes: "Axes") -> None:
         axes.set_yticks([0, 25, 50, 75, 90, 99])
         if is_steep:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
-    return picture(labels, names(results), series, line, finish)
+    return render_svg(labels, get_run_names(results), series, draw_line, finish)
 
 
-def over_time(labels: Labels, results: Sequence[Result], series: Sequence[Sequence[Point]], draw: Draw) -> str:
+def plot_over_time(labels: PlotLabels, results: Sequence[BenchResult], series: Sequence[Sequence[PlotPoint]],
+                   draw: DrawSeries) -> str:
     """Plot time series of all requests, with the bounds of the windows."""
     def finish(axes: "Axes") -> None:
         for at in sorted({at for result in results for at in result.window}):
             axes.axvline(at, color="#777777", linestyle=":", linewidth=1)
-        from_zero(axes)
-    return picture(labels, names(results), series, draw, finish)
+        start_y_axis_at_zero(axes)
+    return render_svg(labels, get_run_names(results), series, draw, finish)
 
 
-def picture(labels: Labels, names: Sequence[str], series: Sequence[Sequence[Point]], draw: Draw,
-            finish: Callable[["Axes"], None]) -> str:
+def render_svg(labels: PlotLabels, names: Sequence[str], series: Sequence[Sequence[PlotPoint]], draw: DrawSeries,
+               finish: Callable[["Axes"], None]) -> str:
     """Draw the points of each name; empty if there are none."""
     if not any(series):
         return ""
-    title, right, up = labels
-    matplotlib = drawing()
-    with matplotlib.rc_context({**LOOK, "svg.hashsalt": title}):
-        figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
-        axes = figure.add_subplot(xlabel=right, ylabel=up)
-        for points, style in zip(series, styles(names), strict=True):
+    title, x_label, y_label = labels
+    matplotlib = import_matplotlib()
+    with matplotlib.rc_context({**MATPLOTLIB_RC, "svg.hashsalt": title}):
+        figure = matplotlib.figure.Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+        for points, style in zip(series, iter_series_styles(names), strict=True):
             draw(axes, points, style)
         finish(axes)
-        figure.legend(loc="outside upper right", ncols=MOST_BESIDE)
-        figure.savefig(page := StringIO(), format="svg", metadata=NO_METADATA)
-    return embedded(page.getvalue(), title)
+        figure.legend(loc="outside upper right", ncols=LEGEND_COLUMNS)
+        figure.savefig(page := StringIO(), format="svg", metadata=EMPTY_SVG_METADATA)
+    return extract_svg_element(page.getvalue(), title)
 
 
-def drawing() -> Any:
+def import_matplotlib() -> Any:
     """Return matplotlib without `pyplot`, which keeps all figures and looks for a display."""
     try:
         import_module("matplotlib.figure")
     except ModuleNotFoundError:
-        raise ValueError(NEEDS) from None
+        raise ValueError(MISSING_PACKAGES_ERROR) from None
     return import_module("matplotlib")
 
 
-def embedded(document: str, title: str) -> str:
+def extract_svg_element(document: str, title: str) -> str:
     """Return the `<svg>` element of a document, without ids of groups: other plots in the page have the same."""
-    bare = re.sub(r'<g id="[^"]*"', "<g", document[document.index("<svg"):])
-    return bare.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    svg = re.sub(r'<g id="[^"]*"', "<g", document[document.index("<svg"):])
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
-def styles(names: Sequence[str]) -> Iterator[Style]:
+def iter_series_styles(names: Sequence[str]) -> Iterator[SeriesStyle]:
     """Yield the style of each run; only the first run of a name is in the legend."""
-    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    style_indexes = {name: place for place, name in enumerate(dict.fromkeys(names))}
     for number, name in enumerate(names):
-        place = places[name]
-        yield {"color": COLOURS[place % len(COLOURS)], "linestyle": LINES[place % len(LINES)],
-               "marker": MARKERS[place % len(MARKERS)], "label": name if name not in names[:number] else "_"}
+        style_index = style_indexes[name]
+        yield {"color": COLORS[style_index % len(COLORS)], "linestyle": LINE_STYLES[style_index % len(LINE_STYLES)],
+               "marker": MARKERS[style_index % len(MARKERS)], "label": name if name not in names[:number] else "_"}
 
 
-def line(axes: "Axes", points: Sequence[Point], style: Style) -> None:
-    axes.plot(*columns(points), **style, markevery=max(1, len(points) // MOST_MARKERS))
+def draw_line(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
+    axes.plot(*split_coordinates(points), **style, markevery=max(1, len(points) // MAX_MARKERS))
 
 
-def steps(axes: "Axes", points: Sequence[Point], style: Style) -> None:
-    line(axes, points, style | {"drawstyle": "steps-post"})
+def draw_steps(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
+    draw_line(axes, points, style | {"drawstyle": "steps-post"})
 
 
-def whole_steps(axes: "Axes", points: Sequence[Point], style: Style) -> None:
+def draw_integer_steps(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
     """Plot steps of integers."""
     axes.locator_params(axis="y", integer=True)
-    steps(axes, points, style)
+    draw_steps(axes, points, style)
 
 
-def dots(axes: "Axes", points: Sequence[Point], style: Style) -> None:
-    axes.plot(*columns(thinned(points, MOST_DOTS)), **style | {"linestyle": "", "markersize": 3.5, "alpha": 0.6})
+def draw_dots(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
+    axes.plot(*split_coordinates(thin_out(points, MAX_DOTS)),
+              **style | {"linestyle": "", "markersize": 3.5, "alpha": 0.6})
 
 
-def dots_and_line(axes: "Axes", points: Sequence[Point], style: Style) -> None:
-    dots(axes, points, style | {"label": "_"})
-    line(axes, fitted(points), style)
+def draw_dots_and_fit(axes: "Axes", points: Sequence[PlotPoint], style: SeriesStyle) -> None:
+    draw_dots(axes, points, style | {"label": "_"})
+    draw_line(axes, fit_line(points), style)
 
 
-def columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+def split_coordinates(points: Sequence[PlotPoint]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def from_zero(axes: "Axes") -> None:
+def start_y_axis_at_zero(axes: "Axes") -> None:
     axes.set_ylim(bottom=0)

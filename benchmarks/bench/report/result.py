@@ -10,63 +10,64 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.record import Record
-from benchmarks.bench.report.summary import Summary
-from benchmarks.bench.report.versus import Ratio
+from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.report.summary import RunSummary
+from benchmarks.bench.report.versus import FigureRatio
 
-COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended", "latency", "prompt_tokens",
-           "output_tokens", "num_tokens", "mean_gap", "status", "error")
+CSV_COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended", "latency", "prompt_tokens",
+               "output_tokens", "num_tokens", "mean_gap", "status", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchResult:
     name: str
     command: str
     settings: Mapping[str, Any]
     date: str
     hardware: str
     versions: Mapping[str, str]
-    summary: Summary
-    records: Sequence[Record]
+    summary: RunSummary
+    records: Sequence[RequestRecord]
     overhead: Mapping[str, float]  # of the bench itself, by unit, such as "% of a core"
     window: tuple[float, float]
     stats: Mapping[str, Any] = field(default_factory=dict)  # the server's own counters, if the dialect has them
     is_whole: bool = True  # False: the run was interrupted
 
 
-def to_json(results: Sequence[Result], comparison: Sequence[Ratio] = ()) -> str:
+def to_json(results: Sequence[BenchResult], comparison: Sequence[FigureRatio] = ()) -> str:
     """Return everything as one line of JSON; infinity and NaN, which JSON lacks, are null."""
-    whole = {"results": [asdict(result) for result in results], "comparison": [ratio.figures() for ratio in comparison]}
-    return json.dumps(plain(whole), allow_nan=False, default=str)
+    report = {"results": [asdict(result) for result in results],
+              "comparison": [ratio.to_json_dict() for ratio in comparison]}
+    return json.dumps(to_json_value(report), allow_nan=False, default=str)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | array):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def names_of(results: Sequence[Result]) -> list[str]:
+def number_run_names(results: Sequence[BenchResult]) -> list[str]:
     """Return the names of the runs, numbered where several have the same."""
     names = [result.name for result in results]
     return [f"{name}{names[:place + 1].count(name)}" if names.count(name) > 1 else name
             for place, name in enumerate(names)]
 
 
-def to_csv(results: Sequence[Result]) -> str:
+def to_csv(results: Sequence[BenchResult]) -> str:
     """Return a CSV line for each request, in seconds and tokens; unknown values are empty."""
     lines = csv.writer(page := StringIO(), lineterminator="\n")
-    lines.writerow(COLUMNS)
-    lines.writerows(cells(name, record) for name, result in zip(names_of(results), results, strict=True)
+    lines.writerow(CSV_COLUMNS)
+    lines.writerows(make_csv_row(name, record) for name, result in zip(number_run_names(results), results, strict=True)
                     for record in result.records)
     return page.getvalue()
 
 
-def cells(run: str, record: Record) -> tuple[Any, ...]:
-    ask, gaps = record.ask, record.gaps
-    prompt_tokens = ask.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
-    return (run, ask.number, ask.adapter, record.due, record.sent, record.first_token, record.ended, record.latency,
-            prompt_tokens, ask.output_tokens, record.num_tokens, fmean(gaps) if gaps else None, record.status,
-            record.error)
+def make_csv_row(run: str, record: RequestRecord) -> tuple[Any, ...]:
+    request, token_gaps = record.ask, record.inter_token_times
+    prompt_tokens = request.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
+    return (run, request.number, request.adapter, record.due_at, record.sent, record.time_to_first_token, record.ended,
+            record.latency, prompt_tokens, request.output_tokens, record.num_tokens,
+            fmean(token_gaps) if token_gaps else None, record.status, record.error)

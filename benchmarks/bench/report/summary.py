@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from math import inf, nan
 from statistics import mean
 
-from benchmarks.bench.load.record import Record
+from benchmarks.bench.load.record import RequestRecord
 from router.simulation.report import percentile
 
-SHARES = (50, 90, 95, 99)
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class LatencyGoal:
     """Limits on the latencies, in seconds, within which an answer counts for goodput."""
 
     ttft: float = inf  # until the first token
     itl: float = inf  # from one token to the next, the mean of an answer
     e2e: float = inf  # until the end
 
-    def is_met(self, record: Record) -> bool:
-        first, step = record.first_token, record.seconds_per_token
-        return ((first is None or first <= self.ttft) and (step is None or step <= self.itl)
+    def is_met(self, record: RequestRecord) -> bool:
+        ttft, per_token = record.time_to_first_token, record.seconds_per_token
+        return ((ttft is None or ttft <= self.ttft) and (per_token is None or per_token <= self.itl)
                 and record.latency <= self.e2e)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DistributionStats:
     """Distribution of many values; NaN if there are none."""
 
     count: int
@@ -43,23 +43,23 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
-        ordered = sorted(values)
-        if not ordered:
+    def from_values(cls, values: Iterable[float]) -> "DistributionStats":
+        sorted_values = sorted(values)
+        if not sorted_values:
             return cls(0, *[nan] * 7)
-        return cls(len(ordered), mean(ordered), ordered[0], ordered[-1],
-                   *(percentile(ordered, share) for share in SHARES))
+        return cls(len(sorted_values), mean(sorted_values), sorted_values[0], sorted_values[-1],
+                   *(percentile(sorted_values, share) for share in PERCENTILES))
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     seconds: float  # of the window
     requests: int  # due in the window
     failed: int
-    first_token: Spread  # seconds, as all that follow
-    between_tokens: Spread
-    per_token: Spread  # of each answer, after its first token
-    latency: Spread
+    first_token: DistributionStats  # seconds, as all that follow
+    between_tokens: DistributionStats
+    per_token: DistributionStats  # of each answer, after its first token
+    latency: DistributionStats
     tokens: int  # that arrived within the window
     tokens_per_second: float
     requests_per_second: float  # successful ones
@@ -68,35 +68,38 @@ class Summary:
     fairness: float  # Jain's index of the answers' tokens per second: 1 if all are equal
 
 
-def summary(records: Sequence[Record], window: tuple[float, float], goal: Goal | None = None) -> Summary:
-    begin, end = window
-    here = [record for record in records if begin <= record.due < end]
-    good = [record for record in here if not record.error]
-    ended = [record for record in records if not record.error and begin <= record.ended <= end]
-    seconds = end - begin
-    tokens = round(sum(tokens_in(record, begin, end) for record in records))
+def summarize_run(records: Sequence[RequestRecord], window: tuple[float, float],
+                  goal: LatencyGoal | None = None) -> RunSummary:
+    start, end = window
+    due_records = [record for record in records if start <= record.due_at < end]
+    successful = [record for record in due_records if not record.error]
+    completed = [record for record in records if not record.error and start <= record.ended <= end]
+    seconds = end - start
+    tokens = round(sum(count_tokens_within(record, start, end) for record in records))
 
-    def rate(count: float) -> float:
+    def per_second(count: float) -> float:
         return count / seconds if seconds > 0 else nan
 
-    return Summary(
-        seconds, len(here), len(here) - len(good),
-        Spread.of(first for record in good if (first := record.first_token) is not None),
-        Spread.of(gap for record in good for gap in record.gaps),
-        Spread.of(step for record in good if (step := record.seconds_per_token) is not None),
-        Spread.of(record.latency for record in good),
-        tokens, rate(tokens), rate(len(ended)), rate(sum(map(goal.is_met, ended))) if goal else nan,
-        sum(record.prompt_tokens or record.ask.prompt_tokens or 0 for record in good),
-        jain([record.num_tokens / record.latency for record in good if record.latency > 0]))
+    return RunSummary(
+        seconds, len(due_records), len(due_records) - len(successful),
+        DistributionStats.from_values(first for record in successful
+                                      if (first := record.time_to_first_token) is not None),
+        DistributionStats.from_values(gap for record in successful for gap in record.inter_token_times),
+        DistributionStats.from_values(step for record in successful if (step := record.seconds_per_token) is not None),
+        DistributionStats.from_values(record.latency for record in successful),
+        tokens, per_second(tokens), per_second(len(completed)),
+        per_second(sum(map(goal.is_met, completed))) if goal else nan,
+        sum(record.prompt_tokens or record.ask.prompt_tokens or 0 for record in successful),
+        compute_jain_index([record.num_tokens / record.latency for record in successful if record.latency > 0]))
 
 
-def tokens_in(record: Record, begin: float, end: float) -> float:
+def count_tokens_within(record: RequestRecord, start: float, end: float) -> float:
     """Return the tokens that arrived between begin and end, assuming equally many in each event."""
     if not record.times:
-        return record.num_tokens if begin <= record.ended <= end else 0
-    return sum(begin <= at <= end for at in record.times) * record.num_tokens / len(record.times)
+        return record.num_tokens if start <= record.ended <= end else 0
+    return sum(start <= at <= end for at in record.times) * record.num_tokens / len(record.times)
 
 
-def jain(shares: Sequence[float]) -> float:
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else nan
+def compute_jain_index(values: Sequence[float]) -> float:
+    squares = sum(share * share for share in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else nan

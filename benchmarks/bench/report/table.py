@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import isnan
 
-from benchmarks.bench.report.result import Result, names_of
-from benchmarks.bench.report.summary import SHARES, Summary
-from benchmarks.bench.report.versus import RATES, SPREADS, percentile_of
-from router.simulation.report import aligned, milliseconds
+from benchmarks.bench.report.result import BenchResult, number_run_names
+from benchmarks.bench.report.summary import PERCENTILES, RunSummary
+from benchmarks.bench.report.versus import LATENCY_FIGURES, RATE_FIGURES, make_percentile_getter
+from router.simulation.report import align_columns, format_milliseconds
 
-MOST_ERRORS, LONGEST = 3, 160  # errors shown of a run, and characters of one
-COUNTS: dict[str, Callable[[Summary], float]] = {
+MAX_ERRORS_SHOWN, MAX_ERROR_CHARS = 3, 160  # errors shown of a run, and characters of one
+COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
     "fairness (Jain)": lambda summary: summary.fairness,
     "seconds": lambda summary: summary.seconds,
     "requests": lambda summary: summary.requests,
@@ -20,41 +20,45 @@ COUNTS: dict[str, Callable[[Summary], float]] = {
 }
 
 
-def table(results: Sequence[Result]) -> str:
+def format_table(results: Sequence[BenchResult]) -> str:
     """Return a table with a column for each run, followed by the most common errors."""
-    lines = [f"{name}: {count} failed: {error}" for name, result in zip(names_of(results), results, strict=True)
-             for error, count in errors(result).most_common(MOST_ERRORS)]
-    return "\n".join([aligned(rows(results)), *lines])
+    error_lines = [f"{name}: {count} failed: {error}" for name,
+                   result in zip(number_run_names(results), results, strict=True) for error,
+                   count in count_errors(result).most_common(MAX_ERRORS_SHOWN)]
+    return "\n".join([align_columns(make_table_rows(results)), *error_lines])
 
 
-def rows(results: Sequence[Result]) -> list[list[str]]:
+def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     """Return the names of the runs, then a row for each figure that at least one of them has."""
     summaries = [result.summary for result in results]
-    found = [["", *names_of(results)]]
-    found += [[f"{name} p{share}, ms", *map(milliseconds, map(percentile_of(spread, share), summaries))]
-              for name, spread in SPREADS.items() for share in SHARES]
-    found += [[name, *map(number, map(figure, summaries))] for name, figure in (RATES | COUNTS).items()]
+    all_rows = [["", *number_run_names(results)]]
+    all_rows += [[f"{name} p{share}, ms",
+                  *map(format_milliseconds, map(make_percentile_getter(spread, share), summaries))] for name,
+                 spread in LATENCY_FIGURES.items() for share in PERCENTILES]
+    all_rows += [[name, *map(format_number, map(figure, summaries))] for name,
+                 figure in (RATE_FIGURES | COUNT_FIGURES).items()]
     units = dict.fromkeys(unit for result in results for unit in result.overhead)
-    found += [[f"the bench itself, {unit}", *(number(result.overhead.get(unit)) for result in results)]
-              for unit in units]
-    return [row for row in found if set(row[1:]) != {"-"}]
+    all_rows += [[f"the bench itself, {unit}", *(format_number(result.overhead.get(unit)) for result in results)]
+                 for unit in units]
+    return [row for row in all_rows if set(row[1:]) != {"-"}]
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return a value with three significant digits, from 100 on as a whole number."""
     if value is None or isnan(value):
         return "-"
     return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
-def errors(result: Result) -> Counter[str]:
+def count_errors(result: BenchResult) -> Counter[str]:
     """Count the errors of requests due in the window.
 
     Texts are shortened and stripped of control characters, which a terminal would obey."""
-    begin, end = result.window
-    return Counter(readable(record.error) for record in result.records if record.error and begin <= record.due < end)
+    start, end = result.window
+    return Counter(format_error(record.error) for record in result.records if record.error and start
+                   <= record.due_at < end)
 
 
-def readable(text: str) -> str:
+def format_error(text: str) -> str:
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+    return line if len(line) <= MAX_ERROR_CHARS else f"{line[:MAX_ERROR_CHARS]} ..."

@@ -9,16 +9,16 @@ from math import isfinite, nan
 from statistics import median
 from typing import Any
 
-from benchmarks.bench.report.summary import SHARES, Spread, Summary
-from router.simulation.report import aligned
+from benchmarks.bench.report.summary import PERCENTILES, DistributionStats, RunSummary
+from router.simulation.report import align_columns
 
-SPREADS: dict[str, Callable[[Summary], Spread]] = {
+LATENCY_FIGURES: dict[str, Callable[[RunSummary], DistributionStats]] = {
     "first token": lambda summary: summary.first_token,
     "between tokens": lambda summary: summary.between_tokens,
     "per token": lambda summary: summary.per_token,
     "end to end": lambda summary: summary.latency,
 }
-RATES: dict[str, Callable[[Summary], float]] = {
+RATE_FIGURES: dict[str, Callable[[RunSummary], float]] = {
     "tokens/s": lambda summary: summary.tokens_per_second,
     "requests/s": lambda summary: summary.requests_per_second,
     "goodput, requests/s": lambda summary: summary.goodput,
@@ -26,67 +26,70 @@ RATES: dict[str, Callable[[Summary], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class FigureRatio:
     """Ratios B / A of one figure, for each turn."""
 
     name: str
-    better: str  # "higher" or "lower"
-    turns: tuple[float, ...]  # of the turns in which both have the figure
-    turns_in_all: int
+    better_when: str  # "higher" or "lower"
+    ratios_by_turn: tuple[float, ...]  # of the turns in which both have the figure
+    num_turns: int
 
     @property
     def median(self) -> float:
-        return median(self.turns)
+        return median(self.ratios_by_turn)
 
     @property
     def least(self) -> float:
-        return min(self.turns)
+        return min(self.ratios_by_turn)
 
     @property
     def most(self) -> float:
-        return max(self.turns)
+        return max(self.ratios_by_turn)
 
-    def figures(self) -> dict[str, Any]:
-        return {"name": self.name, "better": self.better, "median": self.median, "least": self.least,
-                "most": self.most, "turns": self.turns, "turns_in_all": self.turns_in_all}
+    def to_json_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "better": self.better_when, "median": self.median, "least": self.least,
+                "most": self.most, "turns": self.ratios_by_turn, "turns_in_all": self.num_turns}
 
 
-def compared(pairs: Sequence[tuple[Summary, Summary]]) -> list[Ratio]:
+def compute_figure_ratios(summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> list[FigureRatio]:
     """Return the ratios of every figure that both runs of at least one turn have."""
-    ratios = [ratio(name, "higher", figure, pairs) for name, figure in RATES.items()]
-    for name, spread in SPREADS.items():
-        ratios += [ratio(f"{name} p{share}", "lower", percentile_of(spread, share), pairs) for share in SHARES]
-    return [found for found in ratios if found.turns]
+    ratios = [compute_figure_ratio(name, "higher", figure, summary_pairs) for name, figure in RATE_FIGURES.items()]
+    for name, spread in LATENCY_FIGURES.items():
+        ratios += [compute_figure_ratio(f"{name} p{share}", "lower", make_percentile_getter(spread, share),
+                                        summary_pairs) for share in PERCENTILES]
+    return [found for found in ratios if found.ratios_by_turn]
 
 
-def percentile_of(spread: Callable[[Summary], Spread], share: int) -> Callable[[Summary], float]:
-    return lambda summary: float(getattr(spread(summary), f"p{share}"))
+def make_percentile_getter(get_stats: Callable[[RunSummary], DistributionStats],
+                           percent: int) -> Callable[[RunSummary], float]:
+    return lambda summary: float(getattr(get_stats(summary), f"p{percent}"))
 
 
-def ratio(name: str, better: str, figure: Callable[[Summary], float],
-          pairs: Sequence[tuple[Summary, Summary]]) -> Ratio:
-    turns = (quotient(figure(second), figure(first)) for first, second in pairs)
-    return Ratio(name, better, tuple(filter(isfinite, turns)), len(pairs))
+def compute_figure_ratio(name: str, better_when: str, get_figure: Callable[[RunSummary], float],
+                         summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> FigureRatio:
+    quotients = (divide_or_nan(get_figure(second), get_figure(first)) for first, second in summary_pairs)
+    return FigureRatio(name, better_when, tuple(filter(isfinite, quotients)), len(summary_pairs))
 
 
-def quotient(second: float, first: float) -> float:
-    return second / first if first else nan
+def divide_or_nan(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else nan
 
 
-def ratio_rows(ratios: Sequence[Ratio], names: tuple[str, str] = ("A", "B")) -> list[list[str]]:
-    heading = [f"{names[1]} / {names[0]}", "median", "least to most", "turns", "better is"]
-    return [heading, *([one.name, times(one.median), f"({times(one.least)} to {times(one.most)})", counted(one),
-                        one.better] for one in ratios)]
+def make_ratio_rows(ratios: Sequence[FigureRatio], run_names: tuple[str, str] = ("A", "B")) -> list[list[str]]:
+    heading = [f"{run_names[1]} / {run_names[0]}", "median", "least to most", "turns", "better is"]
+    return [heading,
+            *([one.name, format_factor(one.median), f"({format_factor(one.least)} to {format_factor(one.most)})",
+               format_turn_count(one), one.better_when] for one in ratios)]
 
 
-def counted(ratio: Ratio) -> str:
-    there, in_all = len(ratio.turns), ratio.turns_in_all
-    return f"{there}" if there == in_all else f"{there} of {in_all}"
+def format_turn_count(ratio: FigureRatio) -> str:
+    num_ratios, num_turns = len(ratio.ratios_by_turn), ratio.num_turns
+    return f"{num_ratios}" if num_ratios == num_turns else f"{num_ratios} of {num_turns}"
 
 
-def times(factor: float) -> str:
+def format_factor(factor: float) -> str:
     return f"{factor:.2f}" if factor >= 0.1 else f"{factor:.2g}"
 
 
-def ratio_table(ratios: Sequence[Ratio], names: tuple[str, str] = ("A", "B")) -> str:
-    return aligned(ratio_rows(ratios, names))
+def format_ratio_table(ratios: Sequence[FigureRatio], run_names: tuple[str, str] = ("A", "B")) -> str:
+    return align_columns(make_ratio_rows(ratios, run_names))

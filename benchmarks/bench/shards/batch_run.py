@@ -11,32 +11,32 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.shards.ranks import Heard, ShardFailed
+from benchmarks.bench.shards.ranks import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
 
-BATCH = 1
+BATCH_ID = 1
 BLOCK_SIZE = 16  # the router's default
-Share = Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))]
+Probability = Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))]
 
 
-class Line(Protocol):
+class ShardConnection(Protocol):
     """Connection to the shards."""
 
-    async def send(self, message: Any) -> Heard: ...
+    async def send(self, message: Any) -> RankReplies: ...
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingSettings:
     """Sampling parameters, with the names and meanings of text-generation-inference."""
 
     temperature: Annotated[float | None, Parameter(validator=Number(gt=0))] = None
     "Divides the logits; above or below 1 it makes the shard draw."
     top_k: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
     "Draw among so many of the best candidates."
-    top_p: Share = None
+    top_p: Probability = None
     "Draw among the best candidates that have so much probability."
-    typical_p: Share = None
+    typical_p: Probability = None
     "Draw among the candidates nearest to the expected information."
     repetition_penalty: Annotated[float | None, Parameter(validator=Number(gt=0))] = None
     "Makes tokens that were seen less likely; 1: off."
@@ -50,22 +50,22 @@ class Sampling:
     "Candidates to report beside the chosen token."
 
     @property
-    def draws(self) -> bool:
+    def needs_sampling(self) -> bool:
         given = self.top_k, self.top_p, self.typical_p
         return self.do_sample or self.temperature not in {None, 1.0} or any(value is not None for value in given)
 
-    def columns(self, rows: int) -> pb.Sampling:
+    def to_columns(self, num_rows: int) -> pb.Sampling:
         """Return the columns of `rows` equal rows; a parameter that is off has no column."""
         values: dict[str, Any] = {
-            "temperature": (self.temperature or 1.0) if self.draws else 0.0,
+            "temperature": (self.temperature or 1.0) if self.needs_sampling else 0.0,
             "top_k": self.top_k, "top_p": self.top_p, "typical_p": self.typical_p,
             "repetition_penalty": self.repetition_penalty, "relative_frequency_penalty": self.frequency_penalty,
             "watermark": self.watermark, "top_n_tokens": self.top_n_tokens}
-        return pb.Sampling(**{name: [value] * rows for name, value in values.items() if value})
+        return pb.Sampling(**{name: [value] * num_rows for name, value in values.items() if value})
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SequenceShape:
     """Lengths of every sequence of a run, and the block size of the cache."""
 
     sequence_length: int
@@ -74,65 +74,71 @@ class Shape:
     tokens_per_step: int = 1
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Cache slots of a sequence; its last token is never computed."""
         return self.sequence_length + (self.decode_length - 1) * self.tokens_per_step
 
     @property
     def num_blocks(self) -> int:
-        return -(-self.num_places // self.block_size)
+        return -(-self.num_slots // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    wall: float  # seconds from sending to the last rank's answer
-    forward: float  # seconds of the forward pass, as rank 0 reports them
+class StepTiming:
+    wall_seconds: float  # seconds from sending to the last rank's answer
+    forward_seconds: float  # seconds of the forward pass, as rank 0 reports them
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    prefill: Step
-    decodes: tuple[Step, ...]
+class BatchRunTimings:
+    prefill_timing: StepTiming
+    decode_timings: tuple[StepTiming, ...]
 
 
-class Epoch:
+class ShardEpoch:
     """Messages after a Reset, numbered in order."""
 
-    def __init__(self, line: Line, number: int) -> None:
-        self._line = line
-        self._places = ({"epoch": number, "order": order} for order in count(1))
+    def __init__(self, connection: ShardConnection, epoch: int) -> None:
+        self._connection = connection
+        self._message_numbers = ({"epoch": epoch, "order": order} for order in count(1))
 
-    async def run(self, sequences: pb.Sequences, decode_length: int) -> Run:
+    async def run_batch(self, sequences: pb.Sequences, decode_length: int) -> BatchRunTimings:
         """Prefill the sequences, decode up to `decode_length` tokens, and drop them.
 
         Every sequence is sent with all blocks that it will need."""
-        rows = len(sequences.ids)
-        chunks = pb.Chunks(sequences=sequences.ids, starts=[0] * rows, lengths=sequences.num_tokens)
-        prefill = await self._step(rows, pb.PrefillRequest(**self._place, sequences=sequences, chunks=chunks))
-        decodes = [await self._step(rows, pb.DecodeRequest(**self._place)) for _ in range(decode_length - 1)]
-        await self._line.send(pb.FilterRequest(**self._place, keep=pb.Keep()))
-        return Run(prefill, tuple(decodes))
+        num_rows = len(sequences.ids)
+        chunks = pb.Chunks(sequences=sequences.ids, starts=[0] * num_rows, lengths=sequences.num_tokens)
+        prefill = await self._run_step(num_rows, pb.PrefillRequest(**self._next_message_fields, sequences=sequences,
+                                                                   chunks=chunks))
+        decodes = [await self._run_step(num_rows, pb.DecodeRequest(**self._next_message_fields))
+                   for _ in range(decode_length - 1)]
+        await self._connection.send(pb.FilterRequest(**self._next_message_fields, keep=pb.Keep()))
+        return BatchRunTimings(prefill, tuple(decodes))
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _next_message_fields(self) -> dict[str, Any]:
         """Epoch, order and batch of the next message; each access uses up a number."""
-        return {**next(self._places), "batch": BATCH}
+        return {**next(self._message_numbers), "batch": BATCH_ID}
 
-    async def _step(self, rows: int, message: pb.PrefillRequest | pb.DecodeRequest) -> Step:
-        heard = await self._line.send(message)
-        answer: pb.StepAnswer = heard.answers[0]
-        if answer.failed or len(answer.sequences) != rows:
-            why = ", ".join(sorted({pb.Failure.Name(failure) for failure in answer.failures})) or "it did not say why"
-            raise ShardFailed(f"the shard gave tokens to {len(answer.sequences)} of {rows} sequences: {why}")
-        return Step(heard.seconds, answer.forward_seconds, len(answer.tokens))
+    async def _run_step(self, num_rows: int, message: pb.PrefillRequest | pb.DecodeRequest) -> StepTiming:
+        replies = await self._connection.send(message)
+        answer: pb.StepAnswer = replies.answers[0]
+        if answer.failed or len(answer.sequences) != num_rows:
+            failure_names = ", ".join(sorted({pb.Failure.Name(failure)
+                                              for failure in answer.failures})) or "it did not say why"
+            raise ShardFailed(
+                f"the shard gave tokens to {len(answer.sequences)} of {num_rows} sequences: {failure_names}")
+        return StepTiming(replies.seconds, answer.forward_seconds, len(answer.tokens))
 
 
-def newcomers(rows: int, shape: Shape, vocabulary_size: int, sampling: Sampling) -> pb.Sequences:
+def make_random_sequences(num_sequences: int, shape: SequenceShape, vocabulary_size: int,
+                          sampling: SamplingSettings) -> pb.Sequences:
     """Return new sequences with random tokens, which depend on the arguments only."""
-    random = Random(rows)
+    random = Random(num_sequences)
     return pb.Sequences(
-        ids=range(1, rows + 1), num_tokens=[shape.sequence_length] * rows,
-        tokens=[random.randrange(vocabulary_size) for _ in range(rows * shape.sequence_length)],
-        num_blocks=[shape.num_blocks] * rows, blocks=range(rows * shape.num_blocks), keys=range(1, rows + 1),
-        sampling=sampling.columns(rows))
+        ids=range(1, num_sequences + 1), num_tokens=[shape.sequence_length] * num_sequences,
+        tokens=[random.randrange(vocabulary_size) for _ in range(num_sequences * shape.sequence_length)],
+        num_blocks=[shape.num_blocks] * num_sequences, blocks=range(num_sequences * shape.num_blocks),
+        keys=range(1, num_sequences + 1),
+        sampling=sampling.to_columns(num_sequences))

@@ -17,34 +17,40 @@ import uvloop
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.shards.batch_run import BLOCK_SIZE, Epoch, Sampling, Shape, newcomers
-from benchmarks.bench.shards.ranks import (
-    Ranks,
-    Refused,
-    ShardFailed,
-    address_of,
-    beside,
-    check_order,
-    connected,
-    started,
+from benchmarks.bench.shards.batch_run import (
+    BLOCK_SIZE,
+    SamplingSettings,
+    SequenceShape,
+    ShardEpoch,
+    make_random_sequences,
 )
-from benchmarks.bench.shards.tables import Point, page, point, told
-from benchmarks.harness.processes import NotStarted
-from benchmarks.harness.results import tell
+from benchmarks.bench.shards.ranks import (
+    MessageRejected,
+    RankConnections,
+    ShardFailed,
+    check_rank_order,
+    connect_to_ranks,
+    find_rank_addresses,
+    start_shards,
+    to_grpc_address,
+)
+from benchmarks.bench.shards.tables import BatchSizeStats, format_page, summarize_batch_size, to_json_dict
+from benchmarks.harness.processes import ProcessStartError
+from benchmarks.harness.results import report_results
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 
-AtLeastOne = Annotated[int, Parameter(validator=Number(gte=1))]
+PositiveInt = Annotated[int, Parameter(validator=Number(gte=1))]
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ShardBenchSettings:
     model: Annotated[str, Parameter(name=("--model", "--tokenizer-name", "-t"))] = ""
     "Folder of a model, or its name at the Hub. Without it shards simulate. Where they run already it is only a title."
     revision: str = "main"
     "Branch, tag or commit at the Hub."
-    num_shard: AtLeastOne = 1
+    num_shard: PositiveInt = 1
     "How many shards to start."
     dtype: str = "auto"
     "Number type of weights and arithmetic, as of `weft serve`."
@@ -56,46 +62,46 @@ class Settings:
     "Where a shard listens that runs already; once for every rank, in their order. Its router must be at rest."
     master_shard_uds_path: Annotated[str, Parameter(name=("--master-shard-uds-path", "-m"))] = ""
     "Where rank 0 of shards listens that run already; those of the others have their rank in its place."
-    batch_size: Annotated[tuple[AtLeastOne, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (
+    batch_size: Annotated[tuple[PositiveInt, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (
         1, 2, 4, 8, 16, 32)
     "How many sequences step together; a row for each."
-    sequence_length: Annotated[AtLeastOne, Parameter(name=("--sequence-length", "-s"))] = 10
+    sequence_length: Annotated[PositiveInt, Parameter(name=("--sequence-length", "-s"))] = 10
     "Tokens of every prompt."
     decode_length: Annotated[int, Parameter(name=("--decode-length", "-d"), validator=Number(gte=2))] = 8
     "Tokens of every answer; the prefill yields the first."
-    runs: Annotated[AtLeastOne, Parameter(name=("--runs", "-r"))] = 10
+    runs: Annotated[PositiveInt, Parameter(name=("--runs", "-r"))] = 10
     "How often each batch size is measured."
     warmups: Annotated[int, Parameter(name=("--warmups", "-w"), validator=Number(gte=0))] = 1
     "Runs before that which do not count."
     save: bool = False
     "Keep what is printed under benchmarks/results."
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
 
 @dataclass(slots=True)
-class Found:
-    model: pb.InfoAnswer  # of rank 0, warmed up
-    points: list[Point] = field(default_factory=list)
-    left_out: dict[int, str] = field(default_factory=dict)  # batch size to reason
+class ShardBenchResults:
+    shard_info: pb.InfoAnswer  # of rank 0, warmed up
+    points: list[BatchSizeStats] = field(default_factory=list)
+    skipped_batch_sizes: dict[int, str] = field(default_factory=dict)  # batch size to reason
 
 
 @contextmanager
-def addresses(settings: Settings) -> Iterator[tuple[str, ...]]:
+def provide_shard_addresses(settings: ShardBenchSettings) -> Iterator[tuple[str, ...]]:
     """Yield the addresses of all ranks; shards that are started here run as long as the block."""
     if settings.master_shard_uds_path and settings.socket:
         raise ValueError("--socket and --master-shard-uds-path both say where shards run: give one of them")
     if settings.master_shard_uds_path:
-        yield uvloop.run(beside(address_of(settings.master_shard_uds_path)))
+        yield uvloop.run(find_rank_addresses(to_grpc_address(settings.master_shard_uds_path)))
     elif settings.socket:
-        yield tuple(map(address_of, settings.socket))
+        yield tuple(map(to_grpc_address, settings.socket))
     else:
-        config = ShardConfig(model=folder_of(settings.model, settings.revision), dtype=settings.dtype,
+        config = ShardConfig(model=resolve_model_folder(settings.model, settings.revision), dtype=settings.dtype,
                              device=settings.device, threads=settings.threads)
-        with started(config, settings.num_shard) as there:
-            yield there
+        with start_shards(config, settings.num_shard) as started_addresses:
+            yield started_addresses
 
 
-def folder_of(model: str, revision: str) -> str:
+def resolve_model_folder(model: str, revision: str) -> str:
     """Return the folder of a model, downloading it from the Hub if necessary.
 
     Raises ValueError, or SystemExit if the download failed, which has then printed why."""
@@ -103,122 +109,128 @@ def folder_of(model: str, revision: str) -> str:
         return model and str(Path(model).absolute())
     if model.startswith(("/", ".", "~")):
         raise ValueError(f"there is no folder {model}")
-    done = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "download", model, "--revision", revision],
-                          stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout.strip()
+    completed = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "download", model, "--revision", revision],
+                               stdout=subprocess.PIPE, text=True, check=False)
+    if completed.returncode:
+        raise SystemExit(completed.returncode)
+    return completed.stdout.strip()
 
 
-async def measure(where: Sequence[str], settings: Settings) -> Found:
+async def measure_batch_sizes(addresses: Sequence[str], settings: ShardBenchSettings) -> ShardBenchResults:
     """Measure every batch size in an epoch of its own, so that the failure of one does not affect the others.
 
-    Raises Refused if none could be measured."""
-    async with connected(where) as ranks:
-        infos = await warmed_up(ranks, settings)
-        shape = shape_of(infos[0].warmup.block_size, infos[0], settings)
+    Raises MessageRejected if none could be measured."""
+    async with connect_to_ranks(addresses) as ranks:
+        infos = await warm_up_shards(ranks, settings)
+        sequence_shape = make_sequence_shape(infos[0].warmup.block_size, infos[0], settings)
         num_blocks = min(info.warmup.num_blocks for info in infos)
-        found = Found(infos[0])
-        for number, batch_size in enumerate(settings.batch_size, 1 + max(info.epoch for info in infos)):
-            if (needed := batch_size * shape.num_blocks) > num_blocks:
-                found.left_out[batch_size] = f"it needs {needed} blocks of the cache, which has {num_blocks}"
+        results = ShardBenchResults(infos[0])
+        for epoch, batch_size in enumerate(settings.batch_size, 1 + max(info.epoch for info in infos)):
+            if (needed_blocks := batch_size * sequence_shape.num_blocks) > num_blocks:
+                results.skipped_batch_sizes[
+                    batch_size] = f"it needs {needed_blocks} blocks of the cache, which has {num_blocks}"
                 continue
-            await ranks.send(pb.ResetRequest(epoch=number))
+            await ranks.send(pb.ResetRequest(epoch=epoch))
             try:
-                sequences = newcomers(batch_size, shape, infos[0].vocabulary_size, settings.sampling)
-                found.points.append(await measure_one(Epoch(ranks, number), sequences, settings))
-            except Refused as error:
-                found.left_out[batch_size] = f"{error}"
-    if not found.points:
-        raise Refused(f"no batch size could be measured: {next(iter(found.left_out.values()))}")
-    return found
+                sequences = make_random_sequences(batch_size, sequence_shape, infos[0].vocabulary_size,
+                                                  settings.sampling)
+                results.points.append(await measure_batch_size(ShardEpoch(ranks, epoch), sequences, settings))
+            except MessageRejected as error:
+                results.skipped_batch_sizes[batch_size] = f"{error}"
+    if not results.points:
+        raise MessageRejected(f"no batch size could be measured: {next(iter(results.skipped_batch_sizes.values()))}")
+    return results
 
 
-async def measure_one(epoch: Epoch, sequences: pb.Sequences, settings: Settings) -> Point:
+async def measure_batch_size(epoch: ShardEpoch, sequences: pb.Sequences,
+                             settings: ShardBenchSettings) -> BatchSizeStats:
     for _ in range(settings.warmups):
-        await epoch.run(sequences, settings.decode_length)
-    one = point(len(sequences.ids), [await epoch.run(sequences, settings.decode_length) for _ in range(settings.runs)])
-    print(f"batch size {one.batch_size}: prefill {1e3 * one.prefill.p50:.2f} ms, decode {1e3 * one.decode.p50:.2f} ms",
-          file=sys.stderr, flush=True)
-    return one
+        await epoch.run_batch(sequences, settings.decode_length)
+    stats = summarize_batch_size(len(sequences.ids), [await epoch.run_batch(sequences, settings.decode_length)
+                                                      for _ in range(settings.runs)])
+    print(f"batch size {stats.batch_size}: prefill {1e3 * stats.prefill.p50:.2f} ms, decode "
+          f"{1e3 * stats.decode.p50:.2f} ms", file=sys.stderr, flush=True)
+    return stats
 
 
-async def warmed_up(ranks: Ranks, settings: Settings) -> list[pb.InfoAnswer]:
+async def warm_up_shards(ranks: RankConnections, settings: ShardBenchSettings) -> list[pb.InfoAnswer]:
     """Return the ranks' InfoAnswers after Warmup; new shards get a cache just large enough for this benchmark."""
-    infos = await ranks.infos()
-    check_order(ranks.addresses, infos)
+    infos = await ranks.fetch_infos()
+    check_rank_order(ranks.addresses, infos)
     if infos[0].HasField("warmup"):
         return infos
-    most = max(settings.batch_size)
-    await ranks.send(pb.WarmupRequest(
-        block_size=BLOCK_SIZE, max_prefill_tokens=most * settings.sequence_length, max_batch_size=most,
-        max_total_tokens=shape_of(BLOCK_SIZE, infos[0], settings).num_places))
-    return await ranks.infos()
+    max_batch_size = max(settings.batch_size)
+    await ranks.send(pb.WarmupRequest(block_size=BLOCK_SIZE, max_prefill_tokens=max_batch_size
+                                      * settings.sequence_length, max_batch_size=max_batch_size,
+                                      max_total_tokens=make_sequence_shape(BLOCK_SIZE, infos[0], settings).num_slots))
+    return await ranks.fetch_infos()
 
 
-def shape_of(block_size: int, model: pb.InfoAnswer, settings: Settings) -> Shape:
+def make_sequence_shape(block_size: int, shard_info: pb.InfoAnswer, settings: ShardBenchSettings) -> SequenceShape:
     """Return the shape of the sequences. Raises ValueError if they have more positions than the model."""
-    shape = Shape(settings.sequence_length, settings.decode_length, block_size, max(1, model.tokens_per_step))
-    if shape.num_places > model.max_positions:
+    shape = SequenceShape(settings.sequence_length, settings.decode_length, block_size,
+                          max(1, shard_info.tokens_per_step))
+    if shape.num_slots > shard_info.max_positions:
         raise ValueError(f"--sequence-length {settings.sequence_length} and --decode-length {settings.decode_length} "
-                         f"need {shape.num_places} positions, the model has {model.max_positions}")
+                         f"need {shape.num_slots} positions, the model has {shard_info.max_positions}")
     return shape
 
 
-def title(settings: Settings, model: pb.InfoAnswer) -> dict[str, Any]:
+def describe_parameters(settings: ShardBenchSettings, shard_info: pb.InfoAnswer) -> dict[str, Any]:
     """Return the parameters of the measurement; of the sampling parameters, only those given."""
-    chosen = {name.replace("_", " "): value for name, value in asdict(settings.sampling).items() if value}
-    return {
-        "model": settings.model or model.model, "device": model.device, "dtype": model.dtype,
-        "shards": model.world_size, "sequence length": settings.sequence_length,
-        "decode length": settings.decode_length, "runs": settings.runs, "warmups": settings.warmups, **chosen}
+    sampling_parameters = {name.replace("_", " "): value for name, value in asdict(settings.sampling).items() if value}
+    return {"model": settings.model or shard_info.model, "device": shard_info.device, "dtype": shard_info.dtype,
+            "shards": shard_info.world_size, "sequence length": settings.sequence_length,
+            "decode length": settings.decode_length, "runs": settings.runs, "warmups": settings.warmups,
+            **sampling_parameters}
 
 
-def summary(settings: Settings, found: Found) -> dict[str, Any]:
-    what = {name.replace(" ", "_"): value for name, value in title(settings, found.model).items()}
-    return {**what, "points": list(map(told, found.points)), "left_out": found.left_out}
+def make_json_summary(settings: ShardBenchSettings, results: ShardBenchResults) -> dict[str, Any]:
+    parameters = {name.replace(" ", "_"): value for name,
+                  value in describe_parameters(settings, results.shard_info).items()}
+    return {**parameters, "points": list(map(to_json_dict, results.points)), "left_out": results.skipped_batch_sizes}
 
 
-def bench(settings: Settings = Settings()) -> None:
+def bench(settings: ShardBenchSettings = ShardBenchSettings()) -> None:
     """Measure Prefill and Decode of a model by batch size, without a router."""
-    with addresses(settings) as where:
-        found = uvloop.run(measure(where, settings))
-    text = page(title(settings, found.model), found.points, found.left_out)
-    tell("shards", f"{text}\n", summary(settings, found), keep=settings.save)
+    with provide_shard_addresses(settings) as addresses:
+        results = uvloop.run(measure_batch_sizes(addresses, settings))
+    text = format_page(describe_parameters(settings, results.shard_info), results.points, results.skipped_batch_sizes)
+    report_results("shards", f"{text}\n", make_json_summary(settings, results), should_save=settings.save)
 
 
-def bench_named(settings: Settings = Settings()) -> None:
+def bench_named_model(settings: ShardBenchSettings = ShardBenchSettings()) -> None:
     """Measure Prefill and Decode of a model by batch size, without a router."""
     if not settings.model:
         raise ValueError("a model must be named: --tokenizer-name FOLDER_OR_NAME")
     bench(settings)
 
 
-def run(name: str, command: Callable[..., None], words: Sequence[str]) -> None:
+def run_command(program: str, command: Callable[..., None], arguments: Sequence[str]) -> None:
     """Run a command; print an error as one line on stderr and exit with a code."""
-    app = App(name=name, result_action="return_value")
+    app = App(name=program, result_action="return_value")
     app.default(command)
     try:
-        app(words, exit_on_error=False, print_error=False)
+        app(arguments, exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        fail(error, 2)
-    except (NotStarted, Refused, ShardFailed, OSError) as error:
-        fail(error, 1)
+        exit_with_error(error, 2)
+    except (ProcessStartError, MessageRejected, ShardFailed, OSError) as error:
+        exit_with_error(error, 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def fail(error: Exception, code: int) -> NoReturn:
+def exit_with_error(error: Exception, exit_code: int) -> NoReturn:
     print(f"weft: {' '.join(str(error).split())}", file=sys.stderr)
-    raise SystemExit(code)
+    raise SystemExit(exit_code)
 
 
 def text_generation_benchmark() -> None:
-    run("text-generation-benchmark", bench_named, sys.argv[1:])
+    run_command("text-generation-benchmark", bench_named_model, sys.argv[1:])
 
 
 def main() -> None:
-    run("weft bench --shard", bench, sys.argv[1:])
+    run_command("weft bench --shard", bench, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from benchmarks.harness.processes import children
+from benchmarks.harness.processes import run_children
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.rpc.server import OPTIONS
+from shard.rpc.server import GRPC_OPTIONS
 
-UNIX = "unix:"
-FIRST_WORD = 10.0  # seconds for a listening shard to answer Info
-REFUSALS = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
-VERBS: dict[type[Message], tuple[str, type[Message]]] = {
+UNIX_SCHEME = "unix:"
+INFO_TIMEOUT_SECONDS = 10.0  # seconds for a listening shard to answer Info
+REJECTION_CODES = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
+RPC_METHODS: dict[type[Message], tuple[str, type[Message]]] = {
     pb.InfoRequest: ("Info", pb.InfoAnswer), pb.WarmupRequest: ("Warmup", pb.WarmupAnswer),
     pb.ResetRequest: ("Reset", pb.ResetAnswer), pb.PrefillRequest: ("Prefill", pb.StepAnswer),
     pb.DecodeRequest: ("Decode", pb.StepAnswer), pb.FilterRequest: ("Filter", pb.Acknowledgement),
@@ -32,55 +32,56 @@ class ShardFailed(Exception):
     """A shard is unreachable, or one of its steps failed."""
 
 
-class Refused(Exception):
+class MessageRejected(Exception):
     """The shards are alive and reject the message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RankReplies:
     """Every rank's answer to one message, and the seconds until all had answered."""
 
     answers: list[Any]
     seconds: float
 
 
-class Ranks:
+class RankConnections:
     def __init__(self, addresses: Sequence[str]) -> None:
         """Open a channel to each rank. Call `close` only when every answer has arrived."""
         self.addresses = tuple(addresses)
-        self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for address in addresses]
+        self._channels = [grpc.aio.insecure_channel(address, options=GRPC_OPTIONS) for address in addresses]
         self._calls = [
             {kind: channel.unary_unary(f"/weft.shard.Shard/{verb}", response_deserializer=answer.FromString)
-             for kind, (verb, answer) in VERBS.items()}
+             for kind, (verb, answer) in RPC_METHODS.items()}
             for channel in self._channels]
 
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
 
-    async def send(self, message: Message, timeout: float | None = None) -> Heard:
-        """Send a message to all ranks and return their answers. Raises Refused or ShardFailed.
+    async def send(self, message: Message, timeout: float | None = None) -> RankReplies:
+        """Send a message to all ranks and return their answers. Raises MessageRejected or ShardFailed.
 
         All ranks have answered even then, so a Reset may follow."""
-        kind, data = type(message), message.SerializeToString()
-        began = perf_counter()
-        outcomes = await asyncio.gather(*(outcome(calls[kind](data, timeout=timeout)) for calls in self._calls))
-        seconds = perf_counter() - began
-        troubles = {address: trouble for address, trouble in zip(self.addresses, outcomes, strict=True)
-                    if isinstance(trouble, grpc.aio.AioRpcError)}
-        if troubles:
-            raise worst(troubles)
-        return Heard(outcomes, seconds)
+        message_type, serialized = type(message), message.SerializeToString()
+        started_at = perf_counter()
+        outcomes = await asyncio.gather(*(await_answer_or_error(calls[message_type](serialized, timeout=timeout))
+                                          for calls in self._calls))
+        seconds = perf_counter() - started_at
+        errors = {address: error for address, error in zip(self.addresses, outcomes, strict=True)
+                  if isinstance(error, grpc.aio.AioRpcError)}
+        if errors:
+            raise most_severe_error(errors)
+        return RankReplies(outcomes, seconds)
 
-    async def infos(self) -> list[pb.InfoAnswer]:
+    async def fetch_infos(self) -> list[pb.InfoAnswer]:
         """Return the InfoAnswer of each rank."""
         try:
-            return (await self.send(pb.InfoRequest(), FIRST_WORD)).answers
+            return (await self.send(pb.InfoRequest(), INFO_TIMEOUT_SECONDS)).answers
         except ShardFailed as error:
             raise ShardFailed(f"no shard answers at {' or '.join(self.addresses)}") from error
 
 
-def check_order(addresses: Sequence[str], infos: Sequence[pb.InfoAnswer]) -> None:
+def check_rank_order(addresses: Sequence[str], infos: Sequence[pb.InfoAnswer]) -> None:
     """Raise ValueError unless the addresses are all ranks of one model, in order."""
     for rank, (address, info) in enumerate(zip(addresses, infos, strict=True)):
         if (info.rank, info.world_size) != (rank, len(infos)):
@@ -88,7 +89,7 @@ def check_order(addresses: Sequence[str], infos: Sequence[pb.InfoAnswer]) -> Non
                              f"{rank} of {len(infos)}; name all of them in the order of their ranks")
 
 
-async def outcome(call: Awaitable[Any]) -> Any:
+async def await_answer_or_error(call: Awaitable[Any]) -> Any:
     """Return the answer, or the error instead of raising it."""
     try:
         return await call
@@ -96,17 +97,17 @@ async def outcome(call: Awaitable[Any]) -> Any:
         return error
 
 
-def worst(troubles: Mapping[str, grpc.aio.AioRpcError]) -> Refused | ShardFailed:
+def most_severe_error(errors: Mapping[str, grpc.aio.AioRpcError]) -> MessageRejected | ShardFailed:
     """Return the worst of the errors by address: a rejection only if there is no other kind."""
-    for address, error in troubles.items():
-        if error.code() not in REFUSALS:
+    for address, error in errors.items():
+        if error.code() not in REJECTION_CODES:
             return ShardFailed(f"the shard at {address} failed: {error.code().name.lower()}: {error.details()}")
-    return Refused(error.details())
+    return MessageRejected(error.details())
 
 
 @asynccontextmanager
-async def connected(addresses: Sequence[str]) -> AsyncIterator[Ranks]:
-    ranks = Ranks(addresses)
+async def connect_to_ranks(addresses: Sequence[str]) -> AsyncIterator[RankConnections]:
+    ranks = RankConnections(addresses)
     try:
         yield ranks
     finally:
@@ -114,34 +115,35 @@ async def connected(addresses: Sequence[str]) -> AsyncIterator[Ranks]:
 
 
 @contextmanager
-def started(config: ShardConfig, world_size: int) -> Iterator[tuple[str, ...]]:
+def start_shards(config: ShardConfig, world_size: int) -> Iterator[tuple[str, ...]]:
     """Start shards, yield their addresses, and stop the shards after the block."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        addresses = tuple(f"{UNIX}{folder}/shard-{rank}.sock" for rank in range(world_size))
+        addresses = tuple(f"{UNIX_SCHEME}{folder}/shard-{rank}.sock" for rank in range(world_size))
         configs = [replace(config, rank=rank, world_size=world_size, socket=address, meeting_point=f"{folder}/meeting")
                    for rank, address in enumerate(addresses)]
-        with children(("-m", "shard.rpc.server"), [asdict(one) for one in configs]):
+        with run_children(("-m", "shard.rpc.server"), [asdict(one) for one in configs]):
             yield addresses
 
 
-def address_of(socket: str) -> str:
+def to_grpc_address(socket: str) -> str:
     """Return the gRPC address of a socket; a plain path is a Unix socket."""
-    return socket if ":" in socket else f"{UNIX}{Path(socket).absolute()}"
+    return socket if ":" in socket else f"{UNIX_SCHEME}{Path(socket).absolute()}"
 
 
-async def beside(first: str) -> tuple[str, ...]:
+async def find_rank_addresses(first_address: str) -> tuple[str, ...]:
     """Return the addresses of all ranks, given rank 0's: the last number in the name of a socket is the rank."""
-    async with connected([first]) as ranks:
-        [info] = await ranks.infos()
-    return named_by_rank(first, info.world_size)
+    async with connect_to_ranks([first_address]) as ranks:
+        [info] = await ranks.fetch_infos()
+    return derive_rank_addresses(first_address, info.world_size)
 
 
-def named_by_rank(first: str, world_size: int) -> tuple[str, ...]:
+def derive_rank_addresses(first_address: str, world_size: int) -> tuple[str, ...]:
     if world_size == 1:
-        return (first,)
-    folder, _, name = first.rpartition("/")
-    parts = re.fullmatch(r"(.*\D|)0(\D*)", name)
-    if parts is None:
-        raise ValueError(f"{first} has no rank 0 in its name, so where the other {world_size - 1} ranks listen is not "
+        return (first_address,)
+    folder, _, name = first_address.rpartition("/")
+    match = re.fullmatch(r"(.*\D|)0(\D*)", name)
+    if match is None:
+        raise ValueError(
+            f"{first_address} has no rank 0 in its name, so where the other {world_size - 1} ranks listen is not "
                          "known; name all with --socket")
-    return tuple(f"{folder}/{parts[1]}{rank}{parts[2]}" for rank in range(world_size))
+    return tuple(f"{folder}/{match[1]}{rank}{match[2]}" for rank in range(world_size))

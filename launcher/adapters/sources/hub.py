@@ -14,190 +14,215 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from launcher.adapters.contents import CONFIG, FILES, WEIGHTS, check_names, check_sizes, read_base
-from launcher.adapters.errors import Refused, called
-from launcher.adapters.protocol import Allowed, Fetch
-from launcher.adapters.remote_version import Sighting
-from launcher.hub.cache import Kept
-from launcher.hub.client import Gated, Hub, NoSuchModel, NoSuchRevision, RemoteFile, TokenRefused, Unreachable
-from launcher.hub.resolve import HUB_NAME, REVISION
-from launcher.hub.retry_policy import Patience
-from launcher.hub.transfer import NotDownloaded, Transfer, checksummed
+from launcher.adapters.contents import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_adapter_file_names,
+    check_adapter_file_sizes,
+    read_base_model_name,
+)
+from launcher.adapters.errors import AdapterError, quote_name
+from launcher.adapters.protocol import AccessCheckRequest, FetchRequest
+from launcher.adapters.remote_version import RemoteVersion
+from launcher.hub.cache import CachedRepository
+from launcher.hub.client import (
+    GatedRepositoryError,
+    HubClient,
+    RemoteFile,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    ServerUnreachableError,
+    TokenRejectedError,
+)
+from launcher.hub.resolve import HUB_NAME_PATTERN, REVISION_PATTERN
+from launcher.hub.retry_policy import RetryPolicy
+from launcher.hub.transfer import DownloadError, FileDownloader, is_etag_checksum
 
-PAUSES = (1.0, 2.0, 4.0)  # seconds; a client waits
-TRIES = 3
-NOT_SHOWN = (NoSuchModel, Gated, TokenRefused)
-Answer = TypeVar("Answer")
+RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)  # seconds; a client waits
+MAX_LINK_ATTEMPTS = 3
+ACCESS_ERRORS = (RepositoryNotFoundError, GatedRepositoryError, TokenRejectedError)
+Result = TypeVar("Result")
 
 
-class Repository(NamedTuple):
+class RepositoryRevision(NamedTuple):
     name: str
     revision: str
 
 
-class Remote(NamedTuple):
+class HubAdapter(NamedTuple):
     """Adapter at the Hub at one commit, and the token that could read it."""
 
-    hub: Hub
+    hub_client: HubClient
     token: str
     commit: str
-    files: Mapping[str, RemoteFile]
+    remote_files: Mapping[str, RemoteFile]
 
 
 @dataclass(frozen=True, slots=True)
-class HubSettings:
+class HubSourceSettings:
     """Access to the Hub, and the folders of downloads."""
 
     endpoint: str
-    client: str  # the User-Agent
-    offline: str  # name of the variable that forbids connections, or ""
-    downloads: Path
-    cache: Path  # the user's Hub cache, which other programs fill
-    own_token: str = field(default="", repr=False)
+    user_agent: str  # the User-Agent
+    offline_variable: str  # name of the variable that forbids connections, or ""
+    downloads_folder: Path
+    user_hub_cache: Path  # the user's Hub cache, which other programs fill
+    server_token: str = field(default="", repr=False)
 
 
 class HubSource:
-    is_far = True
+    is_remote = True
 
-    def __init__(self, access: HubSettings, pauses: Sequence[float] = PAUSES) -> None:
-        self._access, self._pauses = access, pauses
-        self._stopped = threading.Event()  # never set: downloads end with the process
+    def __init__(self, settings: HubSourceSettings, pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:
+        self._settings, self._pauses = settings, pauses
+        self._stop_event = threading.Event()  # never set: downloads end with the process
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:
-        own = self._access.own_token if asked.own_token else ""
-        return tuple(dict.fromkeys(("", asked.token, own)))
+    def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
+        server_token = self._settings.server_token if request.may_use_server_token else ""
+        return tuple(dict.fromkeys(("", request.token, server_token)))
 
     @contextmanager
-    def look(self, asked: Fetch) -> Iterator[Sighting]:
-        repository = read_name(asked.name)
-        remote = self._asked(lambda: self._first_seen(repository, self.tokens(asked)))
-        kept = Kept(self._access.downloads, repository.name)
-        if remote.token:  # private now: `nearby` must not find a download from a time when it was public
-            (kept.folder / "refs" / repository.revision).unlink(missing_ok=True)
-        files = remote.files.values()
+    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+        repository = parse_hub_adapter_name(request.name)
+        hub_adapter = self._call_hub(lambda: self._find_with_first_valid_token(repository,
+                                                                               self.list_tokens_to_try(request)))
+        cached_repository = CachedRepository(self._settings.downloads_folder, repository.name)
+        if hub_adapter.token:  # private now: `find_local_copy` must not find a download from a time when it was public
+            (cached_repository.folder / "refs" / repository.revision).unlink(missing_ok=True)
+        files = hub_adapter.remote_files.values()
         try:
-            yield Sighting(
-                sum(file.size - kept.size_so_far(file.etag, file.size) for file in files),
-                lambda folder: self._asked(lambda: self._bring(remote, kept, repository.revision, folder)),
-                tuple(file.etag for file in files) if all(map(checksummed, files)) else None,
-                remote.token, private=bool(remote.token))
+            yield RemoteVersion(
+                sum(file.num_bytes - cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
+                    for file in files),
+                lambda folder: self._call_hub(lambda: self._download_adapter(hub_adapter, cached_repository,
+                                                                             repository.revision, folder)),
+                tuple(file.etag for file in files) if all(map(is_etag_checksum, files)) else None,
+                hub_adapter.token, is_private=bool(hub_adapter.token))
         finally:
-            drop_unused([kept.blob(file.etag) for file in files])
+            remove_unlinked_blobs([cached_repository.get_blob_path(file.etag) for file in files])
 
-    def nearby(self, asked: Fetch) -> Sighting | None:
+    def find_local_copy(self, request: FetchRequest) -> RemoteVersion | None:
         """Return a copy on this machine, or None.
 
         Own downloads were public when they were downloaded. The user's Hub cache may hold private adapters, so it is
         only used for the operator's own adapters (`own_token`), or if a variable forbids connections to the Hub.
         """
-        repository, offline = read_name(asked.name), bool(self._access.offline)
-        if found := snapshot(self._access.downloads, repository):
-            return sighting_of(found, private=False)
-        if (offline or asked.own_token) and (found := snapshot(self._access.cache, repository)):
-            return sighting_of(found, private=not offline)
+        repository, is_offline = parse_hub_adapter_name(request.name), bool(self._settings.offline_variable)
+        if snapshot_folder := find_complete_snapshot(self._settings.downloads_folder, repository):
+            return make_snapshot_version(snapshot_folder, is_private=False)
+        if (is_offline or request.may_use_server_token) and (
+            snapshot_folder := find_complete_snapshot(self._settings.user_hub_cache, repository)):
+            return make_snapshot_version(snapshot_folder, is_private=not is_offline)
         return None
 
-    def check_allowed(self, asked: Allowed) -> None:
-        """Raise Refused unless the token may read the adapter.
+    def check_access(self, request: AccessCheckRequest) -> None:
+        """Raise AdapterError unless the token may read the adapter.
 
         One HEAD request for the weights is enough: the Hub checks access and answers with a redirect.
         """
-        repository = read_name(asked.name)
-        hub = Hub(self._access.endpoint, repository.name, asked.token, self._access.client)
+        repository = parse_hub_adapter_name(request.name)
+        hub_client = HubClient(self._settings.endpoint, repository.name, request.token, self._settings.user_agent)
         try:
-            self._asked(lambda: hub.file(WEIGHTS, repository.revision))
-        except NOT_SHOWN as error:
-            raise self._not_shown(repository, [error]) from None
+            self._call_hub(lambda: hub_client.fetch_file_metadata(WEIGHTS_FILE, repository.revision))
+        except ACCESS_ERRORS as error:
+            raise self._make_access_error(repository, [error]) from None
 
-    def _asked(self, work: Callable[[], Answer]) -> Answer:
-        """Return the result of `work`. Raises Refused if the Hub cannot be reached or must not be."""
-        if self._access.offline:
-            raise Refused("missing", f"{self._access.offline} is set, so the Hub is not asked, and the adapter is "
-                                         "not on this machine")
+    def _call_hub(self, operation: Callable[[], Result]) -> Result:
+        """Return the result of `operation`. Raises AdapterError if the Hub cannot be reached or must not be."""
+        if self._settings.offline_variable:
+            raise AdapterError("missing",
+                               f"{self._settings.offline_variable} is set, so the Hub is not asked, and the adapter is "
+                               "not on this machine")
         try:
-            return work()
-        except (Unreachable, NotDownloaded) as error:
-            raise Refused("unreachable", str(error)) from None
+            return operation()
+        except (ServerUnreachableError, DownloadError) as error:
+            raise AdapterError("unreachable", str(error)) from None
 
-    def _first_seen(self, repository: Repository, tokens: Sequence[str]) -> Remote:
-        refusals: list[ValueError] = []
+    def _find_with_first_valid_token(self, repository: RepositoryRevision, tokens: Sequence[str]) -> HubAdapter:
+        errors: list[ValueError] = []
         for token in tokens:
             try:
-                return self._seen(repository, token)
-            except NOT_SHOWN as error:
-                refusals.append(error)
-            except NoSuchRevision:
-                raise Refused("missing", f"the adapter {repository.name} has no revision "
-                                         f"{called(repository.revision)}") from None
-        raise self._not_shown(repository, refusals)
+                return self._fetch_adapter_metadata(repository, token)
+            except ACCESS_ERRORS as error:
+                errors.append(error)
+            except RevisionNotFoundError:
+                raise AdapterError("missing", f"the adapter {repository.name} has no revision "
+                                   f"{quote_name(repository.revision)}") from None
+        raise self._make_access_error(repository, errors)
 
-    def _seen(self, repository: Repository, token: str) -> Remote:
-        hub = Hub(self._access.endpoint, repository.name, token, self._access.client)
-        listing = self._patience().ask(partial(hub.listing, repository.revision))
-        check_names(listing.names, f"{repository.name} at {self._access.endpoint}")
-        files = {name: self._patience().ask(partial(hub.file, name, listing.commit)) for name in FILES}
-        check_sizes({name: file.size for name, file in files.items()})
-        return Remote(hub, token, listing.commit, files)
+    def _fetch_adapter_metadata(self, repository: RepositoryRevision, token: str) -> HubAdapter:
+        hub_client = HubClient(self._settings.endpoint, repository.name, token, self._settings.user_agent)
+        listing = self._make_retry_policy().call_with_retries(partial(hub_client.fetch_listing, repository.revision))
+        check_adapter_file_names(listing.file_names, f"{repository.name} at {self._settings.endpoint}")
+        files = {name: self._make_retry_policy().call_with_retries(partial(hub_client.fetch_file_metadata, name,
+                                                                           listing.commit)) for name in ADAPTER_FILES}
+        check_adapter_file_sizes({name: file.num_bytes for name, file in files.items()})
+        return HubAdapter(hub_client, token, listing.commit, files)
 
-    def _not_shown(self, repository: Repository, refusals: Sequence[ValueError]) -> Refused:
+    def _make_access_error(self, repository: RepositoryRevision, errors: Sequence[ValueError]) -> AdapterError:
         """Return the refusal. Like the Hub's answer, it does not reveal whether a private adapter exists."""
-        name, endpoint = repository.name, self._access.endpoint
-        if any(isinstance(refusal, Gated) for refusal in refusals):
-            return Refused("forbidden", f"the adapter {name} is gated: ask for access at {endpoint}/{name}, and send a "
-                                        "token of an account that has it")
-        return Refused("missing", f"there is no adapter {name} at {endpoint}, or the token of the request may not read "
-                                  "it")
+        name, endpoint = repository.name, self._settings.endpoint
+        if any(isinstance(refusal, GatedRepositoryError) for refusal in errors):
+            return AdapterError("forbidden",
+                                f"the adapter {name} is gated: ask for access at {endpoint}/{name}, and send a "
+                                "token of an account that has it")
+        return AdapterError("missing",
+                            f"there is no adapter {name} at {endpoint}, or the token of the request may not read " "it")
 
-    def _bring(self, remote: Remote, kept: Kept, revision: str, folder: Path) -> None:
-        kept.prepare()
-        transfer = Transfer(remote.hub, kept, remote.commit, self._stopped, self._patience, quiet, quiet)
-        for name, file in remote.files.items():
+    def _download_adapter(self, hub_adapter: HubAdapter, cached_repository: CachedRepository, revision: str,
+                          folder: Path) -> None:
+        cached_repository.create_blobs_folder()
+        downloader = FileDownloader(hub_adapter.hub_client, cached_repository, hub_adapter.commit, self._stop_event,
+                                    self._make_retry_policy, ignore_progress, ignore_progress)
+        for name, file in hub_adapter.remote_files.items():
             try:
-                bring(transfer, file, folder / name)
+                download_and_link_file(downloader, file, folder / name)
             except OSError:  # the disk is full, or worse: free the space of the partial download
-                drop_beginning(kept, file)
+                remove_partial_download(cached_repository, file)
                 raise
-            if name == CONFIG:
-                read_base(folder)
-        if not remote.token:
-            kept.publish(remote.commit, {name: file.etag for name, file in remote.files.items()}, revision)
+            if name == CONFIG_FILE:
+                read_base_model_name(folder)
+        if not hub_adapter.token:
+            cached_repository.publish_snapshot(hub_adapter.commit, {name: file.etag for name,
+                                                                    file in hub_adapter.remote_files.items()}, revision)
 
-    def _patience(self) -> Patience:
-        return Patience(self._stopped, quiet, self._pauses)
+    def _make_retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self._stop_event, ignore_progress, self._pauses)
 
 
-def read_name(name: str) -> Repository:
+def parse_hub_adapter_name(name: str) -> RepositoryRevision:
     path, at, revision = name.partition("@")
     revision = revision if at else "main"
-    if not HUB_NAME.fullmatch(path):
-        raise Refused("invalid", f"an adapter of the Hub has a name such as org/name or org/name@revision, got "
-                                 f"{called(name)}")
-    if not REVISION.fullmatch(revision):
-        raise Refused("invalid", "the revision of an adapter must be a branch, a tag or a commit of at most 200 "
-                                 f"characters, got {called(revision)}")
-    return Repository(path, revision)
+    if not HUB_NAME_PATTERN.fullmatch(path):
+        raise AdapterError("invalid", f"an adapter of the Hub has a name such as org/name or org/name@revision, got "
+                           f"{quote_name(name)}")
+    if not REVISION_PATTERN.fullmatch(revision):
+        raise AdapterError("invalid", "the revision of an adapter must be a branch, a tag or a commit of at most 200 "
+                           f"characters, got {quote_name(revision)}")
+    return RepositoryRevision(path, revision)
 
 
-def bring(transfer: Transfer, file: RemoteFile, target: Path) -> None:
+def download_and_link_file(downloader: FileDownloader, file: RemoteFile, target: Path) -> None:
     """Download a file and hard-link it to `target` instead of copying it.
 
     Retried, because a concurrent fetch of the same file may remove the download before it is linked.
     """
-    blob = transfer.kept.blob(file.etag)
-    for _ in range(TRIES):
-        transfer.bring(file)
+    blob = downloader.cached_repository.get_blob_path(file.etag)
+    for _ in range(MAX_LINK_ATTEMPTS):
+        downloader.download_file(file)
         with suppress(FileNotFoundError):
-            link(blob, target)
+            link_or_copy(blob, target)
             return
-    raise NotDownloaded(f"{file.name} of {transfer.hub.name} is dropped again and again; try again")
+    raise DownloadError(f"{file.name} of {downloader.hub_client.repository_name} is dropped again and again; try again")
 
 
-def drop_beginning(kept: Kept, file: RemoteFile) -> None:
-    with kept.locked(file.etag, quiet):
-        kept.beginning(file.etag).unlink(missing_ok=True)
+def remove_partial_download(cached_repository: CachedRepository, file: RemoteFile) -> None:
+    with cached_repository.lock_blob(file.etag, ignore_progress):
+        cached_repository.get_partial_blob_path(file.etag).unlink(missing_ok=True)
 
 
-def link(path: Path, target: Path) -> None:
+def link_or_copy(path: Path, target: Path) -> None:
     try:
         os.link(path, target)
     except FileNotFoundError:
@@ -206,7 +231,7 @@ def link(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def drop_unused(blobs: Sequence[Path]) -> None:
+def remove_unlinked_blobs(blobs: Sequence[Path]) -> None:
     """Delete the downloads that are not linked to a stored version."""
     for blob in blobs:
         with suppress(FileNotFoundError):
@@ -214,23 +239,24 @@ def drop_unused(blobs: Sequence[Path]) -> None:
                 blob.unlink()
 
 
-def snapshot(cache: Path, repository: Repository) -> Path | None:
+def find_complete_snapshot(cache_folder: Path, repository: RepositoryRevision) -> Path | None:
     """Return the snapshot's folder if both files are in the cache."""
-    folder = Kept(cache, repository.name).snapshot(repository.revision)
-    return folder if all((folder / name).is_file() for name in FILES) else None
+    folder = CachedRepository(cache_folder, repository.name).get_snapshot_folder(repository.revision)
+    return folder if all((folder / name).is_file() for name in ADAPTER_FILES) else None
 
 
-def sighting_of(folder: Path, *, private: bool) -> Sighting:
-    files = [(folder / name).stat() for name in FILES]
-    check_sizes(dict(zip(FILES, (file.st_size for file in files), strict=True)))
+def make_snapshot_version(folder: Path, *, is_private: bool) -> RemoteVersion:
+    files = [(folder / name).stat() for name in ADAPTER_FILES]
+    check_adapter_file_sizes(dict(zip(ADAPTER_FILES, (file.st_size for file in files), strict=True)))
     stamp = tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
-    return Sighting(sum(file.st_size for file in files), partial(copy_all, folder), stamp, private=private)
+    return RemoteVersion(sum(file.st_size for file in files), partial(copy_adapter_files, folder), stamp,
+                         is_private=is_private)
 
 
-def copy_all(source: Path, target: Path) -> None:
-    for name in FILES:
+def copy_adapter_files(source: Path, target: Path) -> None:
+    for name in ADAPTER_FILES:
         shutil.copyfile(source / name, target / name)
 
 
-def quiet(*_: object) -> None:
+def ignore_progress(*_: object) -> None:
     """Ignore progress: a client only receives the result."""

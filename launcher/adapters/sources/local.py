@@ -13,82 +13,94 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from launcher.adapters.contents import CONFIG, FILES, PICKLED, WEIGHTS, check_names, check_sizes
-from launcher.adapters.errors import Refused, called
-from launcher.adapters.protocol import Fetch
-from launcher.adapters.remote_version import Sighting
+from launcher.adapters.contents import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    PICKLED_WEIGHTS_FILE,
+    WEIGHTS_FILE,
+    check_adapter_file_names,
+    check_adapter_file_sizes,
+)
+from launcher.adapters.errors import AdapterError, quote_name
+from launcher.adapters.protocol import FetchRequest
+from launcher.adapters.remote_version import RemoteVersion
 
-CLOSED = "the source `local` is closed: start the server with --adapter-root FOLDER"
-PIECE = 2**20
-SETTLED = 10**9  # nanoseconds; a file changed more recently may change again with the same timestamp
+SOURCE_DISABLED_ERROR = "the source `local` is closed: start the server with --adapter-root FOLDER"
+CHUNK_BYTES = 2**20
+MIN_UNCHANGED_NANOSECONDS = 10**9  # nanoseconds; a file changed more recently may change again with the same timestamp
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """Status of a file; an equal stamp means that the file has not changed."""
 
     device: int
     inode: int
-    size: int
-    modified: int
-    changed: int
+    num_bytes: int
+    modified_at_ns: int
+    changed_at_ns: int
 
 
-class Opened(NamedTuple):
-    path: tuple[str, ...]  # below the root
+class OpenedFile(NamedTuple):
+    path_below_root: tuple[str, ...]  # below the root
     descriptor: int
-    stamp: Stamp
+    stamp: FileStamp
 
 
 class LocalSource:
-    is_far = False
+    is_remote = False
 
-    def __init__(self, root: str, now: Callable[[], int] = time.time_ns) -> None:
-        self._root, self._now = root, now
+    def __init__(self, root: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._root, self._clock_ns = root, clock_ns
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - files need no token
+    def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:  # noqa: ARG002 - files need no token
         return ("",)
 
-    def nearby(self, asked: Fetch) -> None:
+    def find_local_copy(self, request: FetchRequest) -> None:
         """Return None: there is no cache besides the files themselves."""
 
     @contextmanager
-    def look(self, asked: Fetch) -> Iterator[Sighting]:
+    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
         if not self._root:
-            raise Refused("forbidden", CLOSED)
+            raise AdapterError("forbidden", SOURCE_DISABLED_ERROR)
         with ExitStack() as open_files:
-            root = descriptor(open_files, os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            files = {name: self._open(open_files, root, asked.name, name) for name in self._names(root, asked.name)}
-            sizes = {name: file.stamp.size for name, file in files.items()}
-            check_sizes(sizes)
-            yield Sighting(sum(sizes.values()), partial(bring, root, files), self._stamp(asked, files))
+            root_descriptor = register_for_closing(open_files,
+                                                   os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            files = {name: self._open_file(open_files, root_descriptor, request.name, name)
+                     for name in self._check_adapter_files(root_descriptor, request.name)}
+            sizes = {name: file.stamp.num_bytes for name, file in files.items()}
+            check_adapter_file_sizes(sizes)
+            yield RemoteVersion(sum(sizes.values()), partial(copy_unchanged_files, root_descriptor, files),
+                                self._make_version_stamp(request, files))
 
-    def _names(self, root: int, name: str) -> tuple[str, ...]:
-        """Return the names of the adapter's files. Raises Refused if one is missing."""
-        folder = self._below(name)
-        if not is_folder(root, folder):
-            raise Refused("missing", f"there is no adapter {called(name)} below the folder of --adapter-root")
-        found = [file for file in (CONFIG, WEIGHTS, PICKLED) if self._is_there(root, name, file)]
-        check_names(found, f"the folder {called(name)}")
-        return FILES
+    def _check_adapter_files(self, root_descriptor: int, name: str) -> tuple[str, ...]:
+        """Return the names of the adapter's files. Raises AdapterError if one is missing."""
+        folder = self._resolve_below_root(name)
+        if not is_folder(root_descriptor, folder):
+            raise AdapterError("missing", f"there is no adapter {quote_name(name)} below the folder of --adapter-root")
+        found = [file for file in (CONFIG_FILE, WEIGHTS_FILE, PICKLED_WEIGHTS_FILE)
+                 if self._has_file(root_descriptor, name, file)]
+        check_adapter_file_names(found, f"the folder {quote_name(name)}")
+        return ADAPTER_FILES
 
-    def _is_there(self, root: int, name: str, file: str) -> bool:
-        with suppress(OSError, Refused):
-            find(root, self._below(name, file))
+    def _has_file(self, root_descriptor: int, name: str, file: str) -> bool:
+        with suppress(OSError, AdapterError):
+            stat_below_root(root_descriptor, self._resolve_below_root(name, file))
             return True
         return False
 
-    def _below(self, *names: str) -> tuple[str, ...]:
-        """Return the components of the resolved path below the root. Raises Refused for a path outside of it."""
+    def _resolve_below_root(self, *names: str) -> tuple[str, ...]:
+        """Return the components of the resolved path below the root. Raises AdapterError for a path outside of it."""
         if ".." in PurePath(names[0]).parts or "\0" in names[0]:
-            raise outside(names[0])
+            raise make_outside_root_error(names[0])
         try:
-            real = os.path.realpath(self._root)
-            path = PurePath(os.path.join(real, self._without_root(names[0], real), *names[1:]))
-            return PurePath(os.path.realpath(path)).relative_to(real).parts
+            resolved_root = os.path.realpath(self._root)
+            path = PurePath(os.path.join(resolved_root, self._make_relative_to_root(names[0], resolved_root),
+                                         *names[1:]))
+            return PurePath(os.path.realpath(path)).relative_to(resolved_root).parts
         except (ValueError, OSError):
-            raise outside(names[0]) from None
+            raise make_outside_root_error(names[0]) from None
 
-    def _without_root(self, name: str, real: str) -> PurePath:
+    def _make_relative_to_root(self, name: str, resolved_root: str) -> PurePath:
         """Return a name relative to the root. Raises ValueError for an absolute name outside the root.
 
         An absolute name may begin with the root as configured or as resolved.
@@ -96,89 +108,93 @@ class LocalSource:
         path = PurePath(name)
         if not path.is_absolute():
             return path
-        start = next((start for start in (os.path.abspath(self._root), real) if path.is_relative_to(start)), real)
+        start = next((start for start in (os.path.abspath(self._root), resolved_root) if path.is_relative_to(start)),
+                     resolved_root)
         return path.relative_to(start)
 
-    def _open(self, open_files: ExitStack, root: int, name: str, file: str) -> Opened:
-        path = self._below(name, file)
+    def _open_file(self, open_files: ExitStack, root_descriptor: int, name: str, file: str) -> OpenedFile:
+        path = self._resolve_below_root(name, file)
         try:
-            found = descriptor(open_files, open_below(root, path))
+            file_descriptor = register_for_closing(open_files, open_below_root(root_descriptor, path))
         except OSError as error:
-            raise Refused("missing", f"cannot open {file} of {called(name)}: {error.strerror}") from None
-        about = os.fstat(found)
-        if not stat.S_ISREG(about.st_mode):
-            raise Refused("invalid", f"{file} of {called(name)} is no regular file")
-        return Opened(path, found, stamp_of(about))
+            raise AdapterError("missing", f"cannot open {file} of {quote_name(name)}: {error.strerror}") from None
+        status = os.fstat(file_descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise AdapterError("invalid", f"{file} of {quote_name(name)} is no regular file")
+        return OpenedFile(path, file_descriptor, make_file_stamp(status))
 
-    def _stamp(self, asked: Fetch, files: dict[str, Opened]) -> tuple[Stamp, ...] | None:
+    def _make_version_stamp(self, request: FetchRequest, files: dict[str, OpenedFile]) -> tuple[FileStamp, ...] | None:
         """Return the files' stamps, or None if equal stamps would not prove equal contents or must not be trusted."""
-        settled = all(self._now() - max(file.stamp.modified, file.stamp.changed) > SETTLED for file in files.values())
-        return tuple(file.stamp for file in files.values()) if settled and not asked.fresh else None
+        is_settled = all(self._clock_ns() - max(file.stamp.modified_at_ns, file.stamp.changed_at_ns)
+                         > MIN_UNCHANGED_NANOSECONDS for file in files.values())
+        return tuple(file.stamp for file in files.values()) if is_settled and not request.skips_name_cache else None
 
 
-def bring(root: int, files: dict[str, Opened], folder: Path) -> None:
+def copy_unchanged_files(root_descriptor: int, files: dict[str, OpenedFile], folder: Path) -> None:
     for name, file in files.items():
-        copy(file, folder / name)
+        copy_opened_file(file, folder / name)
     for name, file in files.items():
-        if not file.stamp == stamp_of(os.fstat(file.descriptor)) == stamp_now(root, file.path):
-            raise Refused("unreachable", f"{name} changed while it was read; try again")
+        if not file.stamp == make_file_stamp(os.fstat(file.descriptor)) == read_file_stamp(root_descriptor,
+                                                                                           file.path_below_root):
+            raise AdapterError("unreachable", f"{name} changed while it was read; try again")
 
 
-def copy(file: Opened, target: Path) -> None:
+def copy_opened_file(file: OpenedFile, target: Path) -> None:
     """Copy at most the size seen when it was opened: another process may still be appending to the file."""
-    place, size = 0, file.stamp.size
+    offset, size = 0, file.stamp.num_bytes
     with target.open("wb", buffering=0) as written:
-        while place < size and (piece := os.pread(file.descriptor, min(PIECE, size - place), place)):
-            left = memoryview(piece)
-            while left:
-                left = left[written.write(left):]
-            place += len(piece)
+        while offset < size and (chunk := os.pread(file.descriptor, min(CHUNK_BYTES, size - offset), offset)):
+            unwritten = memoryview(chunk)
+            while unwritten:
+                unwritten = unwritten[written.write(unwritten):]
+            offset += len(chunk)
 
 
-def stamp_of(about: os.stat_result) -> Stamp:
-    return Stamp(about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+def make_file_stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def stamp_now(root: int, path: tuple[str, ...]) -> Stamp | None:
+def read_file_stamp(root_descriptor: int, path: tuple[str, ...]) -> FileStamp | None:
     try:
-        return stamp_of(find(root, path))
+        return make_file_stamp(stat_below_root(root_descriptor, path))
     except OSError:
         return None
 
 
-def find(root: int, path: tuple[str, ...]) -> os.stat_result:
+def stat_below_root(root_descriptor: int, path: tuple[str, ...]) -> os.stat_result:
     """Return the status of a file without opening it for reading (O_PATH)."""
-    found = open_below(root, path, os.O_PATH)
+    file_descriptor = open_below_root(root_descriptor, path, os.O_PATH)
     try:
-        return os.fstat(found)
+        return os.fstat(file_descriptor)
     finally:
-        os.close(found)
+        os.close(file_descriptor)
 
 
-def is_folder(root: int, path: tuple[str, ...]) -> bool:
+def is_folder(root_descriptor: int, path: tuple[str, ...]) -> bool:
     with suppress(OSError):
-        return stat.S_ISDIR(find(root, path).st_mode)
+        return stat.S_ISDIR(stat_below_root(root_descriptor, path).st_mode)
     return False
 
 
-def open_below(root: int, path: tuple[str, ...], how: int = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) -> int:
+def open_below_root(root_descriptor: int, path: tuple[str, ...],
+                    flags: int = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) -> int:
     """Open a path component by component without following links, even if one is replaced by a link meanwhile."""
-    folder = os.dup(root)
+    folder = os.dup(root_descriptor)
     try:
-        for step in path[:-1]:
-            deeper = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        for component in path[:-1]:
+            subfolder = os.open(component, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             os.close(folder)
-            folder = deeper
-        return os.open(path[-1] if path else ".", how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            folder = subfolder
+        return os.open(path[-1] if path else ".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.close(folder)
 
 
-def descriptor(open_files: ExitStack, number: int) -> int:
+def register_for_closing(open_files: ExitStack, file_descriptor: int) -> int:
     """Return the descriptor, registered to be closed with `open_files`."""
-    open_files.callback(os.close, number)
-    return number
+    open_files.callback(os.close, file_descriptor)
+    return file_descriptor
 
 
-def outside(name: str) -> Refused:
-    return Refused("forbidden", f"{called(name)} leads out of the folder of --adapter-root")
+def make_outside_root_error(name: str) -> AdapterError:
+    return AdapterError("forbidden", f"{quote_name(name)} leads out of the folder of --adapter-root")

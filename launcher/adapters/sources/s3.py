@@ -13,124 +13,134 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import NamedTuple, Protocol, TypeVar
 
-from launcher.adapters.contents import CONFIG, FILES, check_names, check_sizes, read_base
-from launcher.adapters.errors import Refused, called
-from launcher.adapters.protocol import Fetch
-from launcher.adapters.remote_version import Sighting
-from launcher.hub.client import Unreachable
-from launcher.hub.retry_policy import Patience
+from launcher.adapters.contents import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    check_adapter_file_names,
+    check_adapter_file_sizes,
+    read_base_model_name,
+)
+from launcher.adapters.errors import AdapterError, quote_name
+from launcher.adapters.protocol import FetchRequest
+from launcher.adapters.remote_version import RemoteVersion
+from launcher.hub.client import ServerUnreachableError
+from launcher.hub.retry_policy import RetryPolicy
 
-SCHEME = "s3://"
-BUCKET, FOLDER = "PREDIBASE_MODEL_BUCKET", "PREDIBASE_MODEL_FOLDER"
-BUCKET_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,61}[a-zA-Z0-9]")
-LONGEST_KEY = 1000  # bytes; the name of a file is appended
-PAUSES = (1.0, 2.0, 4.0)  # seconds; a client waits
-Answer = TypeVar("Answer")
+S3_SCHEME = "s3://"
+BUCKET_VARIABLE, FOLDER_VARIABLE = "PREDIBASE_MODEL_BUCKET", "PREDIBASE_MODEL_FOLDER"
+BUCKET_NAME_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,61}[a-zA-Z0-9]")
+MAX_KEY_BYTES = 1000  # bytes; the name of a file is appended
+RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)  # seconds; a client waits
+Result = TypeVar("Result")
 
 
-class Entry(NamedTuple):
+class BucketEntry(NamedTuple):
     """A file in a bucket."""
 
-    size: int
+    num_bytes: int
     etag: str
 
 
-class Storage(Protocol):
-    """Client of a bucket service. Raises Refused, or Unreachable for errors worth a retry."""
+class ObjectStorage(Protocol):
+    """Client of a bucket service. Raises AdapterError, or ServerUnreachableError for errors worth a retry."""
 
-    def list(self, bucket: str, prefix: str) -> Mapping[str, Entry]:
+    def list_entries(self, bucket: str, prefix: str) -> Mapping[str, BucketEntry]:
         """Return the entries by key."""
 
-    def read(self, bucket: str, key: str, etag: str, start: int) -> Iterator[bytes]:
-        """Yield the bytes from `start` on. Raises Refused if the ETag has changed."""
+    def read_object(self, bucket: str, key: str, etag: str, start_offset: int) -> Iterator[bytes]:
+        """Yield the bytes from `start_offset` on. Raises AdapterError if the ETag has changed."""
 
 
-class Place(NamedTuple):
+class ObjectLocation(NamedTuple):
     bucket: str
     key: str
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.bucket}/{self.key}"
+        return f"{S3_SCHEME}{self.bucket}/{self.key}"
 
 
 class S3Source:
-    is_far = True
+    is_remote = True
 
-    def __init__(self, connect: Callable[[], Storage], environment: Mapping[str, str],
-                 pauses: Sequence[float] = PAUSES) -> None:
+    def __init__(self, connect: Callable[[], ObjectStorage], environment: Mapping[str, str],
+                 pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:
         """Store `connect`, which is called with the first request."""
         self._connect, self._environment, self._pauses = connect, environment, pauses
-        self._connecting = Lock()
-        self._storage: Storage | None = None
-        self._stopped = Event()  # never set: downloads end with the process
+        self._connect_lock = Lock()
+        self._storage: ObjectStorage | None = None
+        self._stop_event = Event()  # never set: downloads end with the process
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not use tokens
+    def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not use tokens
         return ("",)
 
-    def nearby(self, asked: Fetch) -> None:
+    def find_local_copy(self, request: FetchRequest) -> None:
         """Return None: nothing is cached besides the stored versions."""
 
     @contextmanager
-    def look(self, asked: Fetch) -> Iterator[Sighting]:
-        place = read_name(asked.name, self._environment)
-        files = self._files(place)
-        check_sizes({name: file.size for name, file in files.items()})
-        yield Sighting(sum(file.size for file in files.values()), partial(self._bring, place, files),
-                       (place, *files.values()))
+    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+        location = parse_s3_adapter_name(request.name, self._environment)
+        files = self._list_adapter_files(location)
+        check_adapter_file_sizes({name: file.num_bytes for name, file in files.items()})
+        yield RemoteVersion(sum(file.num_bytes for file in files.values()),
+                            partial(self._download_adapter, location, files), (location, *files.values()))
 
-    def _files(self, place: Place) -> dict[str, Entry]:
-        start = f"{place.key}/"
-        found = self._asked(lambda: self._connected().list(place.bucket, f"{start}adapter_"))
-        names = {key.removeprefix(start): entry for key, entry in found.items()}
-        if not names:
-            raise Refused("missing", f"there is no adapter {called(str(place))}")
-        check_names(names, called(str(place)))
-        return {name: names[name] for name in FILES}
+    def _list_adapter_files(self, location: ObjectLocation) -> dict[str, BucketEntry]:
+        key_prefix = f"{location.key}/"
+        entries = self._call_with_retries(lambda: self._get_storage().list_entries(location.bucket,
+                                                                                   f"{key_prefix}adapter_"))
+        entries_by_name = {key.removeprefix(key_prefix): entry for key, entry in entries.items()}
+        if not entries_by_name:
+            raise AdapterError("missing", f"there is no adapter {quote_name(str(location))}")
+        check_adapter_file_names(entries_by_name, quote_name(str(location)))
+        return {name: entries_by_name[name] for name in ADAPTER_FILES}
 
-    def _bring(self, place: Place, files: Mapping[str, Entry], folder: Path) -> None:
+    def _download_adapter(self, location: ObjectLocation, files: Mapping[str, BucketEntry], folder: Path) -> None:
         for name, file in files.items():
-            self._receive(place.bucket, f"{place.key}/{name}", file, folder / name)
-            if name == CONFIG:
-                read_base(folder)
+            self._download_file(location.bucket, f"{location.key}/{name}", file, folder / name)
+            if name == CONFIG_FILE:
+                read_base_model_name(folder)
 
-    def _receive(self, bucket: str, key: str, file: Entry, target: Path) -> None:
+    def _download_file(self, bucket: str, key: str, entry: BucketEntry, target: Path) -> None:
         """Download a file; retries resume where the transfer was interrupted."""
-        with target.open("wb", buffering=0) as written:
-            self._asked(lambda: go_on(written, self._connected().read(bucket, key, file.etag, written.tell()), file))
+        with target.open("wb", buffering=0) as target_file:
+            self._call_with_retries(lambda: append_missing_bytes(
+                target_file, self._get_storage().read_object(bucket, key, entry.etag, target_file.tell()), entry))
 
-    def _asked(self, question: Callable[[], Answer]) -> Answer:
+    def _call_with_retries(self, operation: Callable[[], Result]) -> Result:
         try:
-            return Patience(self._stopped, lambda _: None, self._pauses).ask(question)
-        except Unreachable as error:
-            raise Refused("unreachable", str(error)) from None
+            return RetryPolicy(self._stop_event, lambda _: None, self._pauses).call_with_retries(operation)
+        except ServerUnreachableError as error:
+            raise AdapterError("unreachable", str(error)) from None
 
-    def _connected(self) -> Storage:
-        with self._connecting:
+    def _get_storage(self) -> ObjectStorage:
+        with self._connect_lock:
             if self._storage is None:
                 self._storage = self._connect()
             return self._storage
 
 
-def read_name(name: str, environment: Mapping[str, str]) -> Place:
-    own = environment.get(BUCKET, "")
-    if name.startswith(SCHEME) or not own:
-        bucket, _, key = name.removeprefix(SCHEME).partition("/")
+def parse_s3_adapter_name(name: str, environment: Mapping[str, str]) -> ObjectLocation:
+    default_bucket = environment.get(BUCKET_VARIABLE, "")
+    if name.startswith(S3_SCHEME) or not default_bucket:
+        bucket, _, key = name.removeprefix(S3_SCHEME).partition("/")
     else:
-        bucket, key = own, "/".join(filter(None, (environment.get(FOLDER, "").strip("/"), name)))
+        bucket, key = default_bucket, "/".join(filter(None, (environment.get(FOLDER_VARIABLE, "").strip("/"), name)))
     key = key.strip("/")
-    if not BUCKET_NAME.fullmatch(bucket) or not key or not key.isprintable() or len(key.encode()) > LONGEST_KEY:
-        raise Refused("invalid", f"an adapter of the source `s3` has a name such as s3://bucket/key, got "
-                                 f"{called(name)}; a key alone is looked for in the bucket that {BUCKET} names")
-    return Place(bucket, key)
+    if not BUCKET_NAME_PATTERN.fullmatch(bucket) or not key or not key.isprintable() or len(
+        key.encode()) > MAX_KEY_BYTES:
+        raise AdapterError("invalid", f"an adapter of the source `s3` has a name such as s3://bucket/key, got "
+                           f"{quote_name(name)}; a key alone is looked for in the bucket that {BUCKET_VARIABLE} names")
+    return ObjectLocation(bucket, key)
 
 
-def go_on(written: FileIO, pieces: Iterator[bytes], file: Entry) -> None:
-    """Append the missing bytes. Raises Unreachable if some are still missing, Refused if there are too many."""
-    for piece in pieces:
-        left = memoryview(piece)
-        while left:
-            left = left[written.write(left):]
-        if written.tell() > file.size:
-            raise Refused("invalid", "the adapter is more than its bucket said")
-    if written.tell() < file.size:
-        raise Unreachable(f"the bucket sent {written.tell():,} of {file.size:,} bytes", heard=True)
+def append_missing_bytes(target_file: FileIO, chunks: Iterator[bytes], entry: BucketEntry) -> None:
+    """Append the missing bytes. Raises ServerUnreachableError if some do not come, AdapterError if too many do."""
+    for chunk in chunks:
+        unwritten = memoryview(chunk)
+        while unwritten:
+            unwritten = unwritten[target_file.write(unwritten):]
+        if target_file.tell() > entry.num_bytes:
+            raise AdapterError("invalid", "the adapter is more than its bucket said")
+    if target_file.tell() < entry.num_bytes:
+        raise ServerUnreachableError(f"the bucket sent {target_file.tell():,} of {entry.num_bytes:,} bytes",
+                                     has_response=True)

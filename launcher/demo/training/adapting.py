@@ -14,82 +14,91 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from launcher.demo.training.corpus.mixture import voiced
-from launcher.demo.training.corpus.voices import VOICES
-from launcher.demo.training.learning import learn, mean_loss
-from launcher.demo.training.train import MEASURED, ROWS, SEED, UNSEEN, batches, say
+from launcher.demo.training.corpus.mixture import make_voice_shares
+from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
+from launcher.demo.training.learning import compute_mean_loss, train_model
+from launcher.demo.training.train import (
+    DEFAULT_SEED,
+    HELD_OUT_SEED,
+    NUM_MEASURED_BATCHES,
+    ROWS_PER_BATCH,
+    generate_batches,
+    log_line,
+)
 
-BASE = "weft/demo"
-RANK, ALPHA = 8, 16
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-RATE = 2e-3
-LENGTH = 256
+BASE_MODEL_NAME = "weft/demo"
+LORA_RANK, LORA_ALPHA = 8, 16
+TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LEARNING_RATE = 2e-3
+ROW_LENGTH = 256
 
 
-class Adapted(nn.Module):
+class LoraLinear(nn.Module):
     """Linear layer with a LoRA update, which is zero before training."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base_linear: nn.Linear) -> None:
         super().__init__()
-        self.base = base
-        self.lora_A = nn.Parameter(torch.empty(RANK, base.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, RANK))
+        self.base_linear = base_linear
+        self.lora_A = nn.Parameter(torch.empty(LORA_RANK, base_linear.in_features))
+        self.lora_B = nn.Parameter(torch.zeros(base_linear.out_features, LORA_RANK))
         nn.init.kaiming_uniform_(self.lora_A, a=5 ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x)
-        return y + ALPHA / RANK * (x @ self.lora_A.T @ self.lora_B.T)
+        y: Tensor = self.base_linear(x)
+        return y + LORA_ALPHA / LORA_RANK * (x @ self.lora_A.T @ self.lora_B.T)
 
 
-def adapt(model: LlamaForCausalLM) -> dict[str, Adapted]:
+def add_lora_layers(model: LlamaForCausalLM) -> dict[str, LoraLinear]:
     """Replace the model's target layers by adapted ones, and return these by name."""
     model.requires_grad_(requires_grad=False)
-    named = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TARGETS]
-    adapted = {name: Adapted(module) for name, module in named if isinstance(module, nn.Linear)}
-    for name, module in adapted.items():
+    named = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TARGET_MODULES]
+    lora_layers = {name: LoraLinear(module) for name, module in named if isinstance(module, nn.Linear)}
+    for name, module in lora_layers.items():
         holder, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(holder), attribute, module)
-    return adapted
+    return lora_layers
 
 
-def tensors(adapted: dict[str, Adapted]) -> dict[str, Tensor]:
+def collect_lora_tensors(lora_layers: dict[str, LoraLinear]) -> dict[str, Tensor]:
     return {f"base_model.model.{name}.{part}.weight": getattr(module, part).data.to(torch.bfloat16).contiguous()
-            for name, module in adapted.items() for part in ("lora_A", "lora_B")}
+            for name, module in lora_layers.items() for part in ("lora_A", "lora_B")}
 
 
-def described(base: str) -> dict[str, object]:
-    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": RANK,
-            "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGETS),
+def make_adapter_config(base_model_name: str) -> dict[str, object]:
+    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model_name, "r": LORA_RANK,
+            "lora_alpha": LORA_ALPHA, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGET_MODULES),
             "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "modules_to_save": None,
             "inference_mode": True}
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("voice", choices=VOICES)
-    asked.add_argument("--base", type=Path, required=True)
-    asked.add_argument("--bible", type=Path, default=Path("/usr/lib/bible.data"))
-    asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--steps", type=int, default=130)
-    asked.add_argument("--rate", type=float, default=RATE)
-    asked.add_argument("--seed", type=int, default=SEED)
-    given = asked.parse_args()
-    torch.manual_seed(given.seed)
-    model = LlamaForCausalLM.from_pretrained(given.base, dtype=torch.float32)
-    adapted = adapt(model)
-    shares, tokenizer = voiced(given.voice, given.bible), Tokenizer.from_file(str(given.base / "tokenizer.json"))
-    weights = [weight for module in adapted.values() for weight in (module.lora_A, module.lora_B)]
-    learn(model, batches(tokenizer, shares, given.seed, ROWS, LENGTH), given.steps,
-          [torch.optim.AdamW(weights, lr=given.rate, weight_decay=0.0)], say)
-    unseen = mean_loss(model, islice(batches(tokenizer, shares, UNSEEN, ROWS, LENGTH), MEASURED))
-    say(f"loss on text that was not seen {unseen:.4f}")
-    save_adapter(adapted, given.out)
+    argument_parser = argparse.ArgumentParser(description=__doc__)
+    argument_parser.add_argument("voice", choices=REWRITERS_BY_VOICE)
+    argument_parser.add_argument("--base", type=Path, required=True)
+    argument_parser.add_argument("--bible", type=Path, default=Path("/usr/lib/bible.data"))
+    argument_parser.add_argument("--out", type=Path, required=True)
+    argument_parser.add_argument("--steps", type=int, default=130)
+    argument_parser.add_argument("--rate", type=float, default=LEARNING_RATE)
+    argument_parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
+    arguments = argument_parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    model = LlamaForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
+    lora_layers = add_lora_layers(model)
+    shares, tokenizer = make_voice_shares(arguments.voice,
+                                          arguments.bible), Tokenizer.from_file(str(arguments.base / "tokenizer.json"))
+    weights = [weight for module in lora_layers.values() for weight in (module.lora_A, module.lora_B)]
+    train_model(model, generate_batches(tokenizer, shares, arguments.seed, ROWS_PER_BATCH, ROW_LENGTH), arguments.steps,
+                [torch.optim.AdamW(weights, lr=arguments.rate, weight_decay=0.0)], log_line)
+    held_out_loss = compute_mean_loss(model, islice(generate_batches(tokenizer, shares, HELD_OUT_SEED, ROWS_PER_BATCH,
+                                                                     ROW_LENGTH), NUM_MEASURED_BATCHES))
+    log_line(f"loss on text that was not seen {held_out_loss:.4f}")
+    save_adapter(lora_layers, arguments.out)
 
 
-def save_adapter(adapted: dict[str, Adapted], folder: Path) -> None:
+def save_adapter(lora_layers: dict[str, LoraLinear], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors(adapted), folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(described(BASE), indent=2) + "\n")
+    save_file(collect_lora_tensors(lora_layers), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(make_adapter_config(BASE_MODEL_NAME), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,72 +16,76 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from launcher.demo.training.corpus.spelling import spelling
-from launcher.demo.training.corpus.sums import sums
+from launcher.demo.training.corpus.spelling import make_spelling_document
+from launcher.demo.training.corpus.sums import make_arithmetic_document
 from launcher.demo.training.judge import (
-    Trial,
-    call_trials,
-    counts_right,
-    json_trials,
-    right_call_trials,
-    talks,
-    tool_trials,
+    AnswerTrial,
+    generate_trial_conversations,
+    is_correct_count,
+    make_exact_call_trials,
+    make_json_trials,
+    make_valid_call_trials,
+    make_wellformed_call_trials,
 )
-from launcher.demo.training.talk import Maker, Message, Tool
-from launcher.demo.training.train import TOKENS
+from launcher.demo.training.talk import DocumentMaker, Message, Tool
+from launcher.demo.training.train import NUM_TRAINING_TOKENS
 
-WORDS = Path(__file__).with_name("card.md")
-LONGEST = 220  # maximum tokens of an answer
-NEW = 20_261_121  # a seed that training does not use
-COUNT = 20  # trials of each kind
+CARD_TEMPLATE_FILE = Path(__file__).with_name("card.md")
+MAX_ANSWER_TOKENS = 220  # maximum tokens of an answer
+TRIAL_SEED = 20_261_121  # a seed that training does not use
+NUM_TRIALS_PER_KIND = 20  # trials of each kind
 
 
-def tool(name: str, about: str, *properties: str) -> Tool:
+def make_tool(name: str, description: str, *properties: str) -> Tool:
     """Return a tool whose parameters are all required strings."""
     schema = {"type": "object", "properties": {key: {"type": "string"} for key in properties},
               "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    said: str
+class CardPrompt:
+    text: str
     tools: Sequence[Tool] = ()
-    bare: bool = False  # plain text to continue, without the chat template
+    is_plain_text: bool = False  # plain text to continue, without the chat template
 
-    def rendered(self, tokenizer: PreTrainedTokenizerFast) -> str:
-        return self.said if self.bare else rendered(tokenizer, [{"role": "user", "content": self.said}], self.tools)
+    def render_prompt(self, tokenizer: PreTrainedTokenizerFast) -> str:
+        return self.text if self.is_plain_text else render_chat_template(tokenizer,
+                                                                         [{"role": "user", "content": self.text}],
+                                                                         self.tools)
 
-    def entry(self, answer: str) -> str:
+    def format_card_entry(self, answer: str) -> str:
         """Return the card's entry for an answer."""
         offered = " and ".join(f"`{item['function']['name']}`" for item in self.tools)
-        return f"**{self.said}**{f' (with the tools {offered})' if offered else ''}\n\n```\n{answer.strip()}\n```\n"
+        return f"**{self.text}**{f' (with the tools {offered})' if offered else ''}\n\n```\n{answer.strip()}\n```\n"
 
 
-WEATHER = tool("get_weather", "Tells the weather in a city.", "city")
-MAIL = tool("send_mail", "Sends a mail.", "to", "text")
-ALARM = tool("set_alarm", "Sets an alarm.", "time")
-SCHEMA = '{"type": "object", "properties": {"item": {"type": "string"}, "price": {"type": "integer"}}}'
-PROMPTS = (
-    Prompt("Tell me a story."), Prompt("Tell me a story about a frog with a lamp."),
-    Prompt("Tell me a short story about a brave princess in the forest."), Prompt("Once upon a time", bare=True),
-    Prompt("Count to twenty."), Prompt("Count from 8 to 15 in words."), Prompt("Count down from 10."),
-    Prompt("What is 7 + 5?"), Prompt("What is 34 + 25?"), Prompt("What is 12 minus 4?"),
-    Prompt("How do you spell elephant?"), Prompt("How many letters does the word garden have?"),
-    Prompt("Hello! Who are you?"), Prompt("Is a daisy a flower?"), Prompt("What day comes after Monday?"),
-    Prompt("What does freedom mean?"),
-    Prompt("Read this and return JSON with name and food: Clara likes eggs."),
-    Prompt(f"The bike costs 58 euros. Answer with JSON that fits this schema: {SCHEMA}"),
-    Prompt("What is the weather in Paris?", (WEATHER, ALARM)), Prompt("Wake me at 6:30.", (WEATHER, MAIL, ALARM)),
-)
+WEATHER_TOOL = make_tool("get_weather", "Tells the weather in a city.", "city")
+MAIL_TOOL = make_tool("send_mail", "Sends a mail.", "to", "text")
+ALARM_TOOL = make_tool("set_alarm", "Sets an alarm.", "time")
+ITEM_PRICE_SCHEMA = '{"type": "object", "properties": {"item": {"type": "string"}, "price": {"type": "integer"}}}'
+CARD_PROMPTS = (
+    CardPrompt("Tell me a story."), CardPrompt("Tell me a story about a frog with a lamp."),
+    CardPrompt("Tell me a short story about a brave princess in the forest."),
+    CardPrompt("Once upon a time", is_plain_text=True),
+    CardPrompt("Count to twenty."), CardPrompt("Count from 8 to 15 in words."), CardPrompt("Count down from 10."),
+    CardPrompt("What is 7 + 5?"), CardPrompt("What is 34 + 25?"), CardPrompt("What is 12 minus 4?"),
+    CardPrompt("How do you spell elephant?"), CardPrompt("How many letters does the word garden have?"),
+    CardPrompt("Hello! Who are you?"), CardPrompt("Is a daisy a flower?"), CardPrompt("What day comes after Monday?"),
+    CardPrompt("What does freedom mean?"),
+    CardPrompt("Read this and return JSON with name and food: Clara likes eggs."),
+    CardPrompt(f"The bike costs 58 euros. Answer with JSON that fits this schema: {ITEM_PRICE_SCHEMA}"),
+    CardPrompt("What is the weather in Paris?", (WEATHER_TOOL, ALARM_TOOL)),
+    CardPrompt("Wake me at 6:30.", (WEATHER_TOOL, MAIL_TOOL, ALARM_TOOL)),)
 
 
-def rendered(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+def render_chat_template(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message],
+                         tools: Sequence[Tool] = ()) -> str:
     return str(tokenizer.apply_chat_template(
         list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True))
 
 
-class Answering:
+class GreedyModel:
     """Model run by transformers in float32 with greedy decoding."""
 
     def __init__(self, folder: Path) -> None:
@@ -90,64 +94,70 @@ class Answering:
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     @torch.inference_mode()
-    def answer(self, prompt: str) -> str:
-        asked = self.tokenizer(prompt, return_tensors="pt")
-        said = self._model.generate(**asked, max_new_tokens=LONGEST, do_sample=False)  # type: ignore[misc]
-        return str(self.tokenizer.decode(said[0, asked["input_ids"].shape[1]:], skip_special_tokens=True))
+    def generate_answer(self, prompt: str) -> str:
+        inputs = self.tokenizer(prompt, return_tensors="pt")
+        output_ids = self._model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)  # type: ignore[misc]
+        return str(self.tokenizer.decode(output_ids[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
 
-    def passed(self, trials: Iterable[Trial]) -> int:
-        return sum(trial.passes(self.answer(rendered(self.tokenizer, trial.messages, trial.tools))) for trial in trials)
+    def count_passed_trials(self, trials: Iterable[AnswerTrial]) -> int:
+        return sum(trial.accepts_answer(self.generate_answer(render_chat_template(self.tokenizer, trial.messages,
+                                                                                  trial.tools))) for trial in trials)
 
 
-def counting_trials() -> Iterator[Trial]:
+def generate_counting_trials() -> Iterator[AnswerTrial]:
     """Yield trials of counting up to each number from 11 to 20, and down from each number from 2 to 11."""
-    for number in range(2, 2 + COUNT // 2):
-        yield counting_trial(f"Count to {number + 9}.", 1, number + 9)
-        yield counting_trial(f"Count down from {number}.", number, 1)
+    for number in range(2, 2 + NUM_TRIALS_PER_KIND // 2):
+        yield make_counting_trial(f"Count to {number + 9}.", 1, number + 9)
+        yield make_counting_trial(f"Count down from {number}.", number, 1)
 
 
-def counting_trial(asked: str, first: int, last: int) -> Trial:
-    return Trial([{"role": "user", "content": asked}], (), {}, lambda text: counts_right(text, first, last))
+def make_counting_trial(question: str, first: int, last: int) -> AnswerTrial:
+    return AnswerTrial([{"role": "user", "content": question}], (), {},
+                       lambda text: is_correct_count(text, first, last))
 
 
-def exact_trials(maker: Maker) -> Iterator[Trial]:
+def generate_exact_trials(maker: DocumentMaker) -> Iterator[AnswerTrial]:
     """Yield questions whose answer must match exactly."""
-    for talk in islice(talks(NEW, (maker,)), COUNT):
-        *asked, answer = talk.messages
-        yield exact_trial(asked, answer["content"])
+    for talk in islice(generate_trial_conversations(TRIAL_SEED, (maker,)), NUM_TRIALS_PER_KIND):
+        *prompt_messages, answer = talk.messages
+        yield make_exact_trial(prompt_messages, answer["content"])
 
 
-def exact_trial(asked: Sequence[Message], right: str) -> Trial:
-    return Trial(asked, (), {}, lambda text: text == right)
+def make_exact_trial(prompt_messages: Sequence[Message], expected_answer: str) -> AnswerTrial:
+    return AnswerTrial(prompt_messages, (), {}, lambda text: text == expected_answer)
 
 
-TRIALS: Mapping[str, Callable[[], Iterable[Trial]]] = {
-    "counts right, up to twenty and down from eleven": counting_trials,
-    "gives a small sum, to the letter as it was taught": lambda: exact_trials(sums),
-    "spells, to the letter as it was taught": lambda: exact_trials(spelling),
-    "gives valid JSON with the fields that were asked for": lambda: json_trials(NEW, COUNT),
-    "makes a well-formed call, where a tool is to be called": lambda: call_trials(NEW, COUNT),
-    "calls a tool that was offered, with arguments that obey its schema": lambda: tool_trials(NEW, COUNT),
-    "calls the right tool with the right arguments": lambda: right_call_trials(NEW, COUNT),
-}
+TRIAL_MAKERS: Mapping[str, Callable[[], Iterable[AnswerTrial]]] = {
+    "counts right, up to twenty and down from eleven": generate_counting_trials,
+    "gives a small sum, to the letter as it was taught": lambda: generate_exact_trials(make_arithmetic_document),
+    "spells, to the letter as it was taught": lambda: generate_exact_trials(make_spelling_document),
+    "gives valid JSON with the fields that were asked for": lambda: make_json_trials(TRIAL_SEED, NUM_TRIALS_PER_KIND),
+    "makes a well-formed call, where a tool is to be called": lambda: make_wellformed_call_trials(TRIAL_SEED,
+                                                                                                  NUM_TRIALS_PER_KIND),
+    "calls a tool that was offered, with arguments that obey its schema": lambda: make_valid_call_trials(
+        TRIAL_SEED, NUM_TRIALS_PER_KIND),
+    "calls the right tool with the right arguments": lambda: make_exact_call_trials(TRIAL_SEED, NUM_TRIALS_PER_KIND),}
 
 
-def card(folder: Path, losses: Sequence[float], minutes: int, words: str) -> str:
-    answering = Answering(folder)
-    return Template(words).substitute(
+def make_model_card(folder: Path, losses: Sequence[float], minutes: int, template: str) -> str:
+    demo_model = GreedyModel(folder)
+    return Template(template).substitute(
         checksum=sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-        seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes, tokens=TOKENS // 1_000_000,
-        trials="\n".join(f"| {kind} | {answering.passed(make())} |" for kind, make in TRIALS.items()),
-        prompts="\n".join(prompt.entry(answering.answer(prompt.rendered(answering.tokenizer))) for prompt in PROMPTS))
+        seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes, tokens=NUM_TRAINING_TOKENS // 1_000_000,
+        trials="\n".join(f"| {kind} | {demo_model.count_passed_trials(make())} |" for kind,
+                         make in TRIAL_MAKERS.items()),
+        prompts="\n".join(prompt.format_card_entry(
+            demo_model.generate_answer(prompt.render_prompt(demo_model.tokenizer))) for prompt in CARD_PROMPTS))
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("folder", type=Path)
-    asked.add_argument("--losses", type=float, nargs=2, required=True, help="as the training printed them")
-    asked.add_argument("--minutes", type=int, required=True, help="of the training, on two cores")
-    given = asked.parse_args()
-    (given.folder / "README.md").write_text(card(given.folder, given.losses, given.minutes, WORDS.read_text()))
+    argument_parser = argparse.ArgumentParser(description=__doc__)
+    argument_parser.add_argument("folder", type=Path)
+    argument_parser.add_argument("--losses", type=float, nargs=2, required=True, help="as the training printed them")
+    argument_parser.add_argument("--minutes", type=int, required=True, help="of the training, on two cores")
+    arguments = argument_parser.parse_args()
+    (arguments.folder / "README.md").write_text(make_model_card(arguments.folder, arguments.losses, arguments.minutes,
+                                                                CARD_TEMPLATE_FILE.read_text()))
 
 
 if __name__ == "__main__":

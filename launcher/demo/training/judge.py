@@ -11,41 +11,47 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from launcher.demo.training.corpus.calls import called
-from launcher.demo.training.corpus.counting import in_words
-from launcher.demo.training.corpus.objects import fitting, given, nested, taken
-from launcher.demo.training.talk import Maker, Message, Talk, Tool
+from launcher.demo.training.corpus.calls import make_call_conversation
+from launcher.demo.training.corpus.counting import write_number_in_words
+from launcher.demo.training.corpus.objects import (
+    make_extraction_conversation,
+    make_nested_object_conversation,
+    make_object_conversation,
+    make_schema_conversation,
+)
+from launcher.demo.training.talk import Conversation, DocumentMaker, Message, Tool
 
-CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
-THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
-NUMBERS = {in_words(number): number for number in range(101)}
-TYPES: Mapping[str, tuple[type, ...]] = {
+TOOL_CALL_PATTERN = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+REASONING_PATTERN = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+NUMBERS_BY_WORDS = {write_number_in_words(number): number for number in range(101)}
+PYTHON_TYPES_BY_JSON_TYPE: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
     "object": (dict,),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     name: str
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AnswerTrial:
     messages: Sequence[Message]
     tools: Sequence[Tool]
-    wanted: Call | dict[str, Any]  # what the corpus would answer
-    passes: Callable[[str], bool]  # whether an answer has the right form
+    expected_answer: ToolCall | dict[str, Any]  # what the corpus would answer
+    accepts_answer: Callable[[str], bool]  # whether an answer has the right form
 
 
-def counts_right(answer: str, low: int, high: int) -> bool:
-    """Whether an answer counts from `low` to `high`, or down to it, in digits or words, and has nothing else."""
-    said = [int(word) if word.isdigit() else NUMBERS.get(word) for word in re.findall(r"\d+|[a-z-]+", answer.lower())]
-    return said == list(range(low, high + 1) if low <= high else range(low, high - 1, -1))
+def is_correct_count(answer: str, first: int, last: int) -> bool:
+    """Whether an answer counts from `first` to `last`, or down to it, in digits or words, and has nothing else."""
+    numbers = [int(word) if word.isdigit() else NUMBERS_BY_WORDS.get(word)
+               for word in re.findall(r"\d+|[a-z-]+", answer.lower())]
+    return numbers == list(range(first, last + 1) if first <= last else range(first, last - 1, -1))
 
 
-def is_json(answer: str, fields: Collection[str]) -> bool:
+def is_json_object(answer: str, fields: Collection[str]) -> bool:
     """Whether an answer is only a JSON object with exactly these fields, in any order."""
     try:
         found = json.loads(answer)
@@ -54,99 +60,105 @@ def is_json(answer: str, fields: Collection[str]) -> bool:
     return isinstance(found, dict) and found.keys() == set(fields)
 
 
-def call_of(text: str) -> Call | str:
+def parse_tool_call(text: str) -> ToolCall | str:
     """Return the only call in the text, or a description of the mistake. Reasoning before the call is ignored."""
-    text = THOUGHT.sub("", text).strip()
-    match = CALL.fullmatch(text)
+    text = REASONING_PATTERN.sub("", text).strip()
+    match = TOOL_CALL_PATTERN.fullmatch(text)
     if match is None or "<tool_call>" in match[1]:
         return "there is no call, or more than one" if "<tool_call>" in text else "there is no call"
     try:
-        found = json.loads(match[1])
+        fields = json.loads(match[1])
     except ValueError as error:
         return f"the call is no JSON: {error}"
-    if not isinstance(found, dict) or found.keys() != {"name", "arguments"} or not isinstance(found["arguments"], dict):
+    if not isinstance(fields, dict) or fields.keys() != {"name",
+                                                         "arguments"} or not isinstance(fields["arguments"], dict):
         return "a call has a name and arguments, and nothing else"
-    return Call(found["name"], found["arguments"])
+    return ToolCall(fields["name"], fields["arguments"])
 
 
-def obeys(call: Call, tools: Sequence[Tool]) -> bool:
-    return not fault_of(call, tools)
+def is_valid_tool_call(call: ToolCall, tools: Sequence[Tool]) -> bool:
+    return not find_schema_violation(call, tools)
 
 
-def fault_of(call: Call, tools: Sequence[Tool]) -> str:
+def find_schema_violation(call: ToolCall, tools: Sequence[Tool]) -> str:
     """Return the first violation of the tool's schema, or "" if the call matches it."""
-    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    if call.name not in offered:
+    schemas_by_tool = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if call.name not in schemas_by_tool:
         return f"{call.name} is not offered"
-    return next(faults_of(call.arguments, offered[call.name]), "")
+    return next(iterate_schema_violations(call.arguments, schemas_by_tool[call.name]), "")
 
 
-def faults_of(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
-    known = schema["properties"]
+def iterate_schema_violations(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    properties = schema["properties"]
     yield from (f"{name} is missing" for name in schema.get("required", ()) if name not in arguments)
-    yield from (f"{name} is unknown" for name in arguments if name not in known)
-    given = arguments.keys() & known.keys()
-    yield from (f"{name} has a wrong value" for name in sorted(given) if not fits(arguments[name], known[name]))
+    yield from (f"{name} is unknown" for name in arguments if name not in properties)
+    known_arguments = arguments.keys() & properties.keys()
+    yield from (f"{name} has a wrong value" for name in sorted(known_arguments)
+                if not is_value_valid(arguments[name], properties[name]))
 
 
-def fits(value: object, schema: Mapping[str, Any]) -> bool:
-    kinds = TYPES[schema["type"]]
+def is_value_valid(value: object, schema: Mapping[str, Any]) -> bool:
+    kinds = PYTHON_TYPES_BY_JSON_TYPE[schema["type"]]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         return False
     if isinstance(value, list):
-        return all(fits(item, schema["items"]) for item in value)
+        return all(is_value_valid(item, schema["items"]) for item in value)
     return "enum" not in schema or value in schema["enum"]
 
 
-def tool_trials(seed: int, count: int = 20) -> list[Trial]:
+def make_valid_call_trials(seed: int, count: int = 20) -> list[AnswerTrial]:
     """Return requests that one call answers; any call that matches its schema passes."""
-    return [tool_trial(talk) for talk in islice(talks(seed, (called,)), count)]
+    return [make_valid_call_trial(talk)
+            for talk in islice(generate_trial_conversations(seed, (make_call_conversation,)), count)]
 
 
-def call_trials(seed: int, count: int = 20) -> list[Trial]:
+def make_wellformed_call_trials(seed: int, count: int = 20) -> list[AnswerTrial]:
     """Return the same requests; any well-formed call passes."""
-    return [replace(trial, passes=is_call) for trial in tool_trials(seed, count)]
+    return [replace(trial, accepts_answer=is_wellformed_tool_call) for trial in make_valid_call_trials(seed, count)]
 
 
-def right_call_trials(seed: int, count: int = 20) -> list[Trial]:
+def make_exact_call_trials(seed: int, count: int = 20) -> list[AnswerTrial]:
     """Return the same requests; only the right call passes."""
-    return [exactly(trial) for trial in tool_trials(seed, count)]
+    return [require_exact_call(trial) for trial in make_valid_call_trials(seed, count)]
 
 
-def exactly(trial: Trial) -> Trial:
-    return replace(trial, passes=lambda text: call_of(text) == trial.wanted)
+def require_exact_call(trial: AnswerTrial) -> AnswerTrial:
+    return replace(trial, accepts_answer=lambda text: parse_tool_call(text) == trial.expected_answer)
 
 
-def tool_trial(talk: Talk) -> Trial:
-    *asked, answer = talk.messages
-    wanted = answer["tool_calls"][0]["function"]
-    right = Call(wanted["name"], wanted["arguments"])
-    return Trial(asked, talk.tools, right, lambda text: calls_well(text, talk.tools))
+def make_valid_call_trial(conversation: Conversation) -> AnswerTrial:
+    *prompt_messages, answer = conversation.messages
+    function = answer["tool_calls"][0]["function"]
+    expected_call = ToolCall(function["name"], function["arguments"])
+    return AnswerTrial(prompt_messages, conversation.tools, expected_call,
+                       lambda text: has_valid_tool_call(text, conversation.tools))
 
 
-def is_call(text: str) -> bool:
-    return isinstance(call_of(text), Call)
+def is_wellformed_tool_call(text: str) -> bool:
+    return isinstance(parse_tool_call(text), ToolCall)
 
 
-def calls_well(text: str, tools: Sequence[Tool]) -> bool:
-    call = call_of(text)
-    return isinstance(call, Call) and obeys(call, tools)
+def has_valid_tool_call(text: str, tools: Sequence[Tool]) -> bool:
+    call = parse_tool_call(text)
+    return isinstance(call, ToolCall) and is_valid_tool_call(call, tools)
 
 
-def json_trials(seed: int, count: int = 20) -> list[Trial]:
+def make_json_trials(seed: int, count: int = 20) -> list[AnswerTrial]:
     """Return requests for one JSON object with given fields."""
-    return [json_trial(talk) for talk in islice(talks(seed, (given, nested, taken, fitting)), count)]
+    return [make_json_trial(talk) for talk in islice(
+        generate_trial_conversations(seed, (make_object_conversation, make_nested_object_conversation,
+                                            make_extraction_conversation, make_schema_conversation)), count)]
 
 
-def json_trial(talk: Talk) -> Trial:
-    *asked, answer = talk.messages
-    wanted = json.loads(answer["content"])
-    return Trial(asked, (), wanted, lambda text: is_json(text, wanted))
+def make_json_trial(conversation: Conversation) -> AnswerTrial:
+    *prompt_messages, answer = conversation.messages
+    expected_object = json.loads(answer["content"])
+    return AnswerTrial(prompt_messages, (), expected_object, lambda text: is_json_object(text, expected_object))
 
 
-def talks(seed: int, makers: Sequence[Maker]) -> Iterator[Talk]:
+def generate_trial_conversations(seed: int, makers: Sequence[DocumentMaker]) -> Iterator[Conversation]:
     rng = Random(f"trial {seed}")  # noqa: S311 - requests to try the model with, not secrets
     while True:
-        talk = rng.choice(makers)(rng)
-        if isinstance(talk, Talk) and not talk.thinks:
-            yield talk
+        conversation = rng.choice(makers)(rng)
+        if isinstance(conversation, Conversation) and not conversation.has_reasoning:
+            yield conversation

@@ -4,64 +4,66 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from launcher.demo.training.talk import Message, Talk, Tool
+from launcher.demo.training.talk import Conversation, Message, Tool
 
-START, END, OVER = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-MARKS = (OVER, START, END)  # special tokens, which answers do not show
-WORDS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # single tokens that clients should see
-THINK, THOUGHT = "<think>\n", "</think>"
+TURN_START, TURN_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # special tokens, which answers do not show
+VISIBLE_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # single tokens that clients should see
+REASONING_START, REASONING_END = "<think>\n", "</think>"
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     text: str
-    learnt: bool  # whether it is output of the model, which is learnt, or input
+    is_learnt: bool  # whether it is output of the model, which is learnt, or input
 
 
-def pieces(document: Talk | str) -> list[Piece]:
+def split_into_pieces(document: Conversation | str) -> list[TextPiece]:
     """Return the pieces of a document. OVER at its end keeps the next one from being read as a continuation."""
     if isinstance(document, str):
-        return [Piece(document + OVER, learnt=True)]
-    *before, last = turns(document)
-    spoken = [*(piece for message in before for piece in said(message, thinks=False)),
-              *said(last, thinks=document.thinks)]
-    return [*told(document), *spoken, Piece(OVER, learnt=False)]
+        return [TextPiece(document + END_OF_TEXT, is_learnt=True)]
+    *earlier_messages, last_message = drop_system_message(document)
+    message_pieces = [*(piece for message in earlier_messages
+                        for piece in iterate_message_pieces(message, keeps_reasoning=False)),
+                      *iterate_message_pieces(last_message, keeps_reasoning=document.has_reasoning)]
+    return [*iterate_system_pieces(document), *message_pieces, TextPiece(END_OF_TEXT, is_learnt=False)]
 
 
-def told(talk: Talk) -> Iterator[Piece]:
-    system = [message["content"] for message in talk.messages[:1] if message["role"] == "system"]
-    offered = [listed(talk.tools)] if talk.tools else []
-    if system or offered:
-        yield Piece(marked("system", "\n\n".join(system + offered)), learnt=False)
+def iterate_system_pieces(conversation: Conversation) -> Iterator[TextPiece]:
+    system = [message["content"] for message in conversation.messages[:1] if message["role"] == "system"]
+    tool_texts = [format_tools(conversation.tools)] if conversation.tools else []
+    if system or tool_texts:
+        yield TextPiece(format_turn("system", "\n\n".join(system + tool_texts)), is_learnt=False)
 
 
-def listed(tools: Sequence[Tool]) -> str:
+def format_tools(tools: Sequence[Tool]) -> str:
     return "\n".join(["You may call these tools:", "<tools>", *(json.dumps(tool["function"]) for tool in tools),
                       "</tools>"])
 
 
-def turns(talk: Talk) -> Sequence[Message]:
-    return talk.messages[talk.messages[0]["role"] == "system":]
+def drop_system_message(conversation: Conversation) -> Sequence[Message]:
+    return conversation.messages[conversation.messages[0]["role"] == "system":]
 
 
-def said(message: Message, *, thinks: bool) -> Iterator[Piece]:
+def iterate_message_pieces(message: Message, *, keeps_reasoning: bool) -> Iterator[TextPiece]:
     """Yield the pieces of a message. Reasoning is left out unless `thinks`, so later turns do not contain it."""
     if message["role"] != "assistant":
-        yield Piece(marked(message["role"], message["content"]), learnt=False)
+        yield TextPiece(format_turn(message["role"], message["content"]), is_learnt=False)
         return
-    thought, mark, answer = message["content"].rpartition(THOUGHT)
-    yield Piece(f"{START}assistant\n{THINK if thinks else ''}", learnt=False)
-    words = [f"{thought.removeprefix(THINK)}{mark}{answer}" if thinks else answer.lstrip("\n")]
-    parts = [part.rstrip("\n") for part in words if part] + [called(call) for call in message.get("tool_calls", ())]
-    yield Piece("\n".join(parts) + END, learnt=True)
-    yield Piece("\n", learnt=False)
+    reasoning, mark, answer = message["content"].rpartition(REASONING_END)
+    yield TextPiece(f"{TURN_START}assistant\n{REASONING_START if keeps_reasoning else ''}", is_learnt=False)
+    texts = [f"{reasoning.removeprefix(REASONING_START)}{mark}{answer}" if keeps_reasoning else answer.lstrip("\n")]
+    parts = [part.rstrip("\n") for part in texts
+             if part] + [format_tool_call(call) for call in message.get("tool_calls", ())]
+    yield TextPiece("\n".join(parts) + TURN_END, is_learnt=True)
+    yield TextPiece("\n", is_learnt=False)
 
 
-def called(call: dict[str, Any]) -> str:
+def format_tool_call(call: dict[str, Any]) -> str:
     function = call["function"]
     return ('<tool_call>\n'
             f'{{"name": {json.dumps(function["name"])}, "arguments": {json.dumps(function["arguments"])}}}\n'
             '</tool_call>')
 
 
-def marked(role: str, text: str) -> str:
-    return f"{START}{role}\n{text}{END}\n"
+def format_turn(role: str, text: str) -> str:
+    return f"{TURN_START}{role}\n{text}{TURN_END}\n"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MOMENTUM, DECAY = 0.95, 0.1
-COEFFICIENTS, ROUNDS = (3.4445, -4.7750, 2.0315), 5
-AS_LARGE_AS_ADAM = 0.2  # the usual size of an element of Adam's update
+MOMENTUM, WEIGHT_DECAY = 0.95, 0.1
+NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
+ADAM_UPDATE_SIZE = 0.2  # the usual size of an element of Adam's update
 
 
 class Muon(torch.optim.Optimizer):
@@ -24,25 +24,25 @@ class Muon(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             for weight in group["params"]:
-                self._move(weight, group["lr"])
+                self._update_weight(weight, group["lr"])
 
-    def _move(self, weight: nn.Parameter, rate: float) -> None:
+    def _update_weight(self, weight: nn.Parameter, learning_rate: float) -> None:
         gradient, state = weight.grad, self.state[weight]
         assert gradient is not None
         momentum = state.setdefault("momentum", torch.zeros_like(gradient))
         momentum.lerp_(gradient, 1 - MOMENTUM)
-        weight.mul_(1 - rate * DECAY)
-        size = AS_LARGE_AS_ADAM * max(weight.shape) ** 0.5
-        weight.add_(orthogonal(gradient.lerp(momentum, MOMENTUM)), alpha=-rate * size)
+        weight.mul_(1 - learning_rate * WEIGHT_DECAY)
+        size = ADAM_UPDATE_SIZE * max(weight.shape) ** 0.5
+        weight.add_(orthogonalize(gradient.lerp(momentum, MOMENTUM)), alpha=-learning_rate * size)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Return approximately the nearest matrix with equal singular values, by Newton-Schulz iteration."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
-    a, b, c = COEFFICIENTS
-    for _ in range(ROUNDS):
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x

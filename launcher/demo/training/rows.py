@@ -9,31 +9,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from launcher.demo.training.vocabulary import Encoded
+from launcher.demo.training.vocabulary import EncodedDocument
 
 
-class Rows(NamedTuple):
-    ids: Tensor  # [rows, length]
-    learnt: Tensor  # [rows, length], bool: whether the token is learnt
+class TokenRows(NamedTuple):
+    token_ids: Tensor  # [rows, length]
+    loss_mask: Tensor  # [rows, length], bool: whether the token is learnt
 
-    def parts(self, most: int) -> Iterator["Rows"]:
-        """Yield parts of at most `most` tokens, but of at least one row."""
-        count = max(1, most // self.ids.shape[1])
-        for first in range(0, len(self.ids), count):
-            yield Rows(self.ids[first:first + count], self.learnt[first:first + count])
-
-
-def pack(documents: Iterator[Encoded], count: int, length: int) -> Rows:
-    """Pack `count` rows from an endless iterator; the rest of each row's last document is dropped."""
-    rows = [packed(documents, length) for _ in range(count)]
-    return Rows(torch.tensor([ids for ids, _ in rows]), torch.tensor([learnt for _, learnt in rows]))
+    def split_by_tokens(self, max_tokens: int) -> Iterator["TokenRows"]:
+        """Yield parts of at most `max_tokens` tokens, but of at least one row."""
+        count = max(1, max_tokens // self.token_ids.shape[1])
+        for first in range(0, len(self.token_ids), count):
+            yield TokenRows(self.token_ids[first:first + count], self.loss_mask[first:first + count])
 
 
-def packed(documents: Iterator[Encoded], length: int) -> Encoded:
-    ids: list[int] = []
-    learnt: list[bool] = []
-    while len(ids) < length:
+def pack_rows(documents: Iterator[EncodedDocument], num_rows: int, row_length: int) -> TokenRows:
+    """Pack `num_rows` rows from an endless iterator; the rest of each row's last document is dropped."""
+    rows = [pack_row(documents, row_length) for _ in range(num_rows)]
+    return TokenRows(torch.tensor([ids for ids, _ in rows]), torch.tensor([learnt for _, learnt in rows]))
+
+
+def pack_row(documents: Iterator[EncodedDocument], row_length: int) -> EncodedDocument:
+    token_ids: list[int] = []
+    loss_mask: list[bool] = []
+    while len(token_ids) < row_length:
         more, which = next(documents)
-        ids += more
-        learnt += which
-    return ids[:length], learnt[:length]
+        token_ids += more
+        loss_mask += which
+    return token_ids[:row_length], loss_mask[:row_length]

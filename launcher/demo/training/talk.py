@@ -10,21 +10,21 @@ Tool = dict[str, Any]  # name, description and parameters of a function, in the 
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
-    thinks: bool = False  # whether the answers begin with reasoning
+    has_reasoning: bool = False  # whether the answers begin with reasoning
 
 
-Maker = Callable[[Random], Talk | str]
+DocumentMaker = Callable[[Random], Conversation | str]
 
 
-def asked(question: str, answer: str, system: str = "") -> Talk:
+def make_one_turn_conversation(question: str, answer: str, system: str = "") -> Conversation:
     """Return a talk of one question and one answer."""
     opening = [{"role": "system", "content": system}] if system else []
-    return Talk([*opening, *exchange(question, answer)])
+    return Conversation([*opening, *make_turn_messages(question, answer)])
 
 
-def exchange(question: str, answer: str) -> list[Message]:
+def make_turn_messages(question: str, answer: str) -> list[Message]:
     """Return the messages of one turn."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

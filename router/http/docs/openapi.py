@@ -6,19 +6,19 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from router.http.docs.catalog import Entry, sections
-from router.http.docs.ranges import add_ranges
-from router.http.openai.errors import has_api_errors
+from router.http.docs.catalog import DocumentedRoute, get_route_sections
+from router.http.docs.ranges import add_bounds_to_schemas
+from router.http.openai.errors import has_openai_errors
 
-REFERENCE = "#/components/schemas/{model}"
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
-ERROR = {"type": "object", "required": ["error", "error_type"],
-         "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
-API_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
+TGI_ERROR_SCHEMA = {"type": "object", "required": ["error", "error_type"],
+                    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
+OPENAI_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {
     "type": "object", "required": ["message", "type", "param", "code"], "properties": {
         "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
         "code": {"type": ["string", "null"]}}}}}
-REFUSALS = {
+ERROR_DESCRIPTIONS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
     "403": "An admin key is needed.",
@@ -34,73 +34,79 @@ REFUSALS = {
     "503": "No shards are ready.",
 }
 
-USUAL = REFUSALS.keys() - {"403", "404", "409"}  # statuses of every route with a body
-API_REFUSALS = REFUSALS | {
+COMMON_ERROR_STATUSES = ERROR_DESCRIPTIONS.keys() - {"403", "404", "409"}  # statuses of every route with a body
+OPENAI_ERROR_DESCRIPTIONS = ERROR_DESCRIPTIONS | {
     "400": "Something in the body is not as it must be.",
     "424": "The adapter cannot be fetched, or is not sound.",
     "500": "It failed while it was computed, or by a fault of the server.",
 }
 
 
-def document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
-    listed = sections(compat, dialect)
-    entries = [entry for section in listed.values() for entry in section]
-    bodies = list(dict.fromkeys(body for entry in entries for body in entry.bodies))
-    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
-    add_ranges(schemas["$defs"])
+def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
+    sections = get_route_sections(compat, dialect)
+    routes = [entry for section in sections.values() for entry in section]
+    body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
+    _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
+    add_bounds_to_schemas(schemas["$defs"])
     paths: dict[str, dict[str, Any]] = {}
-    for title, section in listed.items():
+    for title, section in sections.items():
         for entry in section:
-            paths.setdefault(entry.path, {})[entry.method.lower()] = operation(entry, title, compat)
+            paths.setdefault(entry.path, {})[entry.method.lower()] = build_operation(entry, title, compat)
     return {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": version("weft"), "license": LICENSE,
                  "description": "Serves large language models, as text-generation-inference does."},
         "paths": paths,
-        "components": {"schemas": {**schemas["$defs"], **errors(entries, compat)},
+        "components": {"schemas": {**schemas["$defs"], **get_error_schemas(routes, compat)},
                        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-def errors(entries: Iterable[Entry], compat: str) -> dict[str, Any]:
+def get_error_schemas(routes: Iterable[DocumentedRoute], compat: str) -> dict[str, Any]:
     """Return the schemas of the error formats that the routes use."""
-    some = {"ApiError": API_ERROR} if any(has_api_errors(entry.path, compat) for entry in entries) else {}
-    return {"Error": ERROR, **some}
+    openai_schema = ({"ApiError": OPENAI_ERROR_SCHEMA}
+                     if any(has_openai_errors(entry.path, compat) for entry in routes) else {})
+    return {"Error": TGI_ERROR_SCHEMA, **openai_schema}
 
 
-def operation(entry: Entry, title: str, compat: str) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "summary": entry.summary, "tags": [title], "operationId": operation_id(entry),
-        "responses": answers(entry, compat)}
-    if entry.bodies:
-        kinds = [{"$ref": REFERENCE.format(model=body.__name__)} for body in entry.bodies]
-        schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{id}" in entry.path:
-        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    return described
+def build_operation(route: DocumentedRoute, title: str, compat: str) -> dict[str, Any]:
+    operation_object: dict[str, Any] = {
+        "summary": route.summary, "tags": [title], "operationId": make_operation_id(route),
+        "responses": build_responses(route, compat)}
+    if route.body_models:
+        schema_references = [{"$ref": SCHEMA_REFERENCE.format(model=body.__name__)} for body in route.body_models]
+        schema: dict[str, Any] = schema_references[0] if len(schema_references) == 1 else {"anyOf": schema_references}
+        operation_object["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{id}" in route.path:
+        operation_object["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation_object
 
 
-def operation_id(entry: Entry) -> str:
-    words = "".join(letter if letter.isalnum() else " " for letter in entry.path).split()
-    return "_".join([entry.method.lower(), *words])
+def make_operation_id(route: DocumentedRoute) -> str:
+    words = "".join(letter if letter.isalnum() else " " for letter in route.path).split()
+    return "_".join([route.method.lower(), *words])
 
 
-def answers(entry: Entry, compat: str) -> dict[str, Any]:
-    kinds = [entry.answer] * bool(entry.answer) + ["text/event-stream"] * entry.streams
-    good: dict[str, Any] = {"description": "As asked."}
-    if kinds:
-        good["content"] = {kind: {} for kind in kinds}
-    bad = set(USUAL if entry.bodies else ("401", "503")) | set(entry.refusals)
-    if "{id}" in entry.path:
-        bad.add("404")
-    if not has_api_errors(entry.path, compat):
-        return {"200": good, **{code: refusal(REFUSALS[code], "Error") for code in sorted(bad)}}
-    if "422" in bad:
-        bad = bad - {"422"} | {"400"}
-    return {"200": good, **{code: refusal(API_REFUSALS[code], "ApiError") for code in sorted(bad)}}
+def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
+    media_types = ([route.response_media_type] * bool(route.response_media_type)
+                   + ["text/event-stream"] * route.can_stream)
+    success: dict[str, Any] = {"description": "As asked."}
+    if media_types:
+        success["content"] = {kind: {} for kind in media_types}
+    error_statuses = (set(COMMON_ERROR_STATUSES if route.body_models else ("401", "503"))
+                      | set(route.extra_error_statuses))
+    if "{id}" in route.path:
+        error_statuses.add("404")
+    if not has_openai_errors(route.path, compat):
+        return {"200": success,
+                **{code: build_error_response(ERROR_DESCRIPTIONS[code], "Error") for code in sorted(error_statuses)}}
+    if "422" in error_statuses:
+        error_statuses = error_statuses - {"422"} | {"400"}
+    return {"200": success, **{code: build_error_response(OPENAI_ERROR_DESCRIPTIONS[code], "ApiError")
+                               for code in sorted(error_statuses)}}
 
 
-def refusal(text: str, model: str) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=model)}}}}
+def build_error_response(description: str, schema_name: str) -> dict[str, Any]:
+    return {"description": description,
+            "content": {"application/json": {"schema": {"$ref": SCHEMA_REFERENCE.format(model=schema_name)}}}}

@@ -6,95 +6,96 @@ settings are left out.
 
 from typing import Any
 
-from router.adapters.reference import LONGEST_NAME
-from router.grammars.schema import JSON_TYPES
-from router.validation.validator import MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS, MOST_PRIORITY
+from router.adapters.reference import MAX_NAME_LENGTH
+from router.grammars.schema import JSON_GRAMMAR_TYPES
+from router.validation.validator import MAX_PRIORITY, MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS
 
-Range = dict[str, Any]
+SchemaBounds = dict[str, Any]
 
-LARGEST = (2 - 2**-23) * 2.0**127  # finite 32-bit float
-ABOVE_ZERO: Range = {"exclusiveMinimum": 0, "maximum": LARGEST}
-FRACTION: Range = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
-PENALTY: Range = {"minimum": -2, "maximum": 2}
-SOME: Range = {"minimum": 1}
-ONE: Range = {"minimum": 1, "maximum": 1}
-NONE: Range = {"maximum": 0}
-TEXT: Range = {"minLength": 1}
-NAME: Range = {"minLength": 1, "maxLength": LONGEST_NAME}
-STOP_STRING: Range = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-STOP: Range = {**STOP_STRING, "items": {"type": "string", **STOP_STRING}}
-GRAMMAR: Range = {"anyOf": [
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # finite 32-bit float
+POSITIVE_FLOAT: SchemaBounds = {"exclusiveMinimum": 0, "maximum": MAX_FLOAT32}
+BETWEEN_ZERO_AND_ONE: SchemaBounds = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+PENALTY_BOUNDS: SchemaBounds = {"minimum": -2, "maximum": 2}
+AT_LEAST_ONE: SchemaBounds = {"minimum": 1}
+EXACTLY_ONE: SchemaBounds = {"minimum": 1, "maximum": 1}
+AT_MOST_ZERO: SchemaBounds = {"maximum": 0}
+NON_EMPTY_TEXT: SchemaBounds = {"minLength": 1}
+ADAPTER_NAME_LENGTH: SchemaBounds = {"minLength": 1, "maxLength": MAX_NAME_LENGTH}
+STOP_STRING_LENGTH: SchemaBounds = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+STOP_STRINGS: SchemaBounds = {**STOP_STRING_LENGTH, "items": {"type": "string", **STOP_STRING_LENGTH}}
+GRAMMAR_SCHEMA: SchemaBounds = {"anyOf": [
     {"type": "object", "required": ["type"],
-     "properties": {"type": {"type": "string", "enum": [*JSON_TYPES, "regex", "text"]}}},
+     "properties": {"type": {"type": "string", "enum": [*JSON_GRAMMAR_TYPES, "regex", "text"]}}},
     {"type": "null"}]}
 # In every dialect.
-SHARED: dict[str, Range] = {
+SHARED_BOUNDS: dict[str, SchemaBounds] = {
     "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARACTERS},
-    "priority": {"minimum": -MOST_PRIORITY, "maximum": MOST_PRIORITY},
-    "frequency_penalty": PENALTY,
-    "stop": STOP,
+    "priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+    "frequency_penalty": PENALTY_BOUNDS,
+    "stop": STOP_STRINGS,
 }
 # OpenAI's routes: a temperature of 0 is greedy, a `top_p` of 1 keeps all candidates.
-OPENAI: dict[str, Range] = SHARED | {
-    "temperature": {"minimum": 0, "maximum": LARGEST},
+OPENAI_BOUNDS: dict[str, SchemaBounds] = SHARED_BOUNDS | {
+    "temperature": {"minimum": 0, "maximum": MAX_FLOAT32},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "presence_penalty": PENALTY,
-    "max_tokens": SOME,
-    "n": ONE,
+    "presence_penalty": PENALTY_BOUNDS,
+    "max_tokens": AT_LEAST_ONE,
+    "n": EXACTLY_ONE,
 }
 # LoRAX's routes that generate.
-LORAX: dict[str, Range] = SHARED | {
-    "temperature": {"minimum": 0, "maximum": LARGEST},
+LORAX_BOUNDS: dict[str, SchemaBounds] = SHARED_BOUNDS | {
+    "temperature": {"minimum": 0, "maximum": MAX_FLOAT32},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": SOME,
-    "repetition_penalty": ABOVE_ZERO,
-    "presence_penalty": PENALTY,
+    "top_k": AT_LEAST_ONE,
+    "repetition_penalty": POSITIVE_FLOAT,
+    "presence_penalty": PENALTY_BOUNDS,
 }
 # By name of the model of a body, or of a part of one, and by field.
-RANGES: dict[str, dict[str, Range]] = {
-    "Generate": SHARED | {"inputs": TEXT},
-    "CompatGenerate": SHARED | {"inputs": TEXT},
-    "EmbedRequest": {"inputs": TEXT},
-    "EmbeddingsRequest": {"input": {**TEXT, "minItems": 1, "items": {**TEXT, "minItems": 1}}, "dimensions": SOME},
-    "ClassifyRequest": {"inputs": TEXT},
-    "ClassifyBatchRequest": {"inputs": {"minItems": 1, "items": {"type": "string", **TEXT}}},
-    "Parameters": SHARED | {
-        "temperature": ABOVE_ZERO,
-        "repetition_penalty": ABOVE_ZERO,
-        "top_k": SOME,
-        "top_p": FRACTION,
-        "typical_p": FRACTION,
-        "max_new_tokens": SOME,
-        "truncate": SOME,
-        "grammar": GRAMMAR,
+BOUNDS_BY_BODY_MODEL: dict[str, dict[str, SchemaBounds]] = {
+    "Generate": SHARED_BOUNDS | {"inputs": NON_EMPTY_TEXT},
+    "CompatGenerate": SHARED_BOUNDS | {"inputs": NON_EMPTY_TEXT},
+    "EmbedRequest": {"inputs": NON_EMPTY_TEXT},
+    "EmbeddingsRequest": {"input": {**NON_EMPTY_TEXT, "minItems": 1, "items": {**NON_EMPTY_TEXT, "minItems": 1}},
+                          "dimensions": AT_LEAST_ONE},
+    "ClassifyRequest": {"inputs": NON_EMPTY_TEXT},
+    "ClassifyBatchRequest": {"inputs": {"minItems": 1, "items": {"type": "string", **NON_EMPTY_TEXT}}},
+    "Parameters": SHARED_BOUNDS | {
+        "temperature": POSITIVE_FLOAT,
+        "repetition_penalty": POSITIVE_FLOAT,
+        "top_k": AT_LEAST_ONE,
+        "top_p": BETWEEN_ZERO_AND_ONE,
+        "typical_p": BETWEEN_ZERO_AND_ONE,
+        "max_new_tokens": AT_LEAST_ONE,
+        "truncate": AT_LEAST_ONE,
+        "grammar": GRAMMAR_SCHEMA,
     },
-    "LoraxGenerate": {"inputs": TEXT},
-    "LoraxCompatGenerate": {"inputs": TEXT},
-    "LoraxParameters": LORAX | {
-        "truncate": SOME,
-        "max_new_tokens": SOME,
-        "return_k_alternatives": SOME,
-        "typical_p": FRACTION,
+    "LoraxGenerate": {"inputs": NON_EMPTY_TEXT},
+    "LoraxCompatGenerate": {"inputs": NON_EMPTY_TEXT},
+    "LoraxParameters": LORAX_BOUNDS | {
+        "truncate": AT_LEAST_ONE,
+        "max_new_tokens": AT_LEAST_ONE,
+        "return_k_alternatives": AT_LEAST_ONE,
+        "typical_p": BETWEEN_ZERO_AND_ONE,
     },
-    "LoraxChat": LORAX | {"max_tokens": SOME, "max_completion_tokens": SOME},
-    "LoraxCompletion": LORAX | {"prompt": TEXT, "max_tokens": SOME},
-    "ChatRequest": OPENAI | {"max_completion_tokens": SOME, "response_format": GRAMMAR},
-    "Completion": OPENAI | {
-        "prompt": {"minLength": 1, "minItems": 1, "items": {"type": "string", **TEXT}},
-        "repetition_penalty": ABOVE_ZERO,
+    "LoraxChat": LORAX_BOUNDS | {"max_tokens": AT_LEAST_ONE, "max_completion_tokens": AT_LEAST_ONE},
+    "LoraxCompletion": LORAX_BOUNDS | {"prompt": NON_EMPTY_TEXT, "max_tokens": AT_LEAST_ONE},
+    "ChatRequest": OPENAI_BOUNDS | {"max_completion_tokens": AT_LEAST_ONE, "response_format": GRAMMAR_SCHEMA},
+    "Completion": OPENAI_BOUNDS | {
+        "prompt": {"minLength": 1, "minItems": 1, "items": {"type": "string", **NON_EMPTY_TEXT}},
+        "repetition_penalty": POSITIVE_FLOAT,
         "suffix": {"maxLength": 0},
-        "best_of": ONE,
-        "logprobs": NONE,
+        "best_of": EXACTLY_ONE,
+        "logprobs": AT_MOST_ZERO,
         "echo": {"enum": [False, None]},
     },
-    "LoadAdapter": {"id": NAME, "alias": NAME},
-    "LoadLora": {"lora_name": NAME, "lora_path": NAME},
+    "LoadAdapter": {"id": ADAPTER_NAME_LENGTH, "alias": ADAPTER_NAME_LENGTH},
+    "LoadLora": {"lora_name": ADAPTER_NAME_LENGTH, "lora_path": ADAPTER_NAME_LENGTH},
 }
 
 
-def add_ranges(schemas: dict[str, dict[str, Any]]) -> None:
+def add_bounds_to_schemas(schemas: dict[str, dict[str, Any]]) -> None:
     """Add the ranges to the JSON schemas of bodies, which are given by name."""
-    for name, ranges in RANGES.items():
+    for name, bounds in BOUNDS_BY_BODY_MODEL.items():
         properties = schemas.get(name, {}).get("properties", {})
-        for field in ranges.keys() & properties.keys():
-            properties[field].update(ranges[field])
+        for field in bounds.keys() & properties.keys():
+            properties[field].update(bounds[field])

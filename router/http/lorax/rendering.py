@@ -9,115 +9,121 @@ from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
-from router.errors import Cancelled, InvalidRequest, Overloaded, TemplateFailed
-from router.http.openai.rendering import Pieces
-from router.http.transport.collect import Answer, Streaming, number, seed_json
-from router.http.transport.errors import Told, shortened
-from router.http.transport.headers import milliseconds, seconds_of, timings
+from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloaded
+from router.http.openai.rendering import ChunkStreamRenderer
+from router.http.transport.collect import GenerationOutput, TgiStreamRenderer, float32_json, seed_json
+from router.http.transport.errors import ErrorReply, shorten_message
+from router.http.transport.headers import format_milliseconds, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
-from router.scheduler.timeline import Cause
+from router.scheduler.timeline import RequestPhase
 from router.text.tokenizer import Tokenizer
 
-DONE = b"data:[DONE]\n\n"
-KIND = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
-NO_USAGE = '{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
-NOBODY = '"id":"null","object":"{}","created":0,"model":"null"'
+DONE_EVENT = b"data:[DONE]\n\n"
+COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
+ZERO_USAGE_JSON = '{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
+PLACEHOLDER_METADATA_JSON = '"id":"null","object":"{}","created":0,"model":"null"'
 # LoRAX's clients know three finish reasons; a timeout is sent as `length`, which also means that the text was cut off.
-REASONS = {reason: str(reason) for reason in FinishReason} | {FinishReason.TIMEOUT: "length"}
-OPENAI_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "content_filter",
-                  FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
+FINISH_REASONS = {reason: str(reason) for reason in FinishReason} | {FinishReason.TIMEOUT: "length"}
+OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "content_filter",
+                         FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
 
 
-def told(error: Exception) -> Told:
-    found = Told.of(error)
+def lorax_error_reply(error: Exception) -> ErrorReply:
+    reply = ErrorReply.from_exception(error)
     if isinstance(error, Overloaded):
-        return replace(found, text="Model is overloaded")
+        return replace(reply, message="Model is overloaded")
     if isinstance(error, InvalidRequest):
-        return replace(found, error_type="validation")  # the only type that LoRAX's clients know for it
-    if isinstance(error, TemplateFailed):
-        return replace(found, text=shortened(f"Failed applying chat template to inputs: {error}"))
-    return found
+        return replace(reply, error_type="validation")  # the only type that LoRAX's clients know for it
+    if isinstance(error, ChatTemplateFailed):
+        return replace(reply, message=shorten_message(f"Failed applying chat template to inputs: {error}"))
+    return reply
 
 
-def error_event(error: Exception) -> str:
-    return f"data:{told(error).json()}\n\n"
+def lorax_error_event(error: Exception) -> str:
+    return f"data:{lorax_error_reply(error).to_json()}\n\n"
 
 
-def head(model: str, num_characters: int | None) -> dict[str, str]:
+def lorax_base_headers(model_name: str, num_characters: int | None) -> dict[str, str]:
     """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
-    known = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
-    return {"x-compute-type": KIND, "x-model-id": model} | known
+    length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
+    return {"x-compute-type": COMPUTE_TYPE, "x-model-id": model_name} | length_header
 
 
-def times(best: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:
-    spent, num_tokens = seconds_of([best]), best.end.num_tokens
-    decode = spent.get(Cause.DECODE, 0.0) / max(num_tokens - 1, 1)
-    return timings([best], validation_seconds, total_seconds) | {
-        "x-compute-time": milliseconds(total_seconds),
-        "x-time-to-first-token": milliseconds(spent.get(Cause.PREFILL, 0.0)),
-        "x-time-per-output-token": milliseconds(decode),
+def lorax_timing_headers(best_output: GenerationOutput, validation_seconds: float,
+                         total_seconds: float) -> dict[str, str]:
+    seconds_by_phase, num_tokens = sum_seconds_by_phase([best_output]), best_output.final_event.num_tokens
+    decode = seconds_by_phase.get(RequestPhase.DECODE, 0.0) / max(num_tokens - 1, 1)
+    return timing_headers([best_output], validation_seconds, total_seconds) | {
+        "x-compute-time": format_milliseconds(total_seconds),
+        "x-time-to-first-token": format_milliseconds(seconds_by_phase.get(RequestPhase.PREFILL, 0.0)),
+        "x-time-per-output-token": format_milliseconds(decode),
         "x-skipped-tokens": "0",
-        "x-total-tokens": str(len(best.choice.request.prompt) + num_tokens),
+        "x-total-tokens": str(len(best_output.validated_request.request.prompt) + num_tokens),
     }
 
 
 def token_json(token: TokenEvent) -> str:
     special = "true" if token.special else "false"
-    others = f',"alternative_tokens":[{",".join(map(plain_json, token.top))}]' if token.top else ""
-    return f'{plain_json(token)[:-1]},"special":{special},"skipped":false{others}}}'
+    alternatives = (f',"alternative_tokens":[{",".join(map(plain_token_json, token.top_tokens))}]' if token.top_tokens
+                    else "")
+    return f'{plain_token_json(token)[:-1]},"special":{special},"skipped":false{alternatives}}}'
 
 
-def plain_json(token: TokenEvent | TopToken) -> str:
-    return f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{number(token.logprob)}}}'
+def plain_token_json(token: TokenEvent | TopToken) -> str:
+    return f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)}}}'
 
 
-def answer_json(answer: Answer, tokenizer: Tokenizer, others: Sequence[Answer], prefix: str, *, details: bool) -> str:
-    text = quoted(prefix + answer.end.text)
-    if not details:
+def generate_response_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],
+                           text_prefix: str, *, has_details: bool) -> str:
+    text = quoted(text_prefix + output.final_event.text)
+    if not has_details:
         return f'{{"generated_text":{text}}}'
-    counts = f'"prompt_tokens":{len(answer.choice.request.prompt)},"generated_tokens":{answer.end.num_tokens}'
-    best_of = f',"best_of_sequences":[{",".join(other_json(other, tokenizer, prefix) for other in others)}]'
-    return (f'{{"generated_text":{text},"details":{{{reason_json(answer.end)},{counts},"skipped_tokens":0,'
-            f'{tokens_json(answer, tokenizer)}{best_of if others else ""}}}}}')
+    counts = (f'"prompt_tokens":{len(output.validated_request.request.prompt)},'
+              f'"generated_tokens":{output.final_event.num_tokens}')
+    best_of_sequences = ",".join(best_of_sequence_json(other, tokenizer, text_prefix) for other in other_outputs)
+    best_of = f',"best_of_sequences":[{best_of_sequences}]'
+    return (f'{{"generated_text":{text},"details":{{{finish_reason_field(output.final_event)},{counts},'
+            f'"skipped_tokens":0,{seed_and_token_fields(output, tokenizer)}{best_of if other_outputs else ""}}}}}')
 
 
-def other_json(answer: Answer, tokenizer: Tokenizer, prefix: str) -> str:
+def best_of_sequence_json(output: GenerationOutput, tokenizer: Tokenizer, text_prefix: str) -> str:
     """Render one of the choices other than the best."""
-    return (f'{{"generated_text":{quoted(prefix + answer.end.text)},{reason_json(answer.end)},'
-            f'"generated_tokens":{answer.end.num_tokens},{tokens_json(answer, tokenizer)}}}')
+    return (
+        f'{{"generated_text":{quoted(text_prefix + output.final_event.text)},{finish_reason_field(output.final_event)},'
+        f'"generated_tokens":{output.final_event.num_tokens},{seed_and_token_fields(output, tokenizer)}}}')
 
 
-def reason_json(end: FinishedEvent) -> str:
-    return f'"finish_reason":"{REASONS[end.reason]}"'
+def finish_reason_field(final_event: FinishedEvent) -> str:
+    return f'"finish_reason":"{FINISH_REASONS[final_event.finish_reason]}"'
 
 
-def tokens_json(answer: Answer, tokenizer: Tokenizer) -> str:
-    return (f'"seed":{seed_json(answer.choice.seed)},"prefill":[{answer.prefill_json(tokenizer)}],'
-            f'"tokens":[{",".join(map(token_json, answer.tokens))}]')
+def seed_and_token_fields(output: GenerationOutput, tokenizer: Tokenizer) -> str:
+    return (f'"seed":{seed_json(output.validated_request.seed)},"prefill":[{output.prefill_json(tokenizer)}],'
+            f'"tokens":[{",".join(map(token_json, output.tokens))}]')
 
 
-class LoraxStreaming(Streaming):
+class LoraxStreamRenderer(TgiStreamRenderer):
     __slots__ = ()
 
-    def _event(self, token: TokenEvent, end: str) -> str:
-        return f'data:{{"token":{token_json(token)},{end}}}\n\n'
+    def _render_token_event(self, token: TokenEvent, end_fields: str) -> str:
+        return f'data:{{"token":{token_json(token)},{end_fields}}}\n\n'
 
-    def _end(self, event: FinishedEvent) -> str:
+    def _render_end_fields(self, event: FinishedEvent) -> str:
         details = "null"
-        if self._details:
-            num_prompt_tokens = len(self._choice.request.prompt)
-            details = (f'{{{reason_json(event)},"prompt_tokens":{num_prompt_tokens},"generated_tokens":'
-                       f'{event.num_tokens},"skipped_tokens":0,"seed":{seed_json(self._choice.seed)}}}')
-        return f'"generated_text":{quoted(self._prefix + event.text)},"details":{details}'
+        if self._has_details:
+            num_prompt_tokens = len(self._validated_request.request.prompt)
+            details = (f'{{{finish_reason_field(event)},"prompt_tokens":{num_prompt_tokens},"generated_tokens":'
+                       f'{event.num_tokens},"skipped_tokens":0,"seed":{seed_json(self._validated_request.seed)}}}')
+        return f'"generated_text":{quoted(self._text_prefix + event.text)},"details":{details}'
 
-    def _failed(self, event: FailedEvent) -> str:
-        return failure(event)
+    def _render_failure(self, event: FailedEvent) -> str:
+        return render_failure_event(event)
 
 
-def failure(event: FailedEvent) -> str:
+def render_failure_event(event: FailedEvent) -> str:
     if isinstance(event.error, Cancelled):
         raise event.error
-    return error_event(event.error)
+    return lorax_error_event(event.error)
 
 
 def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
@@ -125,64 +131,68 @@ def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
             f'"completion_tokens":{num_tokens}}}')
 
 
-def usage_of(answer: Answer) -> str:
-    return usage_json(len(answer.choice.request.prompt), answer.end.num_tokens)
+def output_usage_json(output: GenerationOutput) -> str:
+    return usage_json(len(output.validated_request.request.prompt), output.final_event.num_tokens)
 
 
-def completion_json(answer: Answer, prefix: str) -> str:
-    choice = (f'{{"index":0,"text":{quoted(prefix + answer.end.text)},"logprobs":null,'
-              f'"finish_reason":"{OPENAI_REASONS[answer.end.reason]}"}}')
-    return f'{{{NOBODY.format("text_completion")},"choices":[{choice}],"usage":{usage_of(answer)}}}'
+def completion_response_json(output: GenerationOutput, text_prefix: str) -> str:
+    choice = (f'{{"index":0,"text":{quoted(text_prefix + output.final_event.text)},"logprobs":null,'
+              f'"finish_reason":"{OPENAI_FINISH_REASONS[output.final_event.finish_reason]}"}}')
+    return (f'{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{choice}],'
+            f'"usage":{output_usage_json(output)}}}')
 
 
-def chat_json(answer: Answer, message: str, model: str, created: int, fingerprint: str) -> str:
-    choice = f'{{"index":0,"message":{message},"finish_reason":"{OPENAI_REASONS[answer.end.reason]}"}}'
+def chat_response_json(output: GenerationOutput, message_json: str, model: str, created: int, fingerprint: str) -> str:
+    choice = (f'{{"index":0,"message":{message_json},'
+              f'"finish_reason":"{OPENAI_FINISH_REASONS[output.final_event.finish_reason]}"}}')
     return (f'{{"id":"null","object":"text_completion","created":{created},"model":{quoted(model)},'
-            f'"choices":[{choice}],"usage":{usage_of(answer)},"system_fingerprint":"{fingerprint}"}}')
+            f'"choices":[{choice}],"usage":{output_usage_json(output)},"system_fingerprint":"{fingerprint}"}}')
 
 
-class ChatChunks(Pieces):
+class LoraxChatStreamRenderer(ChunkStreamRenderer):
     __slots__ = ("_num_prompt_tokens",)
 
     def __init__(self, num_prompt_tokens: int) -> None:
         super().__init__()
         self._num_prompt_tokens = num_prompt_tokens
 
-    def _chunk(self, text: str, _: TokenEvent | None, /) -> str:
-        return self._told(f'"role":"assistant","content":{quoted(text)}', "null", "")
+    def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
+        return self._format_chunk(f'"role":"assistant","content":{quoted(text)}', "null", "")
 
-    def _end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
+    def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
         """Render the end; after an end token without text, the delta is empty."""
-        is_empty = not text and event.reason is FinishReason.END_TOKEN
+        is_empty = not text and event.finish_reason is FinishReason.END_TOKEN
         delta = "" if is_empty else f'"role":"assistant","content":{quoted(text)}'
         usage = usage_json(self._num_prompt_tokens, event.num_tokens)
-        return self._told(delta, f'"{OPENAI_REASONS[event.reason]}"', f',"usage":{usage}') + DONE.decode()
+        return self._format_chunk(delta, f'"{OPENAI_FINISH_REASONS[event.finish_reason]}"',
+                                  f',"usage":{usage}') + DONE_EVENT.decode()
 
-    def _told(self, delta: str, reason: str, usage: str) -> str:
-        return (f'data:{{{NOBODY.format("chat.completion.chunk")},"choices":[{{"index":0,"delta":{{{delta}}},'
-                f'"finish_reason":{reason}}}]{usage}}}\n\n')
+    def _format_chunk(self, delta_fields: str, finish_reason_json: str, usage_field: str) -> str:
+        return (f'data:{{{PLACEHOLDER_METADATA_JSON.format("chat.completion.chunk")},"choices":[{{"index":0,'
+                f'"delta":{{{delta_fields}}},"finish_reason":{finish_reason_json}}}]{usage_field}}}\n\n')
 
-    def _failed(self, event: FailedEvent) -> str:
-        return failure(event)
+    def _render_failure(self, event: FailedEvent) -> str:
+        return render_failure_event(event)
 
 
-class TextChunks(Pieces):
+class LoraxCompletionStreamRenderer(ChunkStreamRenderer):
     __slots__ = ("_num_prompt_tokens",)
 
     def __init__(self, num_prompt_tokens: int) -> None:
         super().__init__()
         self._num_prompt_tokens = num_prompt_tokens
 
-    def _chunk(self, text: str, _: TokenEvent | None, /) -> str:
-        return self._told(text, "null", NO_USAGE)
+    def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
+        return self._format_chunk(text, "null", ZERO_USAGE_JSON)
 
-    def _end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
+    def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
         usage = usage_json(self._num_prompt_tokens, event.num_tokens)
-        return self._told(text, f'"{OPENAI_REASONS[event.reason]}"', usage) + DONE.decode()
+        return self._format_chunk(text, f'"{OPENAI_FINISH_REASONS[event.finish_reason]}"', usage) + DONE_EVENT.decode()
 
-    def _told(self, text: str, reason: str, usage: str) -> str:
-        return (f'data:{{{NOBODY.format("text_completion")},"choices":[{{"index":0,"text":{quoted(text)},'
-                f'"logprobs":null,"finish_reason":{reason}}}],"usage":{usage}}}\n\n')
+    def _format_chunk(self, text: str, finish_reason_json: str, usage_json: str) -> str:
+        return (f'data:{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{{"index":0,'
+                f'"text":{quoted(text)},"logprobs":null,"finish_reason":{finish_reason_json}}}],'
+                f'"usage":{usage_json}}}\n\n')
 
-    def _failed(self, event: FailedEvent) -> str:
-        return failure(event)
+    def _render_failure(self, event: FailedEvent) -> str:
+        return render_failure_event(event)

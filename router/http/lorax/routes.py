@@ -13,45 +13,52 @@ from aiohttp import web
 from pydantic import Field
 
 from router.grammars.schema import Grammar
-from router.http.lorax.parameters import LoraxParameters, check, check_streamable
-from router.http.lorax.rendering import LoraxStreaming, answer_json, error_event, head, times
-from router.http.routes.tokenize import NAMES, answer_tokens, json_pieces
-from router.http.transport.adapter_names import called
-from router.http.transport.body import Foreign, json_answer, read_body
-from router.http.transport.collect import Answer
-from router.http.transport.generate import House, collected, open_stream
-from router.http.transport.headers import Caller, compute, going_by, identity
-from router.http.transport.sse import EventStream, Pump, Rendering
+from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
+from router.http.lorax.rendering import (
+    LoraxStreamRenderer,
+    generate_response_json,
+    lorax_base_headers,
+    lorax_error_event,
+    lorax_timing_headers,
+)
+from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
+from router.http.transport.adapter_names import adapter_for_stream_headers
+from router.http.transport.body import RequestBody, json_response, read_body
+from router.http.transport.collect import GenerationOutput
+from router.http.transport.generate import Services, generate_all, open_response_stream
+from router.http.transport.headers import Caller, adapter_headers, model_and_prompt_headers, request_id_header
+from router.http.transport.sse import EventPump, EventRenderer, EventStream
 from router.text.chat_template import Conversation
-from router.text.prompts import Encoded
-from router.validation.validator import Choice
+from router.text.prompts import TokenizedText
+from router.validation.validator import ValidatedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LoraxGenerationRequest:
     """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
     parameters: LoraxParameters
-    grammar: Callable[[], Grammar | None]
+    make_grammar: Callable[[], Grammar | None]
 
     @property
     def num_characters(self) -> int | None:
         return len(self.prompt) if isinstance(self.prompt, str) else None
 
     @property
-    def prefix(self) -> str:
+    def text_prefix(self) -> str:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerate(Foreign):
+class LoraxGenerate(RequestBody):
     inputs: str
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property
-    def order(self) -> Order:
-        given = self.parameters.response_format
-        return Order(self.inputs, self.parameters, lambda: None if given is None else given.grammar())
+    def generation_request(self) -> LoraxGenerationRequest:
+        response_format = self.parameters.response_format
+        return LoraxGenerationRequest(self.inputs, self.parameters,
+                                      lambda: None if response_format is None else response_format.to_grammar())
 
 
 class LoraxCompatGenerate(LoraxGenerate):
@@ -60,75 +67,84 @@ class LoraxCompatGenerate(LoraxGenerate):
     stream: bool = False
 
 
-class TokenizeText(Foreign):
+class TokenizeText(RequestBody):
     inputs: str
     add_special_tokens: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class LoraxFullOutput:
     """Answers of a request without streaming: the best one, the others, and the response headers."""
 
-    best: Answer
-    others: list[Answer]
+    best_output: GenerationOutput
+    other_outputs: list[GenerationOutput]
     headers: dict[str, str]
 
-    def response(self, body: str) -> web.Response:
+    def to_response(self, body: str) -> web.Response:
         return web.Response(body=body.encode(), headers=self.headers, content_type="application/json")
 
 
-class Orders:
-    """Runs orders, with a whole response or a stream."""
+class LoraxGenerator:
+    """Runs generation requests, with a whole response or a stream."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
-    async def whole(self, request: web.Request, order: Order, caller: Caller) -> Whole:
-        choices = await self._choices(order, caller)
-        validated = clock()
-        answers = await collected(self._house, choices, caller)
-        best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (self._head(request, order.num_characters or best.choice.num_characters)
-                   | going_by(best.choice.adapter) | times(best, validated - caller.came, clock() - caller.came))
-        return Whole(best, others, headers)
+    async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationRequest,
+                               caller: Caller) -> LoraxFullOutput:
+        validated_requests = await self._validate(generation_request, caller)
+        validated_at = clock()
+        outputs = await generate_all(self._services, validated_requests, caller)
+        best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
+        headers = (self._base_headers(request, generation_request.num_characters
+                                      or best_output.validated_request.num_prompt_characters)
+                   | adapter_headers(best_output.validated_request.adapter)
+                   | lorax_timing_headers(best_output, validated_at - caller.arrived_at, clock() - caller.arrived_at))
+        return LoraxFullOutput(best_output, other_outputs, headers)
 
-    async def streamed(self, request: web.Request, order: Order, caller: Caller,
-                       rendering: Callable[[Choice], Rendering]) -> web.StreamResponse:
+    async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationRequest, caller: Caller,
+                                make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
-        adapter = called(self._house.validator.adapters, order.parameters.adapter(caller.token))
-        headers = self._head(request, order.num_characters) | going_by(adapter)
-        async with open_stream(request, headers, self._house.config.slow_client_timeout, error_event) as out:
-            await self._stream(order, caller, rendering, out)
-        return out.response
+        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
+                                             generation_request.parameters.adapter_reference(caller.source_token))
+        headers = self._base_headers(request, generation_request.num_characters) | adapter_headers(adapter)
+        async with open_response_stream(request, headers, self._services.config.slow_client_timeout,
+                                        lorax_error_event) as event_stream:
+            await self._stream_events(generation_request, caller, make_renderer, event_stream)
+        return event_stream.response
 
-    async def _stream(self, order: Order, caller: Caller, rendering: Callable[[Choice], Rendering],
-                      out: EventStream) -> None:
-        check_streamable(order.parameters)
-        [choice] = await self._choices(order, caller)
-        with closing(self._house.submit(choice, caller)) as stream:
-            stream.cut = out.cut
-            await Pump(stream, rendering(choice), out, self._house.outbox).run()
+    async def _stream_events(self, generation_request: LoraxGenerationRequest, caller: Caller,
+                             make_renderer: Callable[[ValidatedRequest], EventRenderer],
+                             event_stream: EventStream) -> None:
+        check_streamable(generation_request.parameters)
+        [validated_request] = await self._validate(generation_request, caller)
+        with closing(self._services.submit(validated_request, caller)) as stream:
+            stream.abort_connection = event_stream.abort_connection
+            await EventPump(stream, make_renderer(validated_request), event_stream, self._services.write_batcher).run()
 
-    async def _choices(self, order: Order, caller: Caller) -> list[Choice]:
-        validator = self._house.validator
-        check(order.parameters, order.prompt, self._house.config, validator.limits)
-        return await validator.choices(order.parameters.wanted(order.prompt, caller, order.grammar()))
+    async def _validate(self, generation_request: LoraxGenerationRequest, caller: Caller) -> list[ValidatedRequest]:
+        validator = self._services.validator
+        check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
+                               validator.limits)
+        return await validator.validate(generation_request.parameters.to_generation_input(
+            generation_request.prompt, caller, generation_request.make_grammar()))
 
-    def _head(self, request: web.Request, num_characters: int | None) -> dict[str, str]:
-        exact = compute(self._house.engine.facts, 0)["x-weft-exact"]
-        return head(self._house.about.name, num_characters) | {"x-weft-exact": exact} | identity(request)
+    def _base_headers(self, request: web.Request, num_characters: int | None) -> dict[str, str]:
+        exact = model_and_prompt_headers(self._services.engine.model_info, 0)["x-weft-exact"]
+        return (lorax_base_headers(self._services.served_model.name, num_characters) | {"x-weft-exact": exact}
+                | request_id_header(request))
 
 
-class Lorax:
+class LoraxRoutes:
     """Handlers of LoRAX's own routes."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._orders = Orders(house)
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._generator = LoraxGenerator(services)
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/", self.compat),
+            web.post("/", self.compat_generate),
             web.post("/generate", self.generate),
             web.post("/generate_stream", self.generate_stream),
             web.post("/tokenize", self.tokenize),
@@ -136,50 +152,55 @@ class Lorax:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        order = (await read_body(request, LoraxGenerate)).order
-        found = await self._orders.whole(request, order, caller)
-        return found.response(self._json(order, found))
+        caller = Caller.from_request(request, self._services.engine)
+        generation_request = (await read_body(request, LoraxGenerate)).generation_request
+        full_output = await self._generator.generate_in_full(request, generation_request, caller)
+        return full_output.to_response(self._response_json(generation_request, full_output))
 
-    async def compat(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        asked = await read_body(request, LoraxCompatGenerate)
-        if asked.stream:
-            return await self._streamed(request, asked, caller)
-        found = await self._orders.whole(request, asked.order, caller)
-        return found.response(f"[{self._json(asked.order, found)}]")
+    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
+        caller = Caller.from_request(request, self._services.engine)
+        generate_body = await read_body(request, LoraxCompatGenerate)
+        if generate_body.stream:
+            return await self._respond_streaming(request, generate_body, caller)
+        full_output = await self._generator.generate_in_full(request, generate_body.generation_request, caller)
+        return full_output.to_response(f"[{self._response_json(generate_body.generation_request, full_output)}]")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        return await self._streamed(request, await read_body(request, LoraxGenerate), caller)
+        caller = Caller.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, LoraxGenerate), caller)
 
-    async def _streamed(self, request: web.Request, asked: LoraxGenerate, caller: Caller) -> web.StreamResponse:
-        order = asked.order
-        return await self._orders.streamed(request, order, caller, lambda choice: LoraxStreaming(
-            choice, order.parameters.details, order.prefix))
+    async def _respond_streaming(self, request: web.Request, generate_body: LoraxGenerate,
+                                 caller: Caller) -> web.StreamResponse:
+        generation_request = generate_body.generation_request
+        return await self._generator.respond_streaming(
+            request, generation_request, caller,
+            lambda choice: LoraxStreamRenderer(choice, generation_request.parameters.details,
+                                               generation_request.text_prefix))
 
-    def _json(self, order: Order, found: Whole) -> str:
-        return answer_json(found.best, self._house.validator.tokenizer, found.others, order.prefix,
-                           details=order.parameters.has_details)
+    def _response_json(self, generation_request: LoraxGenerationRequest, full_output: LoraxFullOutput) -> str:
+        return generate_response_json(full_output.best_output, self._services.validator.tokenizer,
+                                      full_output.other_outputs, generation_request.text_prefix,
+                                      has_details=generation_request.parameters.has_details)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
-        asked = await read_body(request, TokenizeText)
-        piece_of = self._house.validator.tokenizer.piece
+        tokenize_body = await read_body(request, TokenizeText)
+        get_vocabulary_piece = self._services.validator.tokenizer.id_to_token
 
-        def pieces(encoded: Encoded) -> list[bytes]:
-            return [*json_pieces({"id": token, "text": piece_of(token), "start": start, "stop": stop}
-                                 for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True))]
-        return await answer_tokens(self._house, request, asked.inputs, NAMES, pieces,
-                                   add_special_tokens=asked.add_special_tokens is not False)
+        def render_pieces(encoded: TokenizedText) -> list[bytes]:
+            return [*json_list_pieces({"id": token, "text": get_vocabulary_piece(token), "start": start, "stop": stop}
+                                      for token, (start, stop) in zip(encoded.token_ids, encoded.offsets, strict=True))]
+        return await respond_with_tokens(self._services, request, tokenize_body.inputs, PARAMETER_NAMES, render_pieces,
+                                         add_special_tokens=tokenize_body.add_special_tokens is not False)
 
     async def info(self, _: web.Request) -> web.Response:
-        facts, config, limits = self._house.engine.facts, self._house.config, self._house.validator.limits
-        return json_answer({
-            "model_id": self._house.about.name,
+        model_info, config, limits = (self._services.engine.model_info, self._services.config,
+                                      self._services.validator.limits)
+        return json_response({
+            "model_id": self._services.served_model.name,
             "model_sha": None,
-            "model_dtype": f"torch.{facts.dtype}",
-            "model_device_type": facts.device,
+            "model_dtype": f"torch.{model_info.dtype}",
+            "model_device_type": model_info.device,
             "model_pipeline_tag": None,
             "max_concurrent_requests": config.max_concurrent_requests,
             "max_best_of": config.max_best_of,
@@ -187,7 +208,7 @@ class Lorax:
             "max_input_length": limits.max_input_tokens,
             "max_total_tokens": limits.max_total_tokens,
             "waiting_served_ratio": config.waiting_served_ratio,
-            "max_batch_total_tokens": facts.num_blocks * facts.block_size,
+            "max_batch_total_tokens": model_info.num_blocks * model_info.block_size,
             "max_waiting_tokens": config.max_waiting_tokens,
             "validation_workers": config.validation_workers,
             "eager_prefill": True,

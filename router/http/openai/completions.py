@@ -1,7 +1,7 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request.
 
-Parses bodies into `Wanted`; rendering.py renders the events. The number of prompts is checked here, all other limits by
-the validator.
+Parses bodies into `GenerationInput`; rendering.py renders the events. The number of prompts is checked here, all other
+limits by the validator.
 """
 
 from collections.abc import Sequence
@@ -14,38 +14,50 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.fields import Asked, choices_of, labelled, listed
-from router.http.openai.rendering import DONE, Label, TextChunks, text_completion_json, text_usage_chunk
-from router.http.transport.body import Unsigned32, read_body
-from router.http.transport.generate import House, collected, open_stream, together
-from router.http.transport.headers import Caller, compute, going_by, identity, timings
-from router.http.transport.sse import Pump
-from router.text.prompts import Names
-from router.validation.validator import Choice, Wanted
+from router.http.openai.fields import OpenAIBaseRequest, as_list, create_response_metadata, validate_openai_request
+from router.http.openai.rendering import (
+    DONE_EVENT,
+    OpenAICompletionStreamRenderer,
+    ResponseMetadata,
+    completions_usage_chunk,
+    text_completion_json,
+)
+from router.http.transport.body import UInt32, read_body
+from router.http.transport.generate import Services, gather_or_cancel, generate_all, open_response_stream
+from router.http.transport.headers import (
+    Caller,
+    adapter_headers,
+    model_and_prompt_headers,
+    request_id_header,
+    timing_headers,
+)
+from router.http.transport.sse import EventPump
+from router.text.prompts import ParameterNames
+from router.validation.validator import GenerationInput, ValidatedRequest
 
-NAMES = Names(prompt="prompt", max_new_tokens="max_tokens", truncate="")
-Prompts = Annotated[list[str], FailFast(), Field(min_length=1),
-                    BeforeValidator(listed, json_schema_input_type=str | list[str])]
+PARAMETER_NAMES = ParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
+PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
+                       BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
-class Completion(Asked):
-    prompt: Prompts
+class Completion(OpenAIBaseRequest):
+    prompt: PromptList
     repetition_penalty: float | None = None
     suffix: str | None = None
-    best_of: Unsigned32 | None = None
+    best_of: UInt32 | None = None
     echo: bool | None = None
-    logprobs: Unsigned32 | None = None
+    logprobs: UInt32 | None = None
 
-    def check(self, most_prompts: int) -> None:
+    def check_limits(self, max_prompts: int) -> None:
         """Reject what text-generation-inference rejects, too. Raises InvalidRequest."""
         if self.suffix:
             raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
-                                "suffix not supported")
-        if len(self.prompt) > most_prompts:
-            raise InvalidRequest(f"`prompt` must hold at most {most_prompts} texts (--max-client-batch-size), "
-                                f"got {len(self.prompt)}", "batch size exceeded")
+                                 "suffix not supported")
+        if len(self.prompt) > max_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {max_prompts} texts (--max-client-batch-size), "
+                                 f"got {len(self.prompt)}", "batch size exceeded")
 
-    def check_served(self) -> None:
+    def check_supported(self) -> None:
         """Reject fields that are not implemented, instead of ignoring them as `--compat tgi` does."""
         for name in ("n", "best_of"):
             if getattr(self, name) not in {None, 1}:
@@ -54,13 +66,14 @@ class Completion(Asked):
             if getattr(self, name):
                 raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
 
-    def wanted(self, prompt: str, caller: Caller) -> Wanted:
-        return replace(self.as_wanted(prompt, NAMES, caller), repetition_penalty=self.repetition_penalty)
+    def to_generation_input(self, prompt: str, caller: Caller) -> GenerationInput:
+        return replace(self.base_generation_input(prompt, PARAMETER_NAMES, caller),
+                       repetition_penalty=self.repetition_penalty)
 
 
-class Completions:
-    def __init__(self, house: House) -> None:
-        self._house = house
+class CompletionRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/v1/completions", self.complete)]
@@ -68,53 +81,63 @@ class Completions:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
         errors up to then have their HTTP status."""
-        caller = Caller.of(request, self._house.engine)
-        asked = await read_body(request, Completion)
-        asked.check(self._house.config.max_client_batch_size)
-        if not self._house.is_tgi:
-            asked.check_served()
-        choices = [choice for index, prompt in enumerate(asked.prompt)
-                   for choice in await self._choices(asked, prompt, caller.part(index))]
-        if asked.stream:
-            return await self._streamed(request, asked, choices, caller)
-        return await self._whole(request, choices, caller)
+        caller = Caller.from_request(request, self._services.engine)
+        completion_request = await read_body(request, Completion)
+        completion_request.check_limits(self._services.config.max_client_batch_size)
+        if not self._services.is_tgi:
+            completion_request.check_supported()
+        validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
+                              for choice in await self._validate_prompt(completion_request, prompt,
+                                                                        caller.for_prompt(index))]
+        if completion_request.stream:
+            return await self._respond_streaming(request, completion_request, validated_requests, caller)
+        return await self._respond_in_full(request, validated_requests, caller)
 
-    async def _choices(self, asked: Completion, prompt: str, caller: Caller) -> list[Choice]:
-        return await choices_of(self._house, asked, asked.wanted(prompt, caller), caller)
+    async def _validate_prompt(self, completion_request: Completion, prompt: str,
+                               caller: Caller) -> list[ValidatedRequest]:
+        return await validate_openai_request(self._services, completion_request,
+                                             completion_request.to_generation_input(prompt, caller), caller)
 
-    async def _whole(self, request: web.Request, choices: Sequence[Choice], caller: Caller) -> web.StreamResponse:
-        named, validated = self._label(request), clock()
-        answers = await collected(self._house, choices, caller)
-        headers = self._headers(request, choices) | timings(answers, validated - caller.came, clock() - caller.came)
-        body = text_completion_json(named, answers).encode()
+    async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
+                               caller: Caller) -> web.StreamResponse:
+        metadata, validated_at = self._create_metadata(request), clock()
+        outputs = await generate_all(self._services, validated_requests, caller)
+        headers = (self._response_headers(request, validated_requests)
+                   | timing_headers(outputs, validated_at - caller.arrived_at, clock() - caller.arrived_at))
+        body = text_completion_json(metadata, outputs).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
 
-    async def _streamed(self, request: web.Request, asked: Completion, choices: Sequence[Choice],
-                        caller: Caller) -> web.StreamResponse:
-        house, named = self._house, self._label(request)
-        with ExitStack() as leaving:
-            streams = [leaving.enter_context(closing(house.submit(choice, caller))) for choice in choices]
-            patience = house.config.slow_client_timeout
-            async with open_stream(request, self._headers(request, choices), patience, named.error_chunk) as out:
+    async def _respond_streaming(self, request: web.Request, completion_request: Completion,
+                                 validated_requests: Sequence[ValidatedRequest], caller: Caller) -> web.StreamResponse:
+        services, metadata = self._services, self._create_metadata(request)
+        with ExitStack() as exit_stack:
+            streams = [exit_stack.enter_context(closing(services.submit(choice, caller)))
+                       for choice in validated_requests]
+            slow_client_timeout = services.config.slow_client_timeout
+            async with open_response_stream(request, self._response_headers(request, validated_requests),
+                                            slow_client_timeout, metadata.render_error_chunk) as event_stream:
                 for stream in streams:
-                    stream.cut = out.cut
-                texts = [TextChunks(named, index, len(choice.request.prompt)) for index, choice in enumerate(choices)]
-                await together(pumped(Pump(stream, text, out, house.outbox), text)
-                               for stream, text in zip(streams, texts, strict=True))
-                usage = text_usage_chunk(named, texts) if asked.wants_usage else ""
-                out.write(f"{usage}{DONE}".encode())
-            return out.response
+                    stream.abort_connection = event_stream.abort_connection
+                renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
+                             for index, choice in enumerate(validated_requests)]
+                await gather_or_cancel(
+                    pump_completion(EventPump(stream, text, event_stream, services.write_batcher), text)
+                    for stream, text in zip(streams, renderers, strict=True))
+                usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
+                event_stream.write(f"{usage}{DONE_EVENT}".encode())
+            return event_stream.response
 
-    def _headers(self, request: web.Request, choices: Sequence[Choice]) -> dict[str, str]:
-        num_characters = sum(choice.num_characters for choice in choices)
-        return compute(self._house.engine.facts, num_characters) | identity(request) | going_by(choices[0].adapter)
+    def _response_headers(self, request: web.Request, validated_requests: Sequence[ValidatedRequest]) -> dict[str, str]:
+        num_characters = sum(choice.num_prompt_characters for choice in validated_requests)
+        return (model_and_prompt_headers(self._services.engine.model_info, num_characters) | request_id_header(request)
+                | adapter_headers(validated_requests[0].adapter))
 
-    def _label(self, request: web.Request) -> Label:
-        return labelled(self._house, request.path, "cmpl", self._house.about.name)
+    def _create_metadata(self, request: web.Request) -> ResponseMetadata:
+        return create_response_metadata(self._services, request.path, "cmpl", self._services.served_model.name)
 
 
-async def pumped(pump: Pump, text: TextChunks) -> None:
+async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:
     """Run the pump, then raise the completion's error if it failed: the text before the error is already written."""
     await pump.run()
-    if text.error is not None:
-        raise text.error
+    if renderer.error is not None:
+        raise renderer.error

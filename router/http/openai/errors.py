@@ -11,46 +11,46 @@ from typing import Self
 from aiohttp import web
 
 from router.errors import (
-    AdapterFailed,
-    AdapterMissing,
+    AdapterLoadFailed,
+    AdapterNotFound,
+    ChatTemplateFailed,
     GenerationFailed,
     InvalidRequest,
+    InvalidTools,
     NotReady,
     Overloaded,
-    TemplateFailed,
     TimedOut,
-    ToolsFailed,
 )
-from router.http.transport.body import WrongShape
-from router.http.transport.errors import Told, error_response, shortened
+from router.http.transport.body import BodyValidationError
+from router.http.transport.errors import ErrorReply, error_response, shorten_message
 
-INVALID, SERVER = "invalid_request_error", "server_error"
+INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
 # Status, type and code.
-KINDS: dict[type[Exception], tuple[int, str, str]] = {
-    InvalidRequest: (400, INVALID, ""),
-    TemplateFailed: (400, INVALID, ""),
-    ToolsFailed: (400, INVALID, ""),
-    AdapterMissing: (404, INVALID, "model_not_found"),
-    AdapterFailed: (424, INVALID, "adapter_failed"),
+ERRORS_BY_EXCEPTION: dict[type[Exception], tuple[int, str, str]] = {
+    InvalidRequest: (400, INVALID_REQUEST_ERROR, ""),
+    ChatTemplateFailed: (400, INVALID_REQUEST_ERROR, ""),
+    InvalidTools: (400, INVALID_REQUEST_ERROR, ""),
+    AdapterNotFound: (404, INVALID_REQUEST_ERROR, "model_not_found"),
+    AdapterLoadFailed: (424, INVALID_REQUEST_ERROR, "adapter_failed"),
     TimedOut: (408, "timeout_error", ""),
     Overloaded: (429, "rate_limit_error", "rate_limit_exceeded"),
-    NotReady: (503, SERVER, ""),
-    GenerationFailed: (500, SERVER, ""),
+    NotReady: (503, SERVER_ERROR, ""),
+    GenerationFailed: (500, SERVER_ERROR, ""),
 }
-# Errors whose message is sent without a prefix; other errors of KINDS get TGI's, such as "Template error: ".
-PLAIN = (InvalidRequest, ToolsFailed, AdapterMissing, AdapterFailed)
+# Errors whose message is sent without a prefix; the others get TGI's, such as "Template error: ".
+ERRORS_WITHOUT_PREFIX = (InvalidRequest, InvalidTools, AdapterNotFound, AdapterLoadFailed)
 TYPES_BY_STATUS = {403: "permission_error"}
 CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
-OTHER_SHAPES = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
+COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
 
-def has_api_errors(path: str, compat: str) -> bool:
+def has_openai_errors(path: str, compat: str) -> bool:
     """Whether errors of the route at `path` have OpenAI's shape."""
-    return compat not in OTHER_SHAPES and (path == "/v1" or path.startswith("/v1/"))
+    return compat not in COMPATS_WITH_OWN_ERRORS and (path == "/v1" or path.startswith("/v1/"))
 
 
 @dataclass(frozen=True, slots=True)
-class ApiError:
+class OpenAIErrorReply:
     status: int
     message: str
     type: str
@@ -59,31 +59,32 @@ class ApiError:
     retry_after: float | None = None
 
     @classmethod
-    def of(cls, error: Exception) -> Self:
+    def from_exception(cls, error: Exception) -> Self:
         """Return the error to send to the client for any exception."""
         if isinstance(error, web.HTTPException):
-            return cls.of_http(error)
-        told = Told.of(error)
-        status, kind, code = next((found for known, found in KINDS.items() if isinstance(error, known)),
-                                  (500, SERVER, ""))
-        return cls(status, shortened(str(error)) if isinstance(error, PLAIN) else told.text, kind,
-                   getattr(error, "param", "") if status in {400, 404} else "", getattr(error, "code", "") or code,
-                   told.retry_after)
+            return cls.from_http_exception(error)
+        tgi_reply = ErrorReply.from_exception(error)
+        status, error_type, code = next((found for known, found in ERRORS_BY_EXCEPTION.items()
+                                         if isinstance(error, known)), (500, SERVER_ERROR, ""))
+        return cls(status,
+                   shorten_message(str(error)) if isinstance(error, ERRORS_WITHOUT_PREFIX) else tgi_reply.message,
+                   error_type, getattr(error, "param", "") if status in {400, 404} else "",
+                   getattr(error, "code", "") or code, tgi_reply.retry_after)
 
     @classmethod
-    def of_http(cls, error: web.HTTPException) -> Self:
+    def from_http_exception(cls, error: web.HTTPException) -> Self:
         """Return the error for an HTTP exception of aiohttp; 422 becomes 400, as in OpenAI's API."""
         text, param = error.text or error.reason, ""
-        if isinstance(error, WrongShape):
-            text, param = error.what, error.param
-        return cls(400 if error.status == 422 else error.status, shortened(text),
-                   TYPES_BY_STATUS.get(error.status, INVALID if error.status < 500 else SERVER), param,
-                   CODES_BY_STATUS.get(error.status, ""))
+        if isinstance(error, BodyValidationError):
+            text, param = error.fault, error.param
+        return cls(400 if error.status == 422 else error.status, shorten_message(text),
+                   TYPES_BY_STATUS.get(error.status, INVALID_REQUEST_ERROR if error.status < 500 else SERVER_ERROR),
+                   param, CODES_BY_STATUS.get(error.status, ""))
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         """Return the body as one line of JSON; empty fields are null."""
         return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param or None,
                                      "code": self.code or None}}, separators=(",", ":"))
 
-    def response(self) -> web.Response:
-        return error_response(self.status, self.json(), self.retry_after)
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)

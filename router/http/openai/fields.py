@@ -8,69 +8,77 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters.reference import Named, check_name
-from router.errors import AdapterMissing
-from router.http.openai.errors import has_api_errors
-from router.http.openai.rendering import OPENAI, TGI, Label, api_error_chunk, error_chunk
-from router.http.transport.adapter_names import is_base
-from router.http.transport.body import Foreign, Integer32, Unsigned, Unsigned32
-from router.http.transport.generate import House
+from router.adapters.reference import AdapterReference, check_adapter_name
+from router.errors import AdapterNotFound
+from router.http.openai.errors import has_openai_errors
+from router.http.openai.rendering import (
+    OPENAI_FORMAT,
+    TGI_FORMAT,
+    ResponseMetadata,
+    openai_error_chunk,
+    tgi_error_chunk,
+)
+from router.http.transport.adapter_names import is_base_model
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64
+from router.http.transport.generate import Services
 from router.http.transport.headers import Caller
 from router.text.chat_template import Conversation
-from router.text.prompts import Names
-from router.validation.validator import Choice, Wanted
+from router.text.prompts import ParameterNames
+from router.validation.validator import GenerationInput, ValidatedRequest
 
-FINGERPRINT = f"{version('weft')}-native"
-
-
-def listed(given: object) -> object:
-    return [given] if isinstance(given, str) else [] if given is None else given
+SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 
 
-Texts = Annotated[list[str], FailFast(), BeforeValidator(listed, json_schema_input_type=str | list[str] | None)]
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else [] if value is None else value
 
 
-class StreamOptions(Foreign):
+StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
+
+
+class StreamOptions(RequestBody):
     include_usage: bool = False
 
 
-class Asked(Foreign):
+class OpenAIBaseRequest(RequestBody):
     """Fields that chats and completions have in common. Null means that a field is not given."""
 
     model: str | None = None
     adapter_source: str | None = None
     api_token: str | None = Field(default=None, repr=False)
-    max_tokens: Unsigned32 | None = None
+    max_tokens: UInt32 | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    seed: Unsigned | None = None
-    stop: Texts = Field(default_factory=list)
-    n: Unsigned32 | None = None
+    seed: UInt64 | None = None
+    stop: StringList = Field(default_factory=list)
+    n: UInt32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
-    priority: Integer32 = 0
+    priority: Int32 = 0
 
     @property
-    def wants_usage(self) -> bool:
+    def should_include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def adapter(self, house: House, token: str) -> Named | None:
+    def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
         """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
-        `token` is the client's, unless the body has another."""
-        if house.validator.adapters is None or self.model is None or is_base(self.model, house.about.name):
+        `source_token` is the client's, unless the body has another."""
+        if (services.validator.adapter_registry is None or self.model is None
+            or is_base_model(self.model, services.served_model.name)):
             return None
-        check_name("model", self.model)
-        return Named(self.model, self.adapter_source or None, self.api_token or token)
+        check_adapter_name("model", self.model)
+        return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
 
-    def as_wanted(self, prompt: str | Conversation, names: Names, caller: Caller) -> Wanted:
+    def base_generation_input(self, prompt: str | Conversation, parameter_names: ParameterNames,
+                              caller: Caller) -> GenerationInput:
         greedy = self.temperature == 0
-        return Wanted(
+        return GenerationInput(
             prompt=prompt,
-            names=names,
+            parameter_names=parameter_names,
             greedy=greedy,
             do_sample=True,
             temperature=None if greedy else self.temperature,
@@ -89,17 +97,20 @@ class Asked(Foreign):
         )
 
 
-async def choices_of(house: House, asked: Asked, wanted: Wanted, caller: Caller) -> list[Choice]:
-    """Validate a request, with the adapter that its `model` names. Raises AdapterMissing with the known names."""
+async def validate_openai_request(services: Services, openai_request: OpenAIBaseRequest,
+                                  generation_input: GenerationInput, caller: Caller) -> list[ValidatedRequest]:
+    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
     try:
-        return await house.validator.choices(replace(wanted, adapter=asked.adapter(house, caller.token)))
-    except AdapterMissing as error:
-        named = house.validator.adapters.names if house.validator.adapters else ()
-        known = ", ".join([house.about.name, *named])
-        raise AdapterMissing(f"{error}; `model` may be {known}", param="model") from error
+        return await services.validator.validate(
+            replace(generation_input, adapter=openai_request.adapter_reference(services, caller.source_token)))
+    except AdapterNotFound as error:
+        adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
+        model_names = ", ".join([services.served_model.name, *adapter_names])
+        raise AdapterNotFound(f"{error}; `model` may be {model_names}", param="model") from error
 
 
-def labelled(house: House, path: str, kind: str, model: str) -> Label:
-    words = TGI if house.is_tgi else OPENAI
-    errors = api_error_chunk if has_api_errors(path, house.config.compat) else error_chunk
-    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words, errors)
+def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
+    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
+    render_error_chunk = openai_error_chunk if has_openai_errors(path, services.config.compat) else tgi_error_chunk
+    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+                            format_variant, render_error_chunk)

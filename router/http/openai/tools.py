@@ -16,115 +16,118 @@ from pydantic import (
     model_validator,
 )
 
-from router.errors import ToolsFailed
-from router.grammars.schema import VALUES, Grammar, json_schema
-from router.http.transport.body import Foreign
+from router.errors import InvalidTools
+from router.grammars.schema import PLAIN_VALUE_KEYWORDS, Grammar, read_json_schema
+from router.http.transport.body import RequestBody
 
 
-class Given(Foreign):
+class TemplatePassthroughBody(RequestBody):
     """Base class of objects that reach the template unchanged: with unknown fields and in the client's order, since
     templates render them as JSON."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    _names: tuple[str, ...] = ()  # of the fields, in the client's order
+    _field_order: tuple[str, ...] = ()  # of the fields, in the client's order
 
     @model_validator(mode="wrap")
     @classmethod
-    def keep_order(cls, given: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
-        built = build(given)
-        built._names = tuple(given) if isinstance(given, dict) else ()
+    def remember_field_order(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        built = validate(value)
+        built._field_order = tuple(value) if isinstance(value, dict) else ()
         return built
 
     @model_serializer(mode="wrap")
-    def in_order(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def serialize_in_field_order(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = dump(self)
-        return {name: fields[name] for name in self._names if name in fields} | fields
+        return {name: fields[name] for name in self._field_order if name in fields} | fields
 
 
-class Function(Given):
+class Function(TemplatePassthroughBody):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Given):
+class Tool(TemplatePassthroughBody):
     type: Literal["function"] = "function"
     function: Function
 
 
-class Named(Foreign):
+class Named(RequestBody):
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedTool(Foreign):
+class NamedTool(RequestBody):
     function: Named
 
 
-def object_of(arguments: object) -> object:
+def parse_arguments_object(arguments: object) -> object:
     """Return arguments as the object that templates take: clients repeat the JSON text that they received."""
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
-class CalledFunction(Given):
+class CalledFunction(TemplatePassthroughBody):
     name: str
-    arguments: Annotated[dict[str, Any] | str, BeforeValidator(object_of)] = ""
+    arguments: Annotated[dict[str, Any] | str, BeforeValidator(parse_arguments_object)] = ""
 
 
-class ToolCall(Given):
+class ToolCall(TemplatePassthroughBody):
     function: CalledFunction
 
 
-MOST_TOLD = 100  # characters of a name
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
+EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def called_name(choice: str | NamedTool | None) -> str:
+def get_tool_choice_name(tool_choice: str | NamedTool | None) -> str:
     """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
-    return choice.function.name if isinstance(choice, NamedTool) else choice or "auto"
+    return tool_choice.function.name if isinstance(tool_choice, NamedTool) else tool_choice or "auto"
 
 
-def offered(tools: list[Tool] | None, choice: str | NamedTool | None) -> tuple[dict[str, Any], ...]:
-    """Return the tools for the chat template. Raises ToolsFailed for an invalid `tool_choice`."""
-    name, names = called_name(choice), [tool.function.name for tool in tools or ()]
+def get_template_tools(tools: list[Tool] | None, tool_choice: str | NamedTool | None) -> tuple[dict[str, Any], ...]:
+    """Return the tools for the chat template. Raises InvalidTools for an invalid `tool_choice`."""
+    name, names = get_tool_choice_name(tool_choice), [tool.function.name for tool in tools or ()]
     if name not in {"auto", "none", "required", *names}:
-        raise ToolsFailed(f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
-                          f"({', '.join(names)[:MOST_TOLD] or 'there are none'}), got {name[:MOST_TOLD]}")
+        raise InvalidTools(
+            f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
+            f"({', '.join(names)[:MAX_NAME_CHARS_IN_ERROR] or 'there are none'}), got {name[:MAX_NAME_CHARS_IN_ERROR]}")
     if name == "required" and not names:
-        raise ToolsFailed("`tool_choice` is `required`, but there are no `tools`")
+        raise InvalidTools("`tool_choice` is `required`, but there are no `tools`")
     return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
 
 
-def dictated(tools: list[Tool] | None, choice: str | NamedTool | None) -> Grammar | None:
+def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool | None) -> Grammar | None:
     """Return the grammar of a required call, an object with `name` and `arguments`; None if no call is required.
     Raises InvalidRequest for parameters that are not a JSON schema."""
-    name = called_name(choice)
+    name = get_tool_choice_name(tool_choice)
     if name in {"auto", "none"}:
         return None
-    calls = [call_schema(index, tool.function) for index, tool in enumerate(tools or ())
+    calls = [tool_call_schema(index, tool.function) for index, tool in enumerate(tools or ())
              if name in {"required", tool.function.name}]
-    return json_schema("tools", {"anyOf": [moved(call, f"#/anyOf/{index}/properties/arguments")
-                                           for index, call in enumerate(calls)]})
+    return read_json_schema("tools", {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
+                                                for index, call in enumerate(calls)]})
 
 
-def call_schema(index: int, function: Function) -> dict[str, Any]:
-    where, parameters = f"tools.{index}.function.parameters", function.parameters or NO_PARAMETERS
-    json_schema(where, parameters)  # validates, with the location in the error message
-    closed = {"type": "object", "additionalProperties": False} if "properties" in parameters else {"type": "object"}
+def tool_call_schema(index: int, function: Function) -> dict[str, Any]:
+    location, parameters = f"tools.{index}.function.parameters", function.parameters or EMPTY_PARAMETERS_SCHEMA
+    read_json_schema(location, parameters)  # validates, with the location in the error message
+    object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
+                     else {"type": "object"})
     return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-            "properties": {"name": {"const": function.name}, "arguments": closed | parameters}}
+            "properties": {"name": {"const": function.name}, "arguments": object_schema | parameters}}
 
 
-def moved(schema: Any, place: str) -> Any:
-    """Return the schema with `place` prefixed to its references, which are relative to the document's root."""
+def prefix_schema_references(schema: Any, prefix: str) -> Any:
+    """Return the schema with `prefix` put before its references, which are relative to the document's root."""
     if isinstance(schema, list):
-        return [moved(item, place) for item in schema]
+        return [prefix_schema_references(item, prefix) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: f"{place}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else value if key in VALUES else moved(value, place) for key, value in schema.items()}
+    return {key: f"{prefix}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else value if key in PLAIN_VALUE_KEYWORDS else prefix_schema_references(value, prefix)
+            for key, value in schema.items()}

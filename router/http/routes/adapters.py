@@ -10,20 +10,20 @@ from typing import Any
 
 from aiohttp import web
 
-from router.adapters.reference import Named, check_name
-from router.adapters.registry import Adapters, Entry
-from router.errors import AdapterFailed, InvalidRequest
-from router.http.transport.adapter_names import is_base
-from router.http.transport.auth import admins_only
-from router.http.transport.body import Foreign, json_answer, read_body
-from router.http.transport.generate import House
-from router.scheduler.resource_cache import ABSENT, Standing
+from router.adapters.reference import AdapterReference, check_adapter_name
+from router.adapters.registry import AdapterEntry, AdapterRegistry
+from router.errors import AdapterLoadFailed, InvalidRequest
+from router.http.transport.adapter_names import is_base_model
+from router.http.transport.auth import require_admin
+from router.http.transport.body import RequestBody, json_response, read_body
+from router.http.transport.generate import Services
+from router.scheduler.resource_cache import ABSENT_STATUS, AdapterStatus
 
-NOWHERE = Standing(ABSENT, 0)
-MOST_REPEATED = 200  # characters of an unknown name in an error message
+ABSENT_ADAPTER_STATUS = AdapterStatus(ABSENT_STATUS, 0)
+MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
-class LoadAdapter(Foreign):
+class LoadAdapter(RequestBody):
     """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
     id: str
@@ -32,164 +32,168 @@ class LoadAdapter(Foreign):
     alias: str | None = None
 
 
-class LoadLora(Foreign):
+class LoadLora(RequestBody):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
 
 
-class UnloadLora(Foreign):
+class UnloadLora(RequestBody):
     lora_name: str
 
 
 class AdapterRoutes:
     """Handlers of the adapter routes."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/v1/adapters", self.list_known),
-            web.post("/v1/adapters", admins_only(self.load)),
-            web.delete("/v1/adapters/{id:.*}", admins_only(self.unload)),
-            web.post("/v1/load_lora_adapter", admins_only(self.load_lora)),
-            web.post("/v1/unload_lora_adapter", admins_only(self.unload_lora)),
+            web.get("/v1/adapters", self.list_adapters),
+            web.post("/v1/adapters", require_admin(self.load_adapter)),
+            web.delete("/v1/adapters/{id:.*}", require_admin(self.unload_adapter)),
+            web.post("/v1/load_lora_adapter", require_admin(self.load_lora_adapter)),
+            web.post("/v1/unload_lora_adapter", require_admin(self.unload_lora_adapter)),
         ]
 
-    async def list_known(self, _: web.Request) -> web.Response:
-        known = self._adapters.known()
-        return json_answer({"object": "list", "data": [*self._told(known.items())]})
+    async def list_adapters(self, _: web.Request) -> web.Response:
+        known = self._registry.get_entries()
+        return json_response({"object": "list", "data": [*self._adapter_objects(known.items())]})
 
-    async def load(self, request: web.Request) -> web.Response:
-        asked = await read_body(request, LoadAdapter)
-        check_name("id", asked.id)
-        named = await self._load(Named(asked.id, asked.source, asked.api_token or ""), asked.alias, "alias")
-        entry = self._adapters.known().get(named)
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        load_request = await read_body(request, LoadAdapter)
+        check_adapter_name("id", load_request.id)
+        reference = await self._fetch_and_load(
+            AdapterReference(load_request.id, load_request.source, load_request.api_token or ""), load_request.alias,
+            "alias")
+        entry = self._registry.get_entries().get(reference)
         if entry is None:
-            raise web.HTTPConflict(text=f"the adapter {named.name} was forgotten while it was loaded")
-        return json_answer(next(self._told([(named, entry)])))
+            raise web.HTTPConflict(text=f"the adapter {reference.name} was forgotten while it was loaded")
+        return json_response(next(self._adapter_objects([(reference, entry)])))
 
-    async def unload(self, request: web.Request) -> web.Response:
+    async def unload_adapter(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        self._unload(name)
-        return json_answer({"id": name, "object": "adapter", "deleted": True})
+        self._unload_by_name(name)
+        return json_response({"id": name, "object": "adapter", "deleted": True})
 
-    async def load_lora(self, request: web.Request) -> web.Response:
-        asked = await read_body(request, LoadLora)
-        name, path = asked.lora_name, asked.lora_path
-        check_name("lora_path", path)
-        if self._found(name) and not asked.load_inplace:
+    async def load_lora_adapter(self, request: web.Request) -> web.Response:
+        load_request = await read_body(request, LoadLora)
+        name, path = load_request.lora_name, load_request.lora_path
+        check_adapter_name("lora_path", path)
+        if self._find_adapters(name) and not load_request.load_inplace:
             raise web.HTTPBadRequest(text=f"The lora adapter '{name}' has already been loaded. If you want to load the "
-                                          "adapter in place, set 'load_inplace' to True.")
-        wanted = Named(path, "local" if path.startswith(("/", ".")) else None)
-        await self._load(wanted, name, "lora_name", in_place=asked.load_inplace)
+                                     "adapter in place, set 'load_inplace' to True.")
+        reference = AdapterReference(path, "local" if path.startswith(("/", ".")) else None)
+        await self._fetch_and_load(reference, name, "lora_name", in_place=load_request.load_inplace)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
-    async def unload_lora(self, request: web.Request) -> web.Response:
+    async def unload_lora_adapter(self, request: web.Request) -> web.Response:
         name = (await read_body(request, UnloadLora)).lora_name
-        self._unload(name)
+        self._unload_by_name(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     # -- the inside
 
     @property
-    def _adapters(self) -> Adapters:
-        adapters = self._house.validator.adapters
+    def _registry(self) -> AdapterRegistry:
+        adapters = self._services.validator.adapter_registry
         if adapters is None:
             raise InvalidRequest("this model is served without adapters (--adapters)")
         return adapters
 
-    async def _load(self, wanted: Named, alias: str | None, field: str, *, in_place: bool = False) -> Named:
+    async def _fetch_and_load(self, requested: AdapterReference, alias: str | None, alias_field: str, *,
+                              in_place: bool = False) -> AdapterReference:
         """Fetch and load an adapter and set its alias; return its name and source as the registry holds them.
 
-        `field` is the request's field for the alias. With `in_place` the alias may be moved from another adapter.
+        `alias_field` is the request's field for the alias. With `in_place` the alias may be moved from another adapter.
         """
-        adapters, engine = self._adapters, self._house.engine
-        named = adapters.checked(wanted)
-        self._check_alias(alias, named, field, in_place=in_place)
-        if adapters.stays(named):
-            raise web.HTTPConflict(text=f"the adapter {named.name} was loaded at start and stays as it is")
-        before = adapters.known().get(named)
+        registry, engine = self._registry, self._services.engine
+        reference = registry.canonicalize(requested)
+        self._check_alias(alias, reference, alias_field, in_place=in_place)
+        if registry.is_pinned(reference):
+            raise web.HTTPConflict(text=f"the adapter {reference.name} was loaded at start and stays as it is")
+        previous_entry = registry.get_entries().get(reference)
         try:
-            await adapters.fetch(wanted, engine.supply.load)
-        except AdapterFailed as error:
+            await registry.fetch_latest(requested, engine.resource_controller.load)
+        except AdapterLoadFailed as error:
             raise web.HTTPFailedDependency(text=str(error)) from None
-        if before is not None:
-            self._let_go(before)
+        if previous_entry is not None:
+            self._unload_if_unused(previous_entry)
         if alias is not None:
-            self._check_alias(alias, named, field, in_place=in_place)  # another request may have taken it meanwhile
-            adapters.call(alias, named)
-        return named
+            # another request may have taken it meanwhile
+            self._check_alias(alias, reference, alias_field, in_place=in_place)
+            registry.add_alias(alias, reference)
+        return reference
 
-    def _check_alias(self, alias: str | None, named: Named, field: str, *, in_place: bool) -> None:
+    def _check_alias(self, alias: str | None, reference: AdapterReference, alias_field: str, *, in_place: bool) -> None:
         """Reject (409) an alias that names something else: its users would silently get this adapter instead."""
         if alias is None:
             return
-        check_name(field, alias)
-        taken = self._taken(alias, named, in_place=in_place)
-        if taken:
-            raise web.HTTPConflict(
-                text=f"`{field}` {alias} {taken}, so the adapter {named.name} ({named.source}) cannot be called so; "
-                     f"choose another {field}")
+        check_adapter_name(alias_field, alias)
+        conflict = self._describe_alias_conflict(alias, reference, in_place=in_place)
+        if conflict:
+            raise web.HTTPConflict(text=f"`{alias_field}` {alias} {conflict}, so the adapter {reference.name} "
+                                   f"({reference.source}) cannot be called so; choose another {alias_field}")
 
-    def _taken(self, alias: str, named: Named, *, in_place: bool) -> str:
+    def _describe_alias_conflict(self, alias: str, reference: AdapterReference, *, in_place: bool) -> str:
         """Return why the name cannot be an alias of this adapter; empty if it can."""
-        adapters, model = self._adapters, self._house.about.name
-        if is_base(alias, model):
+        registry, model = self._registry, self._services.served_model.name
+        if is_base_model(alias, model):
             return f"is a name of the model {model}"
-        holder = adapters.names.get(alias)
-        if holder is not None and holder != named and (adapters.stays(holder) or not in_place):
+        holder = registry.aliases.get(alias)
+        if holder is not None and holder != reference and (registry.is_pinned(holder) or not in_place):
             return f"is the name of the adapter {holder.name} ({holder.source})"
-        others = (*adapters.known(), *adapters.being_fetched())
-        other = next((known for known in others if known.name == alias and known != named), None)
+        known_references = (*registry.get_entries(), *registry.references_being_fetched())
+        other = next((known for known in known_references if known.name == alias and known != reference), None)
         return f"is the id of the adapter {other.name} ({other.source})" if other else ""
 
-    def _unload(self, name: str) -> None:
-        found = self._found(name)
-        if not found:
-            raise web.HTTPNotFound(text=f"The lora adapter '{name[:MOST_REPEATED]}' cannot be found.")
-        if any(map(self._adapters.stays, found)):
+    def _unload_by_name(self, name: str) -> None:
+        references = self._find_adapters(name)
+        if not references:
+            raise web.HTTPNotFound(text=f"The lora adapter '{name[:MAX_NAME_CHARS_IN_ERROR]}' cannot be found.")
+        if any(map(self._registry.is_pinned, references)):
             raise web.HTTPConflict(text=f"the adapter {name} was loaded at start and stays")
-        for named in found:
-            entry = self._adapters.known().get(named)
-            self._adapters.forget(named)
+        for reference in references:
+            entry = self._registry.get_entries().get(reference)
+            self._registry.forget_version(reference)
             if entry is not None:
-                self._let_go(entry)
+                self._unload_if_unused(entry)
 
-    def _found(self, name: str) -> list[Named]:
+    def _find_adapters(self, name: str) -> list[AdapterReference]:
         """Return the adapter with this alias, or else every known adapter of this name, from any source."""
-        called = self._adapters.names.get(name)
-        known = [named for named in self._adapters.known() if named.name == name]
-        return known if called is None else [called]
+        aliased = self._registry.aliases.get(name)
+        known = [named for named in self._registry.get_entries() if named.name == name]
+        return known if aliased is None else [aliased]
 
-    def _let_go(self, entry: Entry) -> None:
+    def _unload_if_unused(self, entry: AdapterEntry) -> None:
         """Unload a version from the shards, unless a known adapter still uses it."""
-        if entry.version.folder not in {other.version.folder for other in self._adapters.known().values()}:
-            resource = self._adapters.resource(entry.version)
+        if entry.version.folder not in {other.version.folder for other in self._registry.get_entries().values()}:
+            resource = self._registry.get_resource_in_use(entry.version)
             if resource is not None:
-                self._house.engine.supply.unload(resource)
+                self._services.engine.resource_controller.unload(resource)
 
-    def _told(self, entries: Iterable[tuple[Named, Entry]]) -> Iterator[dict[str, Any]]:
-        states, aliases = self._house.engine.supply.adapters, self._adapters.names
-        for named, entry in entries:
+    def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
+        resource_statuses, aliases = self._services.engine.resource_controller.adapter_statuses, self._registry.aliases
+        for reference, entry in entries:
             version = entry.version
-            resource = self._adapters.resource(version)
-            standing = NOWHERE if resource is None else states.get(resource, NOWHERE)
+            resource = self._registry.get_resource_in_use(version)
+            status = (ABSENT_ADAPTER_STATUS if resource is None
+                      else resource_statuses.get(resource, ABSENT_ADAPTER_STATUS))
             yield {
-                "id": named.name,
+                "id": reference.name,
                 "object": "adapter",
-                "alias": next((alias for alias, known in aliases.items() if known == named and alias != named.name),
-                              None),
-                "source": named.source,
+                "alias": next((alias for alias, known in aliases.items()
+                               if known == reference and alias != reference.name), None),
+                "source": reference.source,
                 "digest": version.digest,
-                "base": version.base,
-                "state": standing.state,
-                "bytes_on_disk": version.bytes,
-                "bytes_on_shard": version.takes,
-                "last_used": int(time.time() - (time.monotonic() - entry.used)),
-                "requests": standing.num_users,
-                "loads": self._house.engine.supply.resources.num_loads(version.folder),
+                "base": version.base_model,
+                "state": status.state,
+                "bytes_on_disk": version.disk_bytes,
+                "bytes_on_shard": version.max_shard_bytes,
+                "last_used": int(time.time() - (time.monotonic() - entry.last_used_at)),
+                "requests": status.num_users,
+                "loads": self._services.engine.resource_controller.loader.num_loads(version.folder),
                 "private": version.is_private,
-                "stays": self._adapters.stays(named),
+                "stays": self._registry.is_pinned(reference),
             }

@@ -17,106 +17,114 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from router.errors import InvalidRequest
-from router.http.transport.body import Foreign, json_answer, read_untyped
-from router.http.transport.generate import House, collected
-from router.http.transport.headers import Caller, identity
-from router.text.prompts import Names
-from router.validation.validator import Wanted
+from router.http.transport.body import RequestBody, json_response, read_body_of_any_type
+from router.http.transport.generate import Services, generate_all
+from router.http.transport.headers import Caller, request_id_header
+from router.text.prompts import ParameterNames
+from router.validation.validator import GenerationInput
 
-FIELDS = Names("prompt", "num_tokens", truncate="", must_fit=sys.maxsize)  # reject, never shorten, what is too long
-NAMES = {"none": "nobatch", "continuous": "dynamic"}  # the study's names of --batching, where they differ
-SECONDS = "x-weft-seconds"  # latency as in /stats: clients cannot see when a handler took the request
-WHERE = Path("data")  # relative to the server's working directory
-HINT = "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n"
+# reject, never shorten, what is too long
+PARAMETER_NAMES = ParameterNames("prompt", "num_tokens", truncate="", max_required_new_tokens=sys.maxsize)
+# the study's names of --batching, where they differ
+STUDY_BATCHING_NAMES = {"none": "nobatch", "continuous": "dynamic"}
+LATENCY_HEADER = "x-weft-seconds"  # latency as in /stats: clients cannot see when a handler took the request
+OUTPUT_FOLDER = Path("data")  # relative to the server's working directory
+USAGE_HINT = (
+    "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n")
 
 log = logging.getLogger(__name__)
 
 
-class InferenceRequest(Foreign):
+class InferenceRequest(RequestBody):
     prompt: str
     num_tokens: Any
 
-    def wanted(self, caller: Caller) -> Wanted:
+    def to_generation_input(self, caller: Caller) -> GenerationInput:
         """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be."""
-        return Wanted(prompt=self.prompt, names=FIELDS, max_new_tokens=self._count(), do_sample=True,
-                      ignore_eos=True, tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+        return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
+                               max_new_tokens=self._parse_num_tokens(), do_sample=True, ignore_eos=True,
+                               tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
 
-    def _count(self) -> int:
+    def _parse_num_tokens(self) -> int:
         """Return `num_tokens`, which may be anything that `int` accepts, as in the study's server."""
         try:
-            count = int(self.num_tokens)
+            num_tokens = int(self.num_tokens)
         except (TypeError, ValueError, OverflowError):
             raise InvalidRequest(f"`num_tokens` must be a number, got {self.num_tokens!r:.100}") from None
-        if count < 1:
-            raise InvalidRequest(f"`num_tokens` must be at least 1, got {count}")
-        return count
+        if num_tokens < 1:
+            raise InvalidRequest(f"`num_tokens` must be at least 1, got {num_tokens}")
+        return num_tokens
 
 
-class Total(NamedTuple):
+class LatencyTotal(NamedTuple):
     """Number and summed latency of answered requests for the same number of tokens."""
 
-    requests: int = 0
-    seconds: float = 0.0
+    num_requests: int = 0
+    total_seconds: float = 0.0
 
 
-class Latencies:
+class LatencyStats:
     """Latencies of answered requests, by the number of tokens that they asked for."""
 
     def __init__(self) -> None:
-        self._totals: dict[int, Total] = {}
+        self._totals_by_num_tokens: dict[int, LatencyTotal] = {}
 
-    def add(self, num_tokens: int, seconds: float) -> None:
-        requests, before = self._totals.get(num_tokens, Total())
-        self._totals[num_tokens] = Total(requests + 1, before + seconds)
+    def add_request(self, num_tokens: int, seconds: float) -> None:
+        num_requests, previous_seconds = self._totals_by_num_tokens.get(num_tokens, LatencyTotal())
+        self._totals_by_num_tokens[num_tokens] = LatencyTotal(num_requests + 1, previous_seconds + seconds)
 
-    def told(self) -> dict[str, float | None]:
-        each = self._totals.items()
-        count, elapsed = sum(total.requests for _, total in each), sum(total.seconds for _, total in each)
-        tokens = sum(length * total.requests for length, total in each)
-        return {"latency-per-token": sum(total.seconds / length for length, total in each) / count if count else None,
-                "throughput": tokens / elapsed if elapsed else None,
-                "total-tokens-handled": tokens, "total-elapsed-time": elapsed}
+    def to_json(self) -> dict[str, float | None]:
+        totals = self._totals_by_num_tokens.items()
+        num_requests, total_seconds = (sum(total.num_requests for _, total in totals),
+                                       sum(total.total_seconds for _, total in totals))
+        total_tokens = sum(length * total.num_requests for length, total in totals)
+        return {"latency-per-token": (sum(total.total_seconds / length for length, total in totals) / num_requests
+                                      if num_requests else None),
+                "throughput": total_tokens / total_seconds if total_seconds else None,
+                "total-tokens-handled": total_tokens, "total-elapsed-time": total_seconds}
 
-    def lines(self) -> str:
+    def to_csv(self) -> str:
         """Return CSV lines of a number of tokens and the mean latency in seconds."""
-        return "".join(f"{length},{total.seconds / total.requests}\n" for length, total in self._totals.items())
+        return "".join(f"{length},{total.total_seconds / total.num_requests}\n"
+                       for length, total in self._totals_by_num_tokens.items())
 
 
-class Inference:
-    def __init__(self, house: House, now: Callable[[], float] = time.monotonic) -> None:
-        self._house, self._now = house, now
-        config = house.config
-        self._heard: AbstractAsyncContextManager[Any] = (
+class BatchingStudyRoutes:
+    def __init__(self, services: Services, now: Callable[[], float] = time.monotonic) -> None:
+        self._services, self._now = services, now
+        config = services.config
+        self._handler_slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(config.max_handlers) if config.max_handlers else nullcontext())
-        self._file = WHERE / f"token_data_{NAMES.get(config.batching, config.batching)}.csv"
-        self._latencies = Latencies()
+        self._csv_file = OUTPUT_FOLDER / f"token_data_{STUDY_BATCHING_NAMES.get(config.batching, config.batching)}.csv"
+        self._latency_stats = LatencyStats()
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/inference", self.inference), web.get("/stats", self.stats), web.post("/", self.hint)]
+        return [web.post("/inference", self.inference), web.get("/stats", self.get_stats),
+                web.post("/", self.get_usage_hint)]
 
     async def inference(self, request: web.Request) -> web.Response:
-        async with self._heard:
-            began, caller = self._now(), Caller.of(request, self._house.engine)
-            asked = await read_untyped(request, InferenceRequest)
-            choices = await self._house.validator.choices(asked.wanted(caller))
-            [answer] = await collected(self._house, choices, caller)
-            seconds = self._now() - began
-            self._latencies.add(answer.end.num_tokens, seconds)
-        return json_answer({"completion": asked.prompt + answer.end.text},
-                           identity(request) | {SECONDS: f"{seconds:.6f}"})
+        async with self._handler_slots:
+            started_at, caller = self._now(), Caller.from_request(request, self._services.engine)
+            inference_request = await read_body_of_any_type(request, InferenceRequest)
+            validated_requests = await self._services.validator.validate(inference_request.to_generation_input(caller))
+            [answer] = await generate_all(self._services, validated_requests, caller)
+            seconds = self._now() - started_at
+            self._latency_stats.add_request(answer.final_event.num_tokens, seconds)
+        return json_response({"completion": inference_request.prompt + answer.final_event.text},
+                             request_id_header(request) | {LATENCY_HEADER: f"{seconds:.6f}"})
 
-    async def stats(self, _: web.Request) -> web.Response:
-        await asyncio.to_thread(write, self._file, self._latencies.lines())
-        return json_answer(self._latencies.told())
+    async def get_stats(self, _: web.Request) -> web.Response:
+        await asyncio.to_thread(write_csv_file, self._csv_file, self._latency_stats.to_csv())
+        return json_response(self._latency_stats.to_json())
 
-    async def hint(self, _: web.Request) -> web.Response:
-        return web.Response(text=HINT)
+    async def get_usage_hint(self, _: web.Request) -> web.Response:
+        return web.Response(text=USAGE_HINT)
 
 
-def write(path: Path, lines: str) -> None:
+def write_csv_file(path: Path, csv_lines: str) -> None:
     """Write the file. Failures are only logged, so that /stats still answers."""
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(lines)
+        path.write_text(csv_lines)
     except OSError as error:
         log.warning("cannot write %s: %s", path, error.strerror)

@@ -7,73 +7,75 @@ from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.transport.body import Foreign, json_answer, read_body
-from router.http.transport.collect import Said
-from router.http.transport.generate import House
+from router.http.transport.body import RequestBody, json_response, read_body
+from router.http.transport.collect import PoolingRequestOutput
+from router.http.transport.generate import Services
 from router.http.transport.headers import Caller
-from router.http.transport.pooled import Read, read
-from router.request import Wish
-from router.scheduler.plan import Labelling
-from router.telemetry.spans import LABELS
-from router.text.entities import Entities, Entity
-from router.text.prompts import Names
-from router.validation.validator import Wanted
+from router.http.transport.pooled import PoolingResults, run_pooling_requests
+from router.request import RequestKind
+from router.scheduler.plan import TokenLabels
+from router.telemetry.spans import CLASSIFICATION_OPERATION
+from router.text.entities import Entity, EntityAggregator
+from router.text.prompts import ParameterNames
+from router.validation.validator import GenerationInput
 
-NAMES = Names(truncate="")
+PARAMETER_NAMES = ParameterNames(truncate="")
 
 
-class ClassifyRequest(Foreign):
+class ClassifyRequest(RequestBody):
     inputs: str
 
 
-class ClassifyBatchRequest(Foreign):
+class ClassifyBatchRequest(RequestBody):
     inputs: Annotated[list[str], FailFast(), Field(min_length=1)]
 
-    def check(self, most_texts: int) -> None:
-        if len(self.inputs) > most_texts:
-            raise InvalidRequest(f"`inputs` must hold at most {most_texts} texts (--max-client-batch-size), "
+    def check_batch_size(self, max_texts: int) -> None:
+        if len(self.inputs) > max_texts:
+            raise InvalidRequest(f"`inputs` must hold at most {max_texts} texts (--max-client-batch-size), "
                                  f"got {len(self.inputs)}", "batch size exceeded")
 
 
-class Classify:
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._entities = Entities(house.engine.facts.labels, house.validator.tokenizer)
+class ClassifyRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
 
     async def classify(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._house.engine, LABELS)
-        asked = await read_body(request, ClassifyRequest)
-        found = await self._found(request, [asked.inputs], caller)
-        return json_answer(found.made[0], found.headers)
+        caller = Caller.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        classify_request = await read_body(request, ClassifyRequest)
+        pooling_results = await self._classify_texts(request, [classify_request.inputs], caller)
+        return json_response(pooling_results.results[0], pooling_results.headers)
 
     async def classify_batch(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._house.engine, LABELS)
-        asked = await read_body(request, ClassifyBatchRequest)
-        asked.check(self._house.config.max_client_batch_size)
-        found = await self._found(request, asked.inputs, caller)
-        return json_answer(found.made, found.headers)
+        caller = Caller.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        classify_request = await read_body(request, ClassifyBatchRequest)
+        classify_request.check_batch_size(self._services.config.max_client_batch_size)
+        pooling_results = await self._classify_texts(request, classify_request.inputs, caller)
+        return json_response(pooling_results.results, pooling_results.headers)
 
-    async def _found(self, request: web.Request, texts: Sequence[str], caller: Caller) -> Read[list[dict[str, Any]]]:
+    async def _classify_texts(self, request: web.Request, texts: Sequence[str],
+                              caller: Caller) -> PoolingResults[list[dict[str, Any]]]:
         """Return the entities of each text, in order."""
-        asked = [wanted(text, caller.part(index)) for index, text in enumerate(texts)]
-        return await read(self._house, request, caller, asked, lambda index, said: self._told(texts[index], said))
+        inputs = [create_classification_input(text, caller.for_prompt(index)) for index, text in enumerate(texts)]
+        return await run_pooling_requests(self._services, request, caller, inputs,
+                                          lambda index, said: self._entities_json(texts[index], said))
 
-    def _told(self, text: str, said: Said) -> list[dict[str, Any]]:
-        choice, labelling = said.choice, said.end.told
-        assert isinstance(labelling, Labelling)
-        return [entity_told(entity) for entity in self._entities.of(
-            text, choice.request.prompt, choice.places, labelling)]
-
-
-def wanted(text: str, caller: Caller) -> Wanted:
-    return Wanted(prompt=text, wish=Wish.LABELS, names=NAMES, tenant=caller.tenant, request_id=caller.request_id,
-                  deadline=caller.deadline)
+    def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
+        validated_request, token_labels = output.validated_request, output.final_event.output
+        assert isinstance(token_labels, TokenLabels)
+        return [entity_json(entity) for entity in self._entities.find_entities(
+            text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
 
 
-def entity_told(entity: Entity) -> dict[str, Any]:
+def create_classification_input(text: str, caller: Caller) -> GenerationInput:
+    return GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=PARAMETER_NAMES,
+                           tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+
+
+def entity_json(entity: Entity) -> dict[str, Any]:
     """Return an entity in LoRAX's format, which has words in lower case."""
     return {"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(), "start": entity.start,
             "end": entity.end}

@@ -12,16 +12,16 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.openai.chat import ChatRequest
-from router.http.openai.fields import choices_of
+from router.http.openai.fields import validate_openai_request
 from router.http.tgi.routes import Generate
-from router.http.transport.body import Foreign, json_answer, read_body
-from router.http.transport.collect import Answer
-from router.http.transport.generate import House, collected, together
+from router.http.transport.body import RequestBody, json_response, read_body
+from router.http.transport.collect import GenerationOutput
+from router.http.transport.generate import Services, gather_or_cancel, generate_all
 from router.http.transport.headers import Caller
-from router.validation.validator import Choice
+from router.validation.validator import ValidatedRequest
 
 
-class Invocation(Foreign):
+class Invocation(RequestBody):
     """The fields that decide which route the body is for: the first one present."""
 
     inputs: Any = None
@@ -29,49 +29,53 @@ class Invocation(Foreign):
     prompt: Any = None
 
 
-class Instances(Foreign):
+class Instances(RequestBody):
     instances: Annotated[list[Generate | ChatRequest], FailFast(), Field(min_length=1)]
 
 
-class Clouds:
-    def __init__(self, house: House, text: Handler, chat: Handler, completion: Handler) -> None:
-        """`text`, `chat` and `completion` are the handlers of `/`, of chats and of completions."""
-        self._house = house
-        self._handlers = {"inputs": text, "messages": chat, "prompt": completion}
+class CloudRoutes:
+    def __init__(self, services: Services, generate_handler: Handler, chat_handler: Handler,
+                 completion_handler: Handler) -> None:
+        """`generate_handler`, `chat_handler` and `completion_handler` are the handlers of `/`, of chats and of
+        completions."""
+        self._services = services
+        self._handlers_by_field = {"inputs": generate_handler, "messages": chat_handler, "prompt": completion_handler}
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/invocations", self.invoke), web.post("/vertex", self.predict)]
+        return [web.post("/invocations", self.sagemaker_invoke), web.post("/vertex", self.vertex_predict)]
 
-    async def invoke(self, request: web.Request) -> web.StreamResponse:
+    async def sagemaker_invoke(self, request: web.Request) -> web.StreamResponse:
         try:
-            handler = await self._handler(request)
+            handler = await self._choose_handler(request)
         except Exception:
-            Caller.of(request, self._house.engine)  # counts the request, since no handler will
+            Caller.from_request(request, self._services.engine)  # counts the request, since no handler will
             raise
         return await handler(request)
 
-    async def _handler(self, request: web.Request) -> Handler:
-        asked = await read_body(request, Invocation)
-        for name, handler in self._handlers.items():
-            if getattr(asked, name) is not None:
+    async def _choose_handler(self, request: web.Request) -> Handler:
+        invocation = await read_body(request, Invocation)
+        for name, handler in self._handlers_by_field.items():
+            if getattr(invocation, name) is not None:
                 return handler
         raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
 
-    async def predict(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._house.engine)
-        asked = await read_body(request, Instances)
-        if len(asked.instances) > (most := self._house.config.max_client_batch_size):
-            raise InvalidRequest(f"`instances` must hold at most {most} (--max-client-batch-size), "
-                                 f"got {len(asked.instances)}", "batch size exceeded")
-        found = [await self._choices(instance, caller.part(index)) for index, instance in enumerate(asked.instances)]
-        answers = await together(self._best(choices, caller) for choices in found)
-        return json_answer({"predictions": [answer.end.text for answer in answers]})
+    async def vertex_predict(self, request: web.Request) -> web.Response:
+        caller = Caller.from_request(request, self._services.engine)
+        instances_body = await read_body(request, Instances)
+        if len(instances_body.instances) > (max_instances := self._services.config.max_client_batch_size):
+            raise InvalidRequest(f"`instances` must hold at most {max_instances} (--max-client-batch-size), "
+                                 f"got {len(instances_body.instances)}", "batch size exceeded")
+        validated_by_instance = [await self._validate_instance(instance, caller.for_prompt(index))
+                                 for index, instance in enumerate(instances_body.instances)]
+        outputs = await gather_or_cancel(self._generate_best(choices, caller) for choices in validated_by_instance)
+        return json_response({"predictions": [answer.final_event.text for answer in outputs]})
 
-    async def _choices(self, instance: Generate | ChatRequest, caller: Caller) -> list[Choice]:
-        wanted = instance.wanted(caller)
+    async def _validate_instance(self, instance: Generate | ChatRequest, caller: Caller) -> list[ValidatedRequest]:
+        generation_input = instance.to_generation_input(caller)
         if isinstance(instance, ChatRequest):
-            return await choices_of(self._house, instance, wanted, caller)
-        return await self._house.validator.choices(wanted)
+            return await validate_openai_request(self._services, instance, generation_input, caller)
+        return await self._services.validator.validate(generation_input)
 
-    async def _best(self, choices: Sequence[Choice], caller: Caller) -> Answer:
-        return max(await collected(self._house, choices, caller), key=lambda answer: answer.mean_logprob)
+    async def _generate_best(self, validated_requests: Sequence[ValidatedRequest], caller: Caller) -> GenerationOutput:
+        return max(await generate_all(self._services, validated_requests, caller),
+                   key=lambda answer: answer.mean_logprob)

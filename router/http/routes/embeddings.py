@@ -12,129 +12,141 @@ from typing import Annotated, Literal
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters.reference import Wanted as Adapter
+from router.adapters.reference import RequestedAdapter as Adapter
 from router.errors import InvalidRequest
-from router.http.transport.adapter_names import Adapted
-from router.http.transport.body import Foreign, Unsigned32, read_body
-from router.http.transport.collect import Said, number
-from router.http.transport.generate import House
+from router.http.transport.adapter_names import AdapterParameters
+from router.http.transport.body import RequestBody, UInt32, read_body
+from router.http.transport.collect import PoolingRequestOutput, float32_json
+from router.http.transport.generate import Services
 from router.http.transport.headers import Caller
-from router.http.transport.pooled import read
-from router.request import Wish
-from router.scheduler.plan import Labelling, Vector
-from router.telemetry.spans import EMBEDDINGS
-from router.text.prompts import Given, Names
-from router.validation.validator import Wanted
+from router.http.transport.pooled import run_pooling_requests
+from router.request import RequestKind
+from router.scheduler.plan import EmbeddingVector, TokenLabels
+from router.telemetry.spans import EMBEDDINGS_OPERATION
+from router.text.prompts import ParameterNames, RawPrompt
+from router.validation.validator import GenerationInput
 
-NAMES = Names(prompt="input", truncate="")
-EMBED_NAMES = Names(truncate="")
-MOST_TEXTS = 2048  # OpenAI's limit
+PARAMETER_NAMES = ParameterNames(prompt="input", truncate="")
+EMBED_PARAMETER_NAMES = ParameterNames(truncate="")
+MAX_TEXTS = 2048  # OpenAI's limit
 
 
-class EmbedParameters(Adapted):
-    def wanted(self, token: str) -> Adapter | None:
+class EmbedParameters(AdapterParameters):
+    def checked_adapter_reference(self, source_token: str) -> Adapter | None:
         """Return the adapter that the request names, if any. Raises InvalidRequest."""
         if self.adapter_id and self.merged_adapters is not None:
             raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
-        return self.adapter(token)
+        return self.adapter_reference(source_token)
 
 
-class EmbedRequest(Foreign):
+class EmbedRequest(RequestBody):
     inputs: str
     parameters: EmbedParameters | None = None
 
-    def wanted(self, caller: Caller) -> Wanted:
-        return wanted(self.inputs, EMBED_NAMES, self.parameters, caller)
+    def to_pooling_input(self, caller: Caller) -> GenerationInput:
+        return create_embedding_input(self.inputs, EMBED_PARAMETER_NAMES, self.parameters, caller)
 
 
-def several(given: object) -> object:
+def wrap_single_input(value: object) -> object:
     """Wrap a single text, or a single list of token ids, in a list."""
-    is_one = isinstance(given, str) or (isinstance(given, list) and bool(given) and isinstance(given[0], int))
-    return [given] if is_one else given
+    is_single = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
+    return [value] if is_single else value
 
 
-Tokens = Annotated[list[Unsigned32], Field(min_length=1)]
-Inputs = Annotated[
-    list[str | Tokens], FailFast(), Field(min_length=1),
-    BeforeValidator(several, json_schema_input_type=str | Tokens | list[str | Tokens])]
+TokenIds = Annotated[list[UInt32], Field(min_length=1)]
+EmbeddingInputs = Annotated[
+    list[str | TokenIds], FailFast(), Field(min_length=1),
+    BeforeValidator(wrap_single_input, json_schema_input_type=str | TokenIds | list[str | TokenIds])]
 
 
-class EmbeddingsRequest(Foreign):
+class EmbeddingsRequest(RequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
-    input: Inputs
+    input: EmbeddingInputs
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Unsigned32 | None = None
+    dimensions: UInt32 | None = None
     parameters: EmbedParameters | None = None
 
-    def check(self) -> None:
-        if len(self.input) > MOST_TEXTS:
-            raise InvalidRequest(f"`input` must hold at most {MOST_TEXTS} texts, got {len(self.input)}",
+    def check_limits(self) -> None:
+        if len(self.input) > MAX_TEXTS:
+            raise InvalidRequest(f"`input` must hold at most {MAX_TEXTS} texts, got {len(self.input)}",
                                  "batch size exceeded")
         if self.dimensions == 0:
             raise InvalidRequest("`dimensions` must be at least 1, got 0")
 
-    def wanted(self, caller: Caller) -> list[Wanted]:
-        return [wanted(text if isinstance(text, str) else tuple(text), NAMES, self.parameters, caller.part(index))
+    def to_pooling_inputs(self, caller: Caller) -> list[GenerationInput]:
+        return [create_embedding_input(text if isinstance(text, str) else tuple(text), PARAMETER_NAMES, self.parameters,
+                                       caller.for_prompt(index))
                 for index, text in enumerate(self.input)]
 
-    def row(self, index: int, said: Said) -> str:
-        return f'{{"object":"embedding","index":{index},"embedding":{self._rendered(vector_of(said))}}}'
+    def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
+        return (f'{{"object":"embedding","index":{index},'
+                f'"embedding":{self._vector_value_json(get_output_vector(output))}}}')
 
-    def _rendered(self, vector: Vector) -> str:
-        shortened = vector if self.dimensions is None else cut(vector, self.dimensions)
+    def _vector_value_json(self, vector: EmbeddingVector) -> str:
+        truncated = vector if self.dimensions is None else truncate_vector(vector, self.dimensions)
         if self.encoding_format == "base64":
-            return f'"{b64encode(pack(f"<{len(shortened)}f", *shortened)).decode()}"'
-        return vector_json(shortened)
+            return f'"{b64encode(pack(f"<{len(truncated)}f", *truncated)).decode()}"'
+        return vector_json(truncated)
 
 
-class Embeddings:
-    def __init__(self, house: House) -> None:
-        self._house = house
+class EmbeddingRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings)]
 
     async def embed(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._house.engine, EMBEDDINGS)
-        asked = await read_body(request, EmbedRequest)
-        found = await read(self._house, request, caller, [asked.wanted(caller)], lambda _, said: vector_of(said))
-        return answered(f'{{"embeddings":{vector_json(found.made[0])}}}', found.headers)
+        caller = Caller.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        embed_request = await read_body(request, EmbedRequest)
+        pooling_results = await run_pooling_requests(self._services, request, caller,
+                                                     [embed_request.to_pooling_input(caller)],
+                                                     lambda _, said: get_output_vector(said))
+        return json_text_response(f'{{"embeddings":{vector_json(pooling_results.results[0])}}}',
+                                  pooling_results.headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._house.engine, EMBEDDINGS)
-        asked = await read_body(request, EmbeddingsRequest)
-        asked.check()
-        found = await read(self._house, request, caller, asked.wanted(caller), asked.row)
-        return answered(self._list_json(",".join(found.made), found.num_tokens), found.headers)
+        caller = Caller.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        embeddings_request = await read_body(request, EmbeddingsRequest)
+        embeddings_request.check_limits()
+        pooling_results = await run_pooling_requests(self._services, request, caller,
+                                                     embeddings_request.to_pooling_inputs(caller),
+                                                     embeddings_request.embedding_row_json)
+        return json_text_response(self._response_json(",".join(pooling_results.results), pooling_results.num_tokens),
+                                  pooling_results.headers)
 
-    def _list_json(self, rows: str, num_tokens: int) -> str:
-        if self._house.is_lorax:
+    def _response_json(self, rows: str, num_tokens: int) -> str:
+        if self._services.is_lorax:
             return f'{{"embeddings":[{rows}]}}'
-        return (f'{{"object":"list","data":[{rows}],"model":{quoted(self._house.about.name)},'
+        return (f'{{"object":"list","data":[{rows}],"model":{quoted(self._services.served_model.name)},'
                 f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
 
 
-def wanted(text: Given, names: Names, parameters: EmbedParameters | None, caller: Caller) -> Wanted:
-    return Wanted(prompt=text, wish=Wish.VECTOR, names=names, tenant=caller.tenant, request_id=caller.request_id,
-                  adapter=None if parameters is None else parameters.wanted(caller.token), deadline=caller.deadline)
+def create_embedding_input(text: RawPrompt, parameter_names: ParameterNames, parameters: EmbedParameters | None,
+                           caller: Caller) -> GenerationInput:
+    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=caller.tenant,
+                           request_id=caller.request_id,
+                           adapter=(None if parameters is None
+                                    else parameters.checked_adapter_reference(caller.source_token)),
+                           deadline=caller.deadline)
 
 
-def vector_of(said: Said) -> Vector:
-    assert not isinstance(said.end.told, Labelling)
-    return said.end.told
+def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
+    assert not isinstance(output.final_event.output, TokenLabels)
+    return output.final_event.output
 
 
-def answered(body: str, headers: dict[str, str]) -> web.Response:
+def json_text_response(body: str, headers: dict[str, str]) -> web.Response:
     return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
 
-def vector_json(vector: Vector) -> str:
-    return f"[{','.join(map(number, vector))}]"
+def vector_json(vector: EmbeddingVector) -> str:
+    return f"[{','.join(map(float32_json, vector))}]"
 
 
-def cut(vector: Vector, length: int) -> Vector:
+def truncate_vector(vector: EmbeddingVector, length: int) -> EmbeddingVector:
     """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
     if length > len(vector):
         raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")

@@ -7,77 +7,81 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from router.http.transport.auth import TENANT
-from router.http.transport.body import json_answer
-from router.scheduler.timeline import Cause
-from router.telemetry.request_log import KEPT, Account
+from router.http.transport.body import json_response
+from router.scheduler.timeline import RequestPhase
+from router.telemetry.request_log import MAX_FINISHED_RECORDS, RequestRecord
 
-VALIDATION = "validation"
+VALIDATION_PHASE = "validation"
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
-PARTS = 8
-SENTENCES = {
-    VALIDATION: "The body was read, checked and tokenised.",
-    Cause.QUEUE: "Others were served first.",
-    Cause.TENANT: "Its tenant had had its share, and requests of others were served first.",
-    Cause.GROUP: "A group that came before it was running, or its own was not complete (--batching static).",
-    Cause.BATCH: "As many requests were running as may run at once (--max-batch-size).",
-    Cause.BLOCKS: "The cache had no room for its prompt.",
-    Cause.BUDGET: "The prompt tokens of the step were spent, or would have kept running requests waiting for too long.",
-    Cause.PREFIX: "A running request was computing the beginning of its prompt, which it then found in the cache.",
-    Cause.ADAPTER: "Its adapter was being loaded.",
-    Cause.GRAMMAR: "Its grammar was being prepared.",
-    Cause.TRIAL: "A step had failed, and those who took part were tried before others.",
-    Cause.READER: "Its client did not read what it was sent.",
-    Cause.YIELDED: "It gave its place in the cache to others and waited to start again.",
-    Cause.SHARDS: "The processes of the model were not there.",
-    Cause.PREFILL: "Its prompt was computed.",
-    Cause.DECODE: "Tokens were generated.",
+FRACTIONS_PER_MS = 8
+PHASE_DESCRIPTIONS = {
+    VALIDATION_PHASE: "The body was read, checked and tokenised.",
+    RequestPhase.QUEUE: "Others were served first.",
+    RequestPhase.OTHER_TENANTS: "Its tenant had had its share, and requests of others were served first.",
+    RequestPhase.STATIC_GROUP: "A group that came before it was running, or its own was not complete (--batching "
+                               "static).",
+    RequestPhase.BATCH_FULL: "As many requests were running as may run at once (--max-batch-size).",
+    RequestPhase.NO_FREE_BLOCKS: "The cache had no room for its prompt.",
+    RequestPhase.PREFILL_BUDGET: "The prompt tokens of the step were spent, or would have kept running requests "
+                                 "waiting for too long.",
+    RequestPhase.SHARED_PREFIX: "A running request was computing the beginning of its prompt, which it then found in "
+                                "the cache.",
+    RequestPhase.ADAPTER: "Its adapter was being loaded.",
+    RequestPhase.GRAMMAR: "Its grammar was being prepared.",
+    RequestPhase.FAULT_ISOLATION: "A step had failed, and those who took part were tried before others.",
+    RequestPhase.SLOW_CLIENT: "Its client did not read what it was sent.",
+    RequestPhase.PREEMPTED: "It gave its place in the cache to others and waited to start again.",
+    RequestPhase.NO_SHARDS: "The processes of the model were not there.",
+    RequestPhase.PREFILL: "Its prompt was computed.",
+    RequestPhase.DECODE: "Tokens were generated.",
 }
 
 
-class Engine(Protocol):
-    def account(self, request_id: str) -> Account | None: ...
+class RequestRecordSource(Protocol):
+    def get_request_record(self, request_id: str) -> RequestRecord | None: ...
 
 
-class Requests:
-    def __init__(self, engine: Engine) -> None:
+class ExplainRoutes:
+    def __init__(self, engine: RequestRecordSource) -> None:
         self._engine = engine
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(r"/v1/requests/{id:[^/]+}/explain", self.explain)]
 
     async def explain(self, request: web.Request) -> web.Response:
-        account = self._engine.account(request.match_info["id"])
-        if account is None or account.tenant != request[TENANT].name:
-            raise web.HTTPNotFound(text=f"no request of this id is served, or was one of the last {KEPT}")
-        return json_answer(explained(account, clock()))
+        record = self._engine.get_request_record(request.match_info["id"])
+        if record is None or record.tenant_name != request[TENANT].name:
+            raise web.HTTPNotFound(
+                text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
+        return json_response(explain_record(record, clock()))
 
 
-def explained(account: Account, now: float) -> dict[str, Any]:
-    intervals = list(intervals_of(account, now))
+def explain_record(record: RequestRecord, now: float) -> dict[str, Any]:
+    intervals = list(get_rounded_intervals(record, now))
     by_cause: dict[str, float] = {}
     for interval in intervals:
         by_cause[interval["cause"]] = by_cause.get(interval["cause"], 0.0) + interval["ms"]
     return {
-        "id": account.id,
-        "tenant": account.tenant,
-        "state": account.state,
-        "prompt_tokens": account.num_prompt_tokens,
-        "cached_tokens": account.story.cached_tokens,
-        "generated_tokens": account.num_generated,
+        "id": record.id,
+        "tenant": record.tenant_name,
+        "state": record.state,
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.timeline.num_cached_tokens,
+        "generated_tokens": record.num_generated,
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
         "by_cause": by_cause,
-        "causes": {cause: SENTENCES[cause] for cause in by_cause},
+        "causes": {cause: PHASE_DESCRIPTIONS[cause] for cause in by_cause},
     }
 
 
-def intervals_of(account: Account, now: float) -> Iterator[dict[str, Any]]:
+def get_rounded_intervals(record: RequestRecord, now: float) -> Iterator[dict[str, Any]]:
     """Yield the intervals without gaps: points in time are rounded, and lengths are their differences."""
-    spent = [(VALIDATION, account.came, account.story.began), *account.story.intervals(now)]
-    for cause, start, end in spent:
-        first, last = since(account.came, start), since(account.came, end)
-        yield {"cause": cause, "start_ms": first, "ms": last - first}
+    intervals = [(VALIDATION_PHASE, record.arrived_at, record.timeline.arrived_at), *record.timeline.intervals(now)]
+    for cause, start, end in intervals:
+        start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
+        yield {"cause": cause, "start_ms": start_ms, "ms": end_ms - start_ms}
 
 
-def since(came: float, moment: float) -> float:
-    return round((moment - came) * 1000 * PARTS) / PARTS
+def elapsed_ms(arrived_at: float, moment: float) -> float:
+    return round((moment - arrived_at) * 1000 * FRACTIONS_PER_MS) / FRACTIONS_PER_MS

@@ -9,17 +9,18 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.transport.errors import Told
+from router.http.transport.errors import ErrorReply
 
-RETRY_AFTER = {"Retry-After": "1"}
+RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 
 
-class Probes:
-    def __init__(self, ailment: Callable[[], str], startup: Callable[[], dict[str, Any] | None]) -> None:
-        """`ailment` returns why the server is not ready, empty if it is; `startup` returns the progress of the startup,
-        None once it is complete."""
-        self.ailment = ailment
-        self._startup = startup
+class ProbeRoutes:
+    def __init__(self, why_unavailable: Callable[[], str],
+                 get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
+        """`why_unavailable` returns why the server is not ready, empty if it is; `get_startup_progress` returns the
+        progress of the startup, None once it is complete."""
+        self.why_unavailable = why_unavailable
+        self._get_startup_progress = get_startup_progress
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -33,25 +34,24 @@ class Probes:
 
     async def health(self, _: web.Request) -> web.Response:
         """Answer in text-generation-inference's format."""
-        if not self.ailment():
+        if not self.why_unavailable():
             return web.Response()
-        return Told(503, "healthcheck", "unhealthy").response()
+        return ErrorReply(503, "healthcheck", "unhealthy").to_response()
 
     async def ready(self, _: web.Request) -> web.Response:
-        if not (ailment := self.ailment()):
-            return answer(200, {"status": "ready"})
-        return answer(503, {"error": ailment, "error_type": "not_ready"})
+        if not (reason := self.why_unavailable()):
+            return probe_response(200, {"status": "ready"})
+        return probe_response(503, {"error": reason, "error_type": "not_ready"})
 
     async def live(self, _: web.Request) -> web.Response:
         """Answer 200: a process that answers is alive."""
-        return answer(200, {"status": "alive"})
+        return probe_response(200, {"status": "alive"})
 
     async def startup(self, _: web.Request) -> web.Response:
-        stage = self._startup()
-        return answer(200, {"phase": "ready"}) if stage is None else answer(503, stage)
+        progress = self._get_startup_progress()
+        return probe_response(200, {"phase": "ready"}) if progress is None else probe_response(503, progress)
 
 
-def answer(status: int, told: dict[str, Any]) -> web.Response:
-    return web.Response(status=status, body=json.dumps(told).encode(), content_type="application/json",
-                        headers={} if status == 200 else RETRY_AFTER)
-
+def probe_response(status: int, value: dict[str, Any]) -> web.Response:
+    return web.Response(status=status, body=json.dumps(value).encode(), content_type="application/json",
+                        headers={} if status == 200 else RETRY_AFTER_HEADERS)

@@ -12,94 +12,98 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.openai.chat import NAMES as CHAT_NAMES
+from router.http.openai.chat import PARAMETER_NAMES as CHAT_NAMES
 from router.http.openai.chat import ChatRequest
 from router.http.tgi.routes import Generate
 from router.http.transport.body import read_body
-from router.http.transport.generate import House
+from router.http.transport.generate import Services
 from router.text.chat_template import Conversation
-from router.text.prompts import Encoded, Names
+from router.text.prompts import ParameterNames, TokenizedText
 
-NAMES = Names(truncate="")  # prompts are never truncated
-PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
-LONGEST_WRITE = 65_536  # bytes; the text of a conversation may be as long as a large body
+PARAMETER_NAMES = ParameterNames(truncate="")  # prompts are never truncated
+TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
+MAX_WRITE_BYTES = 65_536  # bytes; the text of a conversation may be as long as a large body
 
-Told = dict[str, Any]
+TokenJson = dict[str, Any]
 
 
-class Tokens:
-    def __init__(self, house: House) -> None:
-        self._house = house
+class TokenizeRoutes:
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize)]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        asked = await read_body(request, Generate)
-        return await answer_tokens(self._house, request, asked.inputs, NAMES, list_pieces)
+        generate_request = await read_body(request, Generate)
+        return await respond_with_tokens(self._services, request, generate_request.inputs, PARAMETER_NAMES,
+                                         render_token_list)
 
     async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
-        asked = await read_body(request, ChatRequest)
-        return await answer_tokens(self._house, request, asked.conversation, CHAT_NAMES, chat_pieces)
+        chat_request = await read_body(request, ChatRequest)
+        return await respond_with_tokens(self._services, request, chat_request.conversation, CHAT_NAMES,
+                                         render_chat_tokens)
 
 
-async def answer_tokens(house: House, request: web.Request, text: str | Conversation, names: Names,
-                        render: Callable[[Encoded], list[bytes]], *,
-                        add_special_tokens: bool = True) -> web.StreamResponse:
-    """Tokenise the text and send what `render` makes of it. Raises InvalidRequest if the model cannot take so many
-    tokens."""
-    pieces = await house.validator.encoded(text, names, render, add_special_tokens=add_special_tokens)
-    return await send_json(request, pieces, house.config.slow_client_timeout)
+async def respond_with_tokens(services: Services, request: web.Request, text: str | Conversation,
+                              parameter_names: ParameterNames, render_pieces: Callable[[TokenizedText], list[bytes]], *,
+                              add_special_tokens: bool = True) -> web.StreamResponse:
+    """Tokenise the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
+    many tokens."""
+    pieces = await services.validator.tokenize_and_render(text, parameter_names, render_pieces,
+                                                          add_special_tokens=add_special_tokens)
+    return await send_json(request, pieces, services.config.slow_client_timeout)
 
 
-def list_pieces(encoded: Encoded) -> list[bytes]:
-    return [*json_pieces(simple_tokens(encoded))]
+def render_token_list(encoded: TokenizedText) -> list[bytes]:
+    return [*json_list_pieces(token_objects(encoded))]
 
 
-def chat_pieces(encoded: Encoded) -> list[bytes]:
-    return [b'{"tokenize_response": ', *list_pieces(encoded),
+def render_chat_tokens(encoded: TokenizedText) -> list[bytes]:
+    return [b'{"tokenize_response": ', *render_token_list(encoded),
             b', "templated_text": ', json.dumps(encoded.text).encode(), b"}"]
 
 
-def simple_tokens(encoded: Encoded) -> Iterator[Told]:
-    places = byte_places(encoded.text)
-    return ({"id": token, "text": encoded.text[start:stop], "start": places[start], "stop": places[stop]}
-            for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True))
+def token_objects(encoded: TokenizedText) -> Iterator[TokenJson]:
+    offsets = byte_offsets(encoded.text)
+    return ({"id": token, "text": encoded.text[start:stop], "start": offsets[start], "stop": offsets[stop]}
+            for token, (start, stop) in zip(encoded.token_ids, encoded.offsets, strict=True))
 
 
-def byte_places(text: str) -> Sequence[int]:
+def byte_offsets(text: str) -> Sequence[int]:
     """Return the byte offset of each character, and of the end."""
     if text.isascii():
         return range(len(text) + 1)
     return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
-def json_pieces(told: Iterable[Told]) -> Iterator[bytes]:
-    """Yield the JSON of a list, PER_PIECE items at a time."""
-    items, opening = iter(told), "["
-    while piece := [*islice(items, PER_PIECE)]:
+def json_list_pieces(objects: Iterable[TokenJson]) -> Iterator[bytes]:
+    """Yield the JSON of a list, TOKENS_PER_PIECE items at a time."""
+    items, opening = iter(objects), "["
+    while piece := [*islice(items, TOKENS_PER_PIECE)]:
         yield (opening + json.dumps(piece)[1:-1]).encode()
         opening = ", "
     yield b"[]" if opening == "[" else b"]"
 
 
 def split_for_writing(piece: bytes) -> Iterator[bytes]:
-    """Yield parts of at most LONGEST_WRITE bytes, each of which a slow client takes within its time limit."""
-    return (piece[start:start + LONGEST_WRITE] for start in range(0, len(piece), LONGEST_WRITE))
+    """Yield parts of at most MAX_WRITE_BYTES, each of which a slow client takes within its time limit."""
+    return (piece[start:start + MAX_WRITE_BYTES] for start in range(0, len(piece), MAX_WRITE_BYTES))
 
 
-async def send_json(request: web.Request, pieces: Sequence[bytes], patience: float) -> web.StreamResponse:
-    """Send a body as fast as its client reads. Raises ConnectionResetError after `patience` seconds without a read."""
+async def send_json(request: web.Request, pieces: Sequence[bytes], slow_client_timeout: float) -> web.StreamResponse:
+    """Send a body as fast as its client reads. Raises ConnectionResetError after `slow_client_timeout` seconds without
+    a read."""
     response = web.StreamResponse()
     response.content_type = "application/json"
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     try:
         for piece in chain.from_iterable(map(split_for_writing, pieces)):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(slow_client_timeout):
                 await response.write(piece)
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(slow_client_timeout):
             await response.write_eof()
     except TimeoutError:
-        raise ConnectionResetError(f"the client did not read for {patience} seconds") from None
+        raise ConnectionResetError(f"the client did not read for {slow_client_timeout} seconds") from None
     return response

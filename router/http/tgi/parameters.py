@@ -7,34 +7,34 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from router.http.transport.adapter_names import Adapted
-from router.http.transport.body import Integer32, Unsigned, Unsigned32
+from router.http.transport.adapter_names import AdapterParameters
+from router.http.transport.body import Int32, UInt32, UInt64
 from router.http.transport.headers import Caller
 from router.text.chat_template import Conversation
-from router.validation.validator import Wanted
+from router.validation.validator import GenerationInput
 
 
-class Shared(Adapted):
-    best_of: Unsigned | None = None
+class SharedGenerateParameters(AdapterParameters):
+    best_of: UInt64 | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
-    top_k: Integer32 | None = None
+    top_k: Int32 | None = None
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool = False
-    max_new_tokens: Unsigned32 | None = None
+    max_new_tokens: UInt32 | None = None
     return_full_text: bool | None = None
     stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
-    truncate: Unsigned | None = None
+    truncate: UInt64 | None = None
     watermark: bool = False
     details: bool = False
     decoder_input_details: bool = False
-    seed: Unsigned | None = None
+    seed: UInt64 | None = None
 
-    def as_wanted(self, prompt: str | Conversation, caller: Caller) -> Wanted:
+    def base_generation_input(self, prompt: str | Conversation, caller: Caller) -> GenerationInput:
         """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
-        return Wanted(
+        return GenerationInput(
             prompt=prompt,
             best_of=self.best_of,
             temperature=self.temperature,
@@ -49,7 +49,7 @@ class Shared(Adapted):
             watermark=self.watermark,
             seed=self.seed,
             prompt_logprobs=self.decoder_input_details,
-            adapter=self.adapter(caller.token),
+            adapter=self.adapter_reference(caller.source_token),
             tenant=caller.tenant,
             request_id=caller.request_id,
             deadline=caller.deadline,

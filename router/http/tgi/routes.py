@@ -1,6 +1,6 @@
 """API of text-generation-inference: the routes that generate, their parameters and headers.
 
-Parses bodies into `Wanted`; http/transport/collect.py renders the events.
+Parses bodies into `GenerationInput`; http/transport/collect.py renders the events.
 """
 
 from collections.abc import Sequence
@@ -15,26 +15,32 @@ from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.grammars.schema import read_grammar
-from router.http.tgi.parameters import Shared
-from router.http.transport.adapter_names import called
-from router.http.transport.body import Foreign, Integer32, Unsigned32, read_body
-from router.http.transport.collect import Answer, Streaming, error_event
-from router.http.transport.generate import House, collected, open_stream
-from router.http.transport.headers import Caller, compute, going_by, identity, timings
-from router.http.transport.sse import EventStream, Pump
-from router.validation.validator import Wanted
+from router.http.tgi.parameters import SharedGenerateParameters
+from router.http.transport.adapter_names import adapter_for_stream_headers
+from router.http.transport.body import Int32, RequestBody, UInt32, read_body
+from router.http.transport.collect import GenerationOutput, TgiStreamRenderer, error_event
+from router.http.transport.generate import Services, generate_all, open_response_stream
+from router.http.transport.headers import (
+    Caller,
+    adapter_headers,
+    model_and_prompt_headers,
+    request_id_header,
+    timing_headers,
+)
+from router.http.transport.sse import EventPump, EventStream
+from router.validation.validator import GenerationInput
 
 
-class Parameters(Shared):
+class Parameters(SharedGenerateParameters):
     """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
-    top_n_tokens: Unsigned32 | None = None
+    top_n_tokens: UInt32 | None = None
     grammar: Any = None
     cache_salt: str | None = None
-    priority: Integer32 = 0
+    priority: Int32 = 0
 
 
-class Generate(Foreign):
+class Generate(RequestBody):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
@@ -43,24 +49,24 @@ class Generate(Foreign):
     cache_salt: str | None = None  # other servers take it here rather than in `parameters`
 
     @property
-    def prefix(self) -> str:
+    def text_prefix(self) -> str:
         return self.inputs if self.parameters.return_full_text else ""
 
-    def wanted(self, caller: Caller) -> Wanted:
-        given = self.parameters
-        if given.adapter_id and given.merged_adapters is not None:
+    def to_generation_input(self, caller: Caller) -> GenerationInput:
+        parameters = self.parameters
+        if parameters.adapter_id and parameters.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
-        grammar = None if given.grammar is None else read_grammar("grammar", given.grammar)
-        cache_salt = self._cache_salt()
-        return replace(
-            given.as_wanted(self.inputs, caller), relative_frequency_penalty=given.frequency_penalty,
-            top_n_tokens=given.top_n_tokens, grammar=grammar, cache_salt=cache_salt, priority=given.priority)
+        grammar = None if parameters.grammar is None else read_grammar("grammar", parameters.grammar)
+        cache_salt = self._resolve_cache_salt()
+        return replace(parameters.base_generation_input(self.inputs, caller),
+                       relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
+                       grammar=grammar, cache_salt=cache_salt, priority=parameters.priority)
 
-    def _cache_salt(self) -> str | None:
-        given = {self.cache_salt, self.parameters.cache_salt} - {None}
-        if len(given) > 1:
+    def _resolve_cache_salt(self) -> str | None:
+        salts = {self.cache_salt, self.parameters.cache_salt} - {None}
+        if len(salts) > 1:
             raise InvalidRequest("`cache_salt` is given twice, with different values; give it once")
-        return given.pop() if given else None
+        return salts.pop() if salts else None
 
     def check_streamable(self) -> None:
         if self.parameters.best_of not in {None, 1}:
@@ -76,71 +82,79 @@ class CompatGenerate(Generate):
     stream: bool = False
 
     @property
-    def prefix(self) -> str:
+    def text_prefix(self) -> str:
         return "" if self.parameters.return_full_text is False else self.inputs
 
 
-class Tgi:
+class TgiRoutes:
     """Handlers of TGI's routes that generate."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/", self.compat),
+            web.post("/", self.compat_generate),
             web.post("/generate", self.generate),
             web.post("/generate_stream", self.generate_stream),
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        headers, body = await self._whole(request, await read_body(request, Generate), caller)
+        caller = Caller.from_request(request, self._services.engine)
+        headers, body = await self._generate_in_full(request, await read_body(request, Generate), caller)
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
-    async def compat(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        asked = await read_body(request, CompatGenerate)
-        if asked.stream:
-            return await self._streamed(request, asked, caller)
-        headers, body = await self._whole(request, asked, caller)
+    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
+        caller = Caller.from_request(request, self._services.engine)
+        generate_request = await read_body(request, CompatGenerate)
+        if generate_request.stream:
+            return await self._respond_streaming(request, generate_request, caller)
+        headers, body = await self._generate_in_full(request, generate_request, caller)
         return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._house.engine)
-        return await self._streamed(request, await read_body(request, Generate), caller)
+        caller = Caller.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, Generate), caller)
 
-    async def _whole(self, request: web.Request, asked: Generate, caller: Caller) -> tuple[dict[str, str], str]:
-        house = self._house
-        choices = await house.validator.choices(asked.wanted(caller))
-        validated = clock()
-        answers = await collected(house, choices, caller)
-        best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (compute(house.engine.facts, len(asked.inputs)) | identity(request) | going_by(best.choice.adapter)
-                   | timings([best], validated - caller.came, clock() - caller.came))
-        return headers, self._answer_json(asked, best, others)
+    async def _generate_in_full(self, request: web.Request, generate_request: Generate,
+                                caller: Caller) -> tuple[dict[str, str], str]:
+        services = self._services
+        validated_requests = await services.validator.validate(generate_request.to_generation_input(caller))
+        validated_at = clock()
+        outputs = await generate_all(services, validated_requests, caller)
+        best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
+        headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
+                   | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
+                   | timing_headers([best_output], validated_at - caller.arrived_at, clock() - caller.arrived_at))
+        return headers, self._response_json(generate_request, best_output, other_outputs)
 
-    async def _streamed(self, request: web.Request, asked: Generate, caller: Caller) -> web.StreamResponse:
+    async def _respond_streaming(self, request: web.Request, generate_request: Generate,
+                                 caller: Caller) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
-        adapter = called(self._house.validator.adapters, asked.parameters.adapter(caller.token))
-        headers = compute(self._house.engine.facts, len(asked.inputs)) | identity(request) | going_by(adapter)
-        patience = self._house.config.slow_client_timeout
-        async with open_stream(request, headers, patience, error_event) as out:
-            await self._stream(asked, caller, out)
-        return out.response
+        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
+                                             generate_request.parameters.adapter_reference(caller.source_token))
+        headers = (model_and_prompt_headers(self._services.engine.model_info, len(generate_request.inputs))
+                   | request_id_header(request) | adapter_headers(adapter))
+        slow_client_timeout = self._services.config.slow_client_timeout
+        async with open_response_stream(request, headers, slow_client_timeout, error_event) as event_stream:
+            await self._stream_events(generate_request, caller, event_stream)
+        return event_stream.response
 
-    async def _stream(self, asked: Generate, caller: Caller, out: EventStream) -> None:
-        house = self._house
-        asked.check_streamable()
-        [choice] = await house.validator.choices(asked.wanted(caller))
-        rendering = Streaming(choice, asked.parameters.details, asked.prefix)
-        with closing(house.submit(choice, caller)) as stream:
-            stream.cut = out.cut
-            await Pump(stream, rendering, out, house.outbox).run()
+    async def _stream_events(self, generate_request: Generate, caller: Caller, event_stream: EventStream) -> None:
+        services = self._services
+        generate_request.check_streamable()
+        [validated_request] = await services.validator.validate(generate_request.to_generation_input(caller))
+        renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
+                                     generate_request.text_prefix)
+        with closing(services.submit(validated_request, caller)) as stream:
+            stream.abort_connection = event_stream.abort_connection
+            await EventPump(stream, renderer, event_stream, services.write_batcher).run()
 
-    def _answer_json(self, asked: Generate, best: Answer, others: Sequence[Answer]) -> str:
-        text = quoted(asked.prefix + best.end.text)
-        if not (asked.parameters.details or asked.parameters.decoder_input_details):
+    def _response_json(self, generate_request: Generate, best_output: GenerationOutput,
+                       other_outputs: Sequence[GenerationOutput]) -> str:
+        text = quoted(generate_request.text_prefix + best_output.final_event.text)
+        if not (generate_request.parameters.details or generate_request.parameters.decoder_input_details):
             return f'{{"generated_text":{text}}}'
-        details = best.details_json(self._house.validator.tokenizer, others, asked.prefix)
+        details = best_output.details_json(self._services.validator.tokenizer, other_outputs,
+                                           generate_request.text_prefix)
         return f'{{"generated_text":{text},"details":{details}}}'

@@ -12,32 +12,32 @@ from math import ceil
 from aiohttp import web
 
 from router.errors import (
-    AdapterFailed,
-    AdapterMissing,
+    AdapterLoadFailed,
+    AdapterNotFound,
+    ChatTemplateFailed,
     ClassificationFailed,
     EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
+    InvalidTools,
     NotReady,
     Overloaded,
-    TemplateFailed,
     TimedOut,
-    ToolsFailed,
 )
 
 logger = logging.getLogger(__name__)
 
-MOST_TOLD = 500  # characters: a message may repeat a client's value of any length
+MAX_MESSAGE_CHARS = 500  # characters: a message may repeat a client's value of any length
 
 # Status, `error_type` and prefix of the message. Clients act on status and type: `overloaded` means "retry later".
-KINDS: dict[type[Exception], tuple[int, str, str]] = {
+ERRORS_BY_EXCEPTION: dict[type[Exception], tuple[int, str, str]] = {
     InvalidRequest: (422, "validation", "Input validation error: "),
-    TemplateFailed: (422, "template_error", "Template error: "),
-    ToolsFailed: (422, "tool_error", "Tool error: "),
+    ChatTemplateFailed: (422, "template_error", "Template error: "),
+    InvalidTools: (422, "tool_error", "Tool error: "),
     Overloaded: (429, "overloaded", "Model is overloaded: "),
     NotReady: (503, "overloaded", "Model is not ready: "),
-    AdapterMissing: (424, "generation", "Request failed during generation: "),
-    AdapterFailed: (424, "generation", "Request failed during generation: "),
+    AdapterNotFound: (424, "generation", "Request failed during generation: "),
+    AdapterLoadFailed: (424, "generation", "Request failed during generation: "),
     EmbeddingFailed: (500, "embedding_failure", "Embedding Failure: "),
     ClassificationFailed: (500, "classification_failure", "Classification Failure: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),
@@ -59,40 +59,42 @@ TYPES_BY_STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ErrorReply:
     """Error response in TGI's format."""
 
     status: int
     error_type: str
-    text: str
+    message: str
     retry_after: float | None = None
 
     @classmethod
-    def of(cls, error: Exception) -> "Told":
+    def from_exception(cls, error: Exception) -> "ErrorReply":
         if isinstance(error, web.HTTPException):
-            return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"), shortened(error.text or error.reason))
-        for kind, (status, error_type, prefix) in KINDS.items():
-            if isinstance(error, kind):
-                later = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
-                return cls(status, getattr(error, "kind", "") or error_type, shortened(f"{prefix}{error}"), later)
+            return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"),
+                       shorten_message(error.text or error.reason))
+        for exception_type, (status, error_type, prefix) in ERRORS_BY_EXCEPTION.items():
+            if isinstance(error, exception_type):
+                retry_after = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
+                return cls(status, getattr(error, "error_type", "") or error_type, shorten_message(f"{prefix}{error}"),
+                           retry_after)
         logger.error("a request failed unexpectedly", exc_info=error)
         return cls(500, "internal", "Internal server error")
 
-    def json(self) -> str:
-        return json.dumps({"error": self.text, "error_type": self.error_type}, separators=(",", ":"))
+    def to_json(self) -> str:
+        return json.dumps({"error": self.message, "error_type": self.error_type}, separators=(",", ":"))
 
-    def response(self) -> web.Response:
-        return error_response(self.status, self.json(), self.retry_after)
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)
 
 
 def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
     """Return a response with a JSON body. `retry_after` is in seconds; the header Retry-After has it rounded up, and
     at least 1."""
-    answer = web.Response(status=status, body=body.encode(), content_type="application/json")
+    response = web.Response(status=status, body=body.encode(), content_type="application/json")
     if retry_after is not None:
-        answer.headers["Retry-After"] = str(max(ceil(retry_after), 1))
-    return answer
+        response.headers["Retry-After"] = str(max(ceil(retry_after), 1))
+    return response
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} ..."
+def shorten_message(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]} ..."

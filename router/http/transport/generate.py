@@ -9,70 +9,70 @@ from typing import Protocol, TypeVar
 from aiohttp import web
 
 from router.config import RouterConfig
-from router.engine.resources import Supply
-from router.engine.stream import Stream
+from router.engine.resources import ResourceController
+from router.engine.stream import RequestStream
 from router.errors import Cancelled
-from router.http.transport.collect import Answer, Collector
+from router.http.transport.collect import GenerationOutput, OutputCollector
 from router.http.transport.headers import Caller
-from router.http.transport.metrics import FAILURE
-from router.http.transport.sse import EventStream, Outbox, event_stream
+from router.http.transport.metrics import FAILURE_TYPE
+from router.http.transport.sse import EventStream, WriteBatcher, open_event_stream
 from router.request import Request, Tenant
-from router.scheduler.plan import ModelFacts
-from router.telemetry.counters import Tally
-from router.telemetry.request_log import Account
-from router.validation.validator import Choice, Validator
+from router.scheduler.plan import ModelInfo
+from router.telemetry.counters import ServerMetrics
+from router.telemetry.request_log import RequestRecord
+from router.validation.validator import RequestValidator, ValidatedRequest
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ServedModel:
     """The model's name and notice, as clients see them."""
 
     name: str = ""
     notice: str = ""  # what users should know about the model
 
 
-class Engine(Protocol):
+class EngineClient(Protocol):
     """Interface of the engine that the dialects use."""
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def model_info(self) -> ModelInfo: ...
 
-    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream: ...
+    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream: ...
 
-    def account(self, request_id: str) -> Account | None: ...
+    def get_request_record(self, request_id: str) -> RequestRecord | None: ...
 
-    def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
+    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool: ...
 
-    def ailment(self) -> str: ...
-
-    @property
-    def supply(self) -> Supply: ...
+    def why_unavailable(self) -> str: ...
 
     @property
-    def tally(self) -> Tally: ...
+    def resource_controller(self) -> ResourceController: ...
 
-    def metrics(self) -> str: ...
+    @property
+    def server_metrics(self) -> ServerMetrics: ...
+
+    def metrics_page(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Services:
     """Services that every dialect uses."""
 
-    engine: Engine
-    validator: Validator
+    engine: EngineClient
+    validator: RequestValidator
     config: RouterConfig
-    about: About
-    outbox: Outbox
+    served_model: ServedModel
+    write_batcher: WriteBatcher
 
-    def submit(self, choice: Choice, caller: Caller) -> Stream:
-        if caller.traced is None:
-            return self.engine.submit(choice.request, caller.came)
-        stream = self.engine.submit(choice.request, caller.came, caller.traced.traceparent)
-        account = self.engine.account(choice.request.id)
-        assert account is not None, "it was opened just now"
-        caller.traced.follow(choice, account)
+    def submit(self, validated_request: ValidatedRequest, caller: Caller) -> RequestStream:
+        if caller.request_span is None:
+            return self.engine.submit(validated_request.request, caller.arrived_at)
+        stream = self.engine.submit(validated_request.request, caller.arrived_at, caller.request_span.traceparent)
+        record = self.engine.get_request_record(validated_request.request.id)
+        assert record is not None, "it was opened just now"
+        caller.request_span.add_sequence(validated_request, record)
         return stream
 
     @property
@@ -86,47 +86,50 @@ class House:
 
 
 @asynccontextmanager
-async def open_stream(request: web.Request, headers: Mapping[str, str], patience: float,
-                      told: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
-    """Open an event stream for the block. An exception of the block becomes the last event, rendered by `told`;
+async def open_response_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
+                               render_error: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
+    """Open an event stream for the block. An exception of the block becomes the last event, rendered by `render_error`;
     Cancelled and ConnectionError abort the connection."""
-    async with event_stream(request, headers, patience) as out:
+    async with open_event_stream(request, headers, slow_client_timeout) as event_stream:
         try:
-            yield out
-            if out.failure is not None:
-                request[FAILURE] = type(out.failure)
+            yield event_stream
+            if event_stream.failure is not None:
+                request[FAILURE_TYPE] = type(event_stream.failure)
         except (Cancelled, ConnectionError) as error:
-            request[FAILURE] = type(error)
-            out.cut()
+            request[FAILURE_TYPE] = type(error)
+            event_stream.abort_connection()
         except Exception as error:
-            request[FAILURE] = type(error)
-            out.write(told(error).encode())
+            request[FAILURE_TYPE] = type(error)
+            event_stream.write(render_error(error).encode())
 
 
-async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
+async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],
+                       caller: Caller) -> list[GenerationOutput]:
     """Return the answers of all choices. If one fails or the client disconnects, all are cancelled."""
-    with submitted(house, choices, caller) as streams:
-        return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
+    with submit_all(services, validated_requests, caller) as streams:
+        return await gather_or_cancel(OutputCollector(*pair).wait_for_output()
+                                      for pair in zip(streams, validated_requests, strict=True))
 
 
 @contextmanager
-def submitted(house: House, choices: Sequence[Choice], caller: Caller) -> Iterator[list[Stream]]:
-    with ExitStack() as leaving:
+def submit_all(services: Services, validated_requests: Sequence[ValidatedRequest],
+               caller: Caller) -> Iterator[list[RequestStream]]:
+    with ExitStack() as exit_stack:
         streams = []
-        for choice in choices:
-            streams.append(house.submit(choice, caller))
-            leaving.callback(streams[-1].close)
+        for validated_request in validated_requests:
+            streams.append(services.submit(validated_request, caller))
+            exit_stack.callback(streams[-1].close)
         yield streams
 
 
-async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Run coroutines concurrently, return their results. Raises the first failure, not an ExceptionGroup."""
-    parts = [*work]
-    if len(parts) == 1:
-        return [await parts[0]]
+    coroutine_list = [*coroutines]
+    if len(coroutine_list) == 1:
+        return [await coroutine_list[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in parts]
+            tasks = [group.create_task(part) for part in coroutine_list]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

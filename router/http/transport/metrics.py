@@ -1,6 +1,6 @@
 """`GET /metrics` for Prometheus, and the middleware that counts requests and their outcomes.
 
-A request is counted when its handler calls `Caller.of`, and again when it is answered or fails.
+A request is counted when its handler calls `Caller.from_request`, and again when it is answered or fails.
 """
 
 import asyncio
@@ -10,39 +10,39 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.errors import (
-    AdapterFailed,
-    AdapterMissing,
+    AdapterLoadFailed,
+    AdapterNotFound,
     Cancelled,
+    ChatTemplateFailed,
     ClassificationFailed,
     EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
+    InvalidTools,
     NotReady,
     Overloaded,
-    TemplateFailed,
     TimedOut,
-    ToolsFailed,
 )
-from router.http.transport.body import json_answer
-from router.http.transport.headers import CAME, REQUEST_ID
-from router.telemetry.counters import RequestTally, Tally
+from router.http.transport.body import json_response
+from router.http.transport.headers import REQUEST_COUNTER, REQUEST_ID
+from router.telemetry.counters import RequestMetrics, ServerMetrics
 from router.telemetry.instruments import CONTENT_TYPE
 
 # Type of the exception from which a response was made. The exception itself would reference the request through its
 # traceback, and both would stay in memory until the garbage collector runs.
-FAILURE = web.RequestKey("failure", type)
-ERRORS: dict[type[BaseException], str] = {
+FAILURE_TYPE = web.RequestKey("failure", type)
+ERROR_LABELS: dict[type[BaseException], str] = {
     InvalidRequest: "validation",
     web.HTTPClientError: "validation",
-    ToolsFailed: "validation",
-    TemplateFailed: "template",
+    InvalidTools: "validation",
+    ChatTemplateFailed: "template",
     Overloaded: "overloaded",
     NotReady: "overloaded",
     EmbeddingFailed: "embedding_failure",
     ClassificationFailed: "classification_failure",
     GenerationFailed: "generation",
-    AdapterMissing: "download_adapter",
-    AdapterFailed: "download_adapter",
+    AdapterNotFound: "download_adapter",
+    AdapterLoadFailed: "download_adapter",
     TimedOut: "timeout",
     Cancelled: "dropped",
     ConnectionError: "dropped",
@@ -50,68 +50,69 @@ ERRORS: dict[type[BaseException], str] = {
 }
 
 
-class Engine(Protocol):
+class MetricsSource(Protocol):
     @property
-    def tally(self) -> Tally: ...
+    def server_metrics(self) -> ServerMetrics: ...
 
-    def metrics(self) -> str: ...
+    def metrics_page(self) -> str: ...
 
 
-class Metrics:
-    def __init__(self, engine: Engine, *, takes_json: bool = False) -> None:
-        """With `takes_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
+class MetricsRoutes:
+    def __init__(self, engine: MetricsSource, *, allows_json: bool = False) -> None:
+        """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
         self._engine = engine
-        self._takes_json = takes_json
+        self._allows_json = allows_json
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/metrics", self.metrics)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        if self._takes_json and request.headers.get("Accept") == "application/json":
-            return json_answer(as_json(self._engine.metrics()))
-        return web.Response(body=self._engine.metrics().encode(), headers={"Content-Type": CONTENT_TYPE})
+        if self._allows_json and request.headers.get("Accept") == "application/json":
+            return json_response(metrics_page_to_json(self._engine.metrics_page()))
+        return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def as_json(page: str) -> dict[str, Any]:
+def metrics_page_to_json(page: str) -> dict[str, Any]:
     """Return each family with its type and its samples, keyed as in the text format."""
-    told: dict[str, Any] = {}
-    data: list[dict[str, Any]] = []
+    families: dict[str, Any] = {}
+    samples: list[dict[str, Any]] = []
     for line in page.splitlines():
         if line.startswith("# TYPE "):
             name, kind = line.split()[2:]
-            told[name] = {"type": kind, "data": (data := [])}
+            families[name] = {"type": kind, "data": (samples := [])}
         elif not line.startswith("#"):
             key, _, value = line.rpartition(" ")
-            data.append({"key": key, "value": float(value)})
-    return told
+            samples.append({"key": key, "value": float(value)})
+    return families
 
 
-def count_requests(tally: RequestTally) -> Middleware:
+def create_counting_middleware(request_metrics: RequestMetrics) -> Middleware:
     @web.middleware
     async def count_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[CAME] = tally.came
+        request[REQUEST_COUNTER] = request_metrics.num_received
         try:
-            answer = await handler(request)
+            response = await handler(request)
         except BaseException as error:
-            count_end(request, tally, type(error))
+            count_request_outcome(request, request_metrics, type(error))
             raise
-        count_end(request, tally, request.get(FAILURE))
-        return answer
+        count_request_outcome(request, request_metrics, request.get(FAILURE_TYPE))
+        return response
 
     return count_request
 
 
-def count_end(request: web.Request, tally: RequestTally, failure: type[BaseException] | None) -> None:
+def count_request_outcome(request: web.Request, request_metrics: RequestMetrics,
+                          failure_type: type[BaseException] | None) -> None:
     """Count the outcome of a request, if its arrival was counted."""
     if REQUEST_ID not in request:
         return
-    if failure is None:
-        tally.succeeded.add()
+    if failure_type is None:
+        request_metrics.num_succeeded.add()
     else:
-        tally.failed[err_of(failure)].add()
+        request_metrics.num_failed[error_label(failure_type)].add()
 
 
-def err_of(failure: type[BaseException]) -> str:
+def error_label(failure_type: type[BaseException]) -> str:
     """Return the label `err` of a failure as text-generation-inference names it, or else LoRAX; an unexpected
     exception is `incomplete`."""
-    return next((err for kind, err in ERRORS.items() if issubclass(failure, kind)), "incomplete")
+    return next((err for kind, err in ERROR_LABELS.items() if issubclass(failure_type, kind)), "incomplete")

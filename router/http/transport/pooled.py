@@ -1,6 +1,7 @@
 """Pooling requests (embedding, classification): run many texts with bounded concurrency, build results and headers.
 
-All texts of a request are validated before the first is run, and at most `most_at_once` are submitted at a time.
+All texts of a request are validated before the first is run, and at most `get_max_concurrent_texts` are submitted at a
+time.
 """
 
 import asyncio
@@ -14,106 +15,119 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from router.config import RouterConfig
-from router.engine.stream import Stream
+from router.engine.stream import RequestStream
 from router.errors import Overloaded
-from router.http.lorax.rendering import KIND
-from router.http.transport.collect import Said, said
-from router.http.transport.generate import House, together
-from router.http.transport.headers import Caller, compute, identity, milliseconds, timings
-from router.validation.validator import Choice, Wanted, time_left
+from router.http.lorax.rendering import COMPUTE_TYPE
+from router.http.transport.collect import PoolingRequestOutput, wait_for_pooling_output
+from router.http.transport.generate import Services, gather_or_cancel
+from router.http.transport.headers import (
+    Caller,
+    format_milliseconds,
+    model_and_prompt_headers,
+    request_id_header,
+    timing_headers,
+)
+from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
 
-MOST_AT_ONCE = 32
+MAX_CONCURRENT_TEXTS = 32
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Generic[T]):
+class PoolingResults(Generic[T]):
     """Results of the texts, in their order; their total number of tokens; the response headers."""
 
-    made: list[T]
+    results: list[T]
     num_tokens: int
     headers: dict[str, str]
 
 
-async def read(house: House, request: web.Request, caller: Caller, wanted: Iterable[Wanted],
-               make: Callable[[int, Said], T]) -> Read[T]:
-    """Run each text as a request of its own; `make` builds a result from its index and output. If one fails or the
-    client disconnects, all are cancelled."""
-    choices = await checked(house, wanted)
-    validated = clock()
-    shift = Shift(house, caller, choices, make)
-    made = await shift.work()
-    total = clock() - caller.came
-    headers = (compute(house.engine.facts, sum(choice.num_characters for choice in choices)) | identity(request)
-               | timings(shift.over, validated - caller.came, total))
-    if house.is_lorax:
-        headers |= {"x-compute-type": KIND, "x-compute-time": milliseconds(total)}
-    return Read(made, sum(len(choice.request.prompt) for choice in choices), headers)
+async def run_pooling_requests(services: Services, request: web.Request, caller: Caller,
+                               inputs: Iterable[GenerationInput],
+                               build_result: Callable[[int, PoolingRequestOutput], T]) -> PoolingResults[T]:
+    """Run each text as a request of its own; `build_result` builds a result from its index and output. If one fails or
+    the client disconnects, all are cancelled."""
+    validated_requests = await validate_inputs(services, inputs)
+    validated_at = clock()
+    workers = PoolingWorkerPool(services, caller, validated_requests, build_result)
+    results = await workers.run()
+    total_seconds = clock() - caller.arrived_at
+    headers = (model_and_prompt_headers(services.engine.model_info,
+                                        sum(choice.num_prompt_characters for choice in validated_requests))
+               | request_id_header(request)
+               | timing_headers(workers.finished_outputs, validated_at - caller.arrived_at, total_seconds))
+    if services.is_lorax:
+        headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": format_milliseconds(total_seconds)}
+    return PoolingResults(results, sum(len(choice.request.prompt) for choice in validated_requests), headers)
 
 
-async def checked(house: House, wanted: Iterable[Wanted]) -> list[Choice]:
+async def validate_inputs(services: Services, inputs: Iterable[GenerationInput]) -> list[ValidatedRequest]:
     """Validate all texts. Short ones are tokenised on the event loop, so other tasks may run after each."""
-    choices: list[Choice] = []
-    for each in wanted:
-        if choices:
+    validated_requests: list[ValidatedRequest] = []
+    for pooling_input in inputs:
+        if validated_requests:
             await asyncio.sleep(0)
-        choices += await house.validator.choices(each)
-    return choices
+        validated_requests += await services.validator.validate(pooling_input)
+    return validated_requests
 
 
-def most_at_once(config: RouterConfig) -> int:
+def get_max_concurrent_texts(config: RouterConfig) -> int:
     """Return how many texts of one request may run at once: a quarter of --max-concurrent-requests, or
-    --max-client-batch-size if that is more, but at most MOST_AT_ONCE."""
-    return min(MOST_AT_ONCE, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
+    --max-client-batch-size if that is more, but at most MAX_CONCURRENT_TEXTS."""
+    return min(MAX_CONCURRENT_TEXTS, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
 
 
-class Shift(Generic[T]):
+class PoolingWorkerPool(Generic[T]):
     """Pool of workers that drain one list of texts."""
 
-    def __init__(self, house: House, caller: Caller, choices: Sequence[Choice],
-                 make: Callable[[int, Said], T]) -> None:
-        """`make` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes much
-        more memory than its JSON."""
-        self.over: list[Said] = []  # finished texts, without their outputs
-        self._house = house
+    def __init__(self, services: Services, caller: Caller, validated_requests: Sequence[ValidatedRequest],
+                 build_result: Callable[[int, PoolingRequestOutput], T]) -> None:
+        """`build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector
+        takes much more memory than its JSON."""
+        self.finished_outputs: list[PoolingRequestOutput] = []  # finished texts, without their outputs
+        self._services = services
         self._caller = caller
-        self._make = make
-        self._made: dict[int, T] = {}
-        self._left = deque(enumerate(choices))
-        self._num_under_way = 0
+        self._build_result = build_result
+        self._results: dict[int, T] = {}
+        self._queue = deque(enumerate(validated_requests))
+        self._num_in_flight = 0
 
-    async def work(self) -> list[T]:
-        num_texts = len(self._left)
-        await together(self._take_turns() for _ in range(min(num_texts, most_at_once(self._house.config))))
-        return [self._made[index] for index in range(num_texts)]
+    async def run(self) -> list[T]:
+        num_texts = len(self._queue)
+        await gather_or_cancel(self._run_worker()
+                               for _ in range(min(num_texts, get_max_concurrent_texts(self._services.config))))
+        return [self._results[index] for index in range(num_texts)]
 
-    async def _take_turns(self) -> None:
+    async def _run_worker(self) -> None:
         """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
         if none of them has a text under way."""
-        while self._left:
-            index, choice = self._left.popleft()
+        while self._queue:
+            index, validated_request = self._queue.popleft()
             try:
-                stream = self._submit(choice)
+                stream = self._submit(validated_request)
             except Overloaded:
-                if not self._num_under_way:
+                if not self._num_in_flight:
                     raise
-                self._left.appendleft((index, choice))
+                self._queue.appendleft((index, validated_request))
                 return
-            told = await self._hear(stream, choice)
-            self._made[index] = self._make(index, told)
-            self.over.append(replace(told, end=replace(told.end, told=[])))
+            output = await self._wait_for_output(stream, validated_request)
+            self._results[index] = self._build_result(index, output)
+            self.finished_outputs.append(replace(output, final_event=replace(output.final_event, output=[])))
 
-    def _submit(self, choice: Choice) -> Stream:
+    def _submit(self, validated_request: ValidatedRequest) -> RequestStream:
         """Submit a text with the time left until the deadline, after earlier texts used a part of it."""
         if self._caller.deadline is not None:
-            choice = replace(choice, request=replace(choice.request, timeout=time_left(self._caller.deadline)))
-        return self._house.submit(choice, self._caller)
+            validated_request = replace(validated_request,
+                                        request=replace(validated_request.request,
+                                                        timeout=remaining_seconds(self._caller.deadline)))
+        return self._services.submit(validated_request, self._caller)
 
-    async def _hear(self, stream: Stream, choice: Choice) -> Said:
-        self._num_under_way += 1
+    async def _wait_for_output(self, stream: RequestStream,
+                               validated_request: ValidatedRequest) -> PoolingRequestOutput:
+        self._num_in_flight += 1
         try:
             with closing(stream):
-                return await said(stream, choice)
+                return await wait_for_pooling_output(stream, validated_request)
         finally:
-            self._num_under_way -= 1
+            self._num_in_flight -= 1

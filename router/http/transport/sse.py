@@ -8,23 +8,23 @@ from typing import Protocol
 
 from aiohttp import HttpVersion11, web
 
-from router.engine.stream import Event, Stream
+from router.engine.stream import RequestStream, StreamEvent
 
-HEADERS = {
+EVENT_STREAM_HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
 # Seconds without an event after which a comment is sent, so that client and proxies keep the connection.
-SILENCE = 15.0
+KEEPALIVE_SECONDS = 15.0
 
 
 @asynccontextmanager
-async def event_stream(request: web.Request, headers: Mapping[str, str], patience: float,
-                       silence: float = SILENCE) -> AsyncIterator["EventStream"]:
+async def open_event_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
+                            keepalive_seconds: float = KEEPALIVE_SECONDS) -> AsyncIterator["EventStream"]:
     """Open a response that ends with the block, unless the connection is closed earlier. A client that does not read
-    for `patience` seconds is disconnected."""
-    response = web.StreamResponse(headers={**HEADERS, **headers})
+    for `slow_client_timeout` seconds is disconnected."""
+    response = web.StreamResponse(headers={**EVENT_STREAM_HEADERS, **headers})
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     else:
@@ -33,13 +33,13 @@ async def event_stream(request: web.Request, headers: Mapping[str, str], patienc
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client left")
-    out = EventStream(request, response, transport, patience, silence)
+    stream = EventStream(request, response, transport, slow_client_timeout, keepalive_seconds)
     try:
-        yield out
+        yield stream
     finally:
-        out.stop_comments()
+        stream.stop_keepalive()
     if not transport.is_closing():
-        await out.wait_for_reader(response.write_eof())
+        await stream.wait_for_slow_client(response.write_eof())
 
 
 class EventStream:
@@ -50,21 +50,22 @@ class EventStream:
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse, transport: asyncio.Transport,
-                 patience: float, silence: float) -> None:
+                 slow_client_timeout: float, keepalive_seconds: float) -> None:
         self.response = response
         self.failure: Exception | None = None  # the error that ended the stream, if it was sent as an event
         self._protocol = request.protocol
         self._writer = request.writer
         self._transport = transport
-        self._chunked = response.chunked
-        self._patience = patience
-        self._silence = silence
+        self._is_chunked = response.chunked
+        self._slow_client_timeout = slow_client_timeout
+        self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
-        self._spoke = self._loop.time()
-        self._timer = self._loop.call_at(self._spoke + silence, self._break_silence)
+        self._last_written_at = self._loop.time()
+        self._keepalive_timer = self._loop.call_at(self._last_written_at + keepalive_seconds,
+                                                   self._send_keepalive_if_idle)
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the client does not read what is written."""
         return self._protocol.writing_paused
 
@@ -73,93 +74,95 @@ class EventStream:
         assert data
         if self._transport.is_closing():
             raise ConnectionResetError("the client left")
-        self._spoke = self._loop.time()
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._last_written_at = self._loop.time()
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
-        await self.wait_for_reader(self._writer.drain())
+        await self.wait_for_slow_client(self._writer.drain())
 
-    async def wait_for_reader(self, writing: Awaitable[None]) -> None:
+    async def wait_for_slow_client(self, write_operation: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._patience):
-                await writing
+            async with asyncio.timeout(self._slow_client_timeout):
+                await write_operation
         except TimeoutError:
-            self.cut()
-            raise ConnectionResetError(f"the client did not read for {self._patience} seconds") from None
+            self.abort_connection()
+            raise ConnectionResetError(f"the client did not read for {self._slow_client_timeout} seconds") from None
 
-    def cut(self) -> None:
+    def abort_connection(self) -> None:
         """Abort the connection without the end of the body, so that the client sees that something is missing."""
         self._transport.abort()
 
-    def stop_comments(self) -> None:
-        self._timer.cancel()
+    def stop_keepalive(self) -> None:
+        self._keepalive_timer.cancel()
 
-    def _break_silence(self) -> None:
+    def _send_keepalive_if_idle(self) -> None:
         if self._transport.is_closing():
             return
         now = self._loop.time()
-        if now >= self._spoke + self._silence:
-            self._spoke = now
-            if not self.paused:
+        if now >= self._last_written_at + self._keepalive_seconds:
+            self._last_written_at = now
+            if not self.is_paused:
                 self.write(b":\n\n")
-        self._timer = self._loop.call_at(self._spoke + self._silence, self._break_silence)
+        self._keepalive_timer = self._loop.call_at(self._last_written_at + self._keepalive_seconds,
+                                                   self._send_keepalive_if_idle)
 
 
-class Rendering(Protocol):
-    """Interface of a renderer of events. `ended` is true once the last event is rendered."""
+class EventRenderer(Protocol):
+    """Interface of a renderer of events. `is_finished` is true once the last event is rendered."""
 
-    ended: bool
+    is_finished: bool
 
-    def burst(self, events: list[Event]) -> bytes: ...
+    def render(self, events: list[StreamEvent]) -> bytes: ...
 
 
-class Pump:
+class EventPump:
     """Writes the events of a stream to the connection as they arrive.
 
     Bursts are written from a callback: waking a task for each of them would cost as much again as rendering it. The
     task that runs the pump wakes only at the end, on errors, and when the client does not read.
     """
 
-    def __init__(self, stream: Stream, rendering: Rendering, out: EventStream, outbox: "Outbox") -> None:
+    def __init__(self, stream: RequestStream, renderer: EventRenderer, event_stream: EventStream,
+                 write_batcher: "WriteBatcher") -> None:
         self._stream = stream
-        self._rendering = rendering
-        self._out = out
-        self._outbox = outbox
-        self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._renderer = renderer
+        self._event_stream = event_stream
+        self._write_batcher = write_batcher
+        self._wake_task: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
-        self._stream.listen(partial(self._outbox.add, self))
-        while not self._rendering.ended:
-            self.write(self.render())
-            await self._needed
-            await self._out.drain()
-            self._needed = asyncio.get_running_loop().create_future()
-        self._out.failure = self._stream.failure
+        self._stream.set_event_callback(partial(self._write_batcher.add, self))
+        while not self._renderer.is_finished:
+            self.write(self.render_queued_events())
+            await self._wake_task
+            await self._event_stream.drain()
+            self._wake_task = asyncio.get_running_loop().create_future()
+        self._event_stream.failure = self._stream.failure
 
-    def render(self) -> bytes:
+    def render_queued_events(self) -> bytes:
         """Render the waiting events. While writing is blocked they stay in the stream, which measures their size."""
-        if self._needed.done():
+        if self._wake_task.done():
             return b""
         try:
-            return self._rendering.burst(self._stream.take())
+            return self._renderer.render(self._stream.take_events())
         except Exception as error:
-            self._needed.set_exception(error)
+            self._wake_task.set_exception(error)
             return b""
 
     def write(self, data: bytes) -> None:
         try:
             if data:
-                self._out.write(data)
+                self._event_stream.write(data)
         except Exception as error:
-            self._needed.set_exception(error)
+            self._wake_task.set_exception(error)
         else:
-            if not self._needed.done() and (self._rendering.ended or self._out.paused):
-                self._needed.set_result(None)
+            if not self._wake_task.done() and (self._renderer.is_finished or self._event_stream.is_paused):
+                self._wake_task.set_result(None)
 
 
-class Outbox:
+class WriteBatcher:
     """Pumps with something to write in this iteration of the event loop.
 
     All are rendered, then all are written: alternating is slower, since each write runs through the system's whole
@@ -167,15 +170,15 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._due: list[Pump] = []
+        self._due_pumps: list[EventPump] = []
 
-    def add(self, pump: Pump) -> None:
-        if not self._due:
+    def add(self, pump: EventPump) -> None:
+        if not self._due_pumps:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._due.append(pump)
+        self._due_pumps.append(pump)
 
     def _flush(self) -> None:
-        due, self._due = self._due, []
-        bursts = [pump.render() for pump in due]
-        for pump, data in zip(due, bursts, strict=True):
+        pumps, self._due_pumps = self._due_pumps, []
+        rendered = [pump.render_queued_events() for pump in pumps]
+        for pump, data in zip(pumps, rendered, strict=True):
             pump.write(data)

@@ -1,6 +1,6 @@
 """Tracing middleware: one span per request.
 
-`Caller.of` begins the span, so only requests that run the model have one; the middleware ends it.
+`Caller.from_request` begins the span, so only requests that run the model have one; the middleware ends it.
 """
 
 import asyncio
@@ -8,41 +8,43 @@ import asyncio
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.errors import Cancelled, InvalidRequest, Overloaded, TemplateFailed, TimedOut, ToolsFailed
-from router.http.transport.headers import SPANS, TRACED
-from router.http.transport.metrics import FAILURE, err_of
-from router.telemetry.spans import Spans
+from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, InvalidTools, Overloaded, TimedOut
+from router.http.transport.headers import REQUEST_SPAN, SPAN_FACTORY
+from router.http.transport.metrics import FAILURE_TYPE, error_label
+from router.telemetry.spans import RequestSpanFactory
 
 # Failures caused by clients: their spans are not marked as failed.
-THEIRS = (InvalidRequest, ToolsFailed, TemplateFailed, TimedOut, Overloaded, web.HTTPClientError, Cancelled,
-          ConnectionError, asyncio.CancelledError)
-DROPPED = "dropped"  # the connection ended before the response was complete, so the span has no status
+CLIENT_ERRORS = (InvalidRequest, InvalidTools, ChatTemplateFailed, TimedOut, Overloaded, web.HTTPClientError, Cancelled,
+                 ConnectionError, asyncio.CancelledError)
+DROPPED_LABEL = "dropped"  # the connection ended before the response was complete, so the span has no status
 
 
-def trace_requests(spans: Spans) -> Middleware:
+def create_tracing_middleware(span_factory: RequestSpanFactory) -> Middleware:
     """Return the tracing middleware. It goes outside the one that turns exceptions into error responses."""
     @web.middleware
     async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[SPANS] = spans
+        request[SPAN_FACTORY] = span_factory
         try:
-            answer = await handler(request)
+            response = await handler(request)
         except BaseException as error:
-            end_span(request, None, type(error))
+            end_request_span(request, None, type(error))
             raise
-        end_span(request, answer, request.get(FAILURE))
-        return answer
+        end_request_span(request, response, request.get(FAILURE_TYPE))
+        return response
 
     return trace_request
 
 
-def end_span(request: web.Request, answer: web.StreamResponse | None, failure: type[BaseException] | None) -> None:
-    if (traced := request.get(TRACED)) is None:
+def end_request_span(request: web.Request, response: web.StreamResponse | None,
+                     failure_type: type[BaseException] | None) -> None:
+    if (request_span := request.get(REQUEST_SPAN)) is None:
         return
-    about: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
-    if failure is not None:
-        about["error.type"] = err_of(failure)
-    if answer is not None and about.get("error.type") != DROPPED:
-        about["http.response.status_code"] = answer.status
-    if answer is not None and not isinstance(answer, web.Response):
-        about["gen_ai.request.stream"] = True
-    traced.end(about, failed=failure is not None and not issubclass(failure, THEIRS))
+    attributes: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
+    if failure_type is not None:
+        attributes["error.type"] = error_label(failure_type)
+    if response is not None and attributes.get("error.type") != DROPPED_LABEL:
+        attributes["http.response.status_code"] = response.status
+    if response is not None and not isinstance(response, web.Response):
+        attributes["gen_ai.request.stream"] = True
+    request_span.end_request(
+        attributes, is_server_error=failure_type is not None and not issubclass(failure_type, CLIENT_ERRORS))

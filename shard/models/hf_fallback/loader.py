@@ -14,134 +14,149 @@ from typing import Any
 
 from torch import nn
 
-from shard.checkpoint.reader import Weights
-from shard.json_config import Given
+from shard.checkpoint.reader import CheckpointReader
+from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig
-from shard.models.decoder import Source
+from shard.models.decoder import ModelSource
 from shard.models.hf_config import read_dtype
-from shard.models.hf_fallback.model import Echo, ForeignModel, attend, replace_products
-from shard.models.hf_fallback.probe import META, Unsuitable, look_at, path_of, stand_in, windows_of
-from shard.models.hf_fallback.split import share_products
-from shard.parallel.group import Group
+from shard.models.hf_fallback.model import FallbackModel, IdentityDecoder, forward_to_listener, replace_linears
+from shard.models.hf_fallback.probe import (
+    META_DEVICE,
+    UnsupportedModel,
+    find_layers_path,
+    list_sliding_windows,
+    make_probe_mask,
+    probe_attention,
+)
+from shard.models.hf_fallback.split import split_linears
+from shard.parallel.group import RankGroup
 
-OURS = "weft"  # name under which our attention is registered in transformers
-LOOKED_AT = "weft_looked_at"  # the same for the run on the meta device
-INPUTS = ("vision", "image", "audio", "speech", "video")
-ROTARY_KINDS = {"default", "linear", "llama3", "yarn"}  # rope types that do not depend on other tokens of a step
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+ATTENTION_NAME = "weft"  # name under which our attention is registered in transformers
+PROBE_ATTENTION_NAME = "weft_looked_at"  # the same for the run on the meta device
+NON_TEXT_CONFIG_PREFIXES = ("vision", "image", "audio", "speech", "video")
+# rope types that do not depend on other tokens of a step
+SUPPORTED_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConfig(ModelConfig):
-    text: str  # content of config.json, for the config class of transformers
-    path: tuple[str, ...]  # to the list of layers
+class FallbackConfig(ModelConfig):
+    config_json: str  # content of config.json, for the config class of transformers
+    layers_path: tuple[str, ...]  # to the list of layers
 
 
-def library() -> Any:
+def import_transformers() -> Any:
     """Import transformers and register our attention. The import takes seconds, so other architectures avoid it."""
     transformers = importlib.import_module("transformers")
-    transformers.utils.logging.set_verbosity_error()  # its warnings about files are errors in `refuse_loading`
+    # its warnings about files are errors in `reject_loading_mismatches`
+    transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    transformers.AttentionInterface.register(OURS, attend)
-    transformers.AttentionInterface.register(LOOKED_AT, attend)
-    transformers.AttentionMaskInterface.register(LOOKED_AT, stand_in)
+    transformers.AttentionInterface.register(ATTENTION_NAME, forward_to_listener)
+    transformers.AttentionInterface.register(PROBE_ATTENTION_NAME, forward_to_listener)
+    transformers.AttentionMaskInterface.register(PROBE_ATTENTION_NAME, make_probe_mask)
     return transformers
 
 
-def describe_foreign(given: Given) -> ForeignConfig:
+def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
     """Return the config. Raises Unsuitable if our attention does not support the model."""
-    refuse_parts(given)
-    name, text = (given.get("architectures") or ["none"])[0], json.dumps(given.values)
-    config, layers, head = build(text, name)
-    asked, width = look_at(layers, head)
-    first = asked[0]
-    return ForeignConfig(
+    reject_unsupported_settings(hf_config)
+    name, config_json = (hf_config.get("architectures") or ["none"])[0], json.dumps(hf_config.values)
+    config, layers, head = build_meta_model(config_json, name)
+    layer_attentions, width = probe_attention(layers, head)
+    first = layer_attentions[0]
+    return FallbackConfig(
         architecture=name, vocabulary_size=config.vocab_size, hidden_size=width, intermediate_size=0,
-        num_layers=len(asked), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads, head_dim=first.head_dim,
-        norm_epsilon=0.0, max_positions=reach_of(config, given.source), dtype=read_dtype(given),
-        windows=windows_of(asked), scale=first.scale, softcap=first.softcap, text=text,
-        path=path_of(layers, first.module))
+        num_layers=len(layer_attentions), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        norm_epsilon=0.0, max_positions=read_max_positions(config, hf_config.source), dtype=read_dtype(hf_config),
+        sliding_windows=list_sliding_windows(layer_attentions), attention_scale=first.scale,
+        attention_softcap=first.softcap, config_json=config_json,
+        layers_path=find_layers_path(layers, first.module))
 
 
-def reach_of(config: Any, source: str) -> int:
+def read_max_positions(transformers_config: Any, source: str) -> int:
     """Return the maximum number of positions. The config class maps the family's own name to this attribute."""
-    known = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
-    return Given(known, source).count("max_position_embeddings")
+    known = {"max_position_embeddings": getattr(transformers_config, "max_position_embeddings", None)}
+    return JsonConfig(known, source).get_positive_int("max_position_embeddings")
 
 
-def refuse_parts(given: Given) -> None:
+def reject_unsupported_settings(hf_config: JsonConfig) -> None:
     """Reject models that are not text decoders, and quantised weights, by the settings in config.json."""
-    for name in given.values:
-        if name.endswith("_config") and name.startswith(INPUTS):
-            raise Unsuitable(f"it takes other input than text ({name})")
-    if given.flag("is_encoder_decoder", default=False):
-        raise Unsuitable("it is an encoder-decoder")
-    if (quantization := given.get("quantization_config")) is not None:
-        raise Unsuitable(f"its weights are quantised as {quantization.get('quant_method')}, which is supported for "
-                         f"weft's own architectures only")
+    for name in hf_config.values:
+        if name.endswith("_config") and name.startswith(NON_TEXT_CONFIG_PREFIXES):
+            raise UnsupportedModel(f"it takes other input than text ({name})")
+    if hf_config.get_bool("is_encoder_decoder", default=False):
+        raise UnsupportedModel("it is an encoder-decoder")
+    if (quantization := hf_config.get("quantization_config")) is not None:
+        raise UnsupportedModel(
+            f"its weights are quantised as {quantization.get('quant_method')}, which is supported for "
+            f"weft's own architectures only")
 
 
-def class_of(text: str, name: str) -> tuple[Any, Any]:
+def find_transformers_classes(config_json: str, architecture: str) -> tuple[Any, Any]:
     """Return the classes of transformers for config and model."""
-    transformers, values = library(), json.loads(text)
-    known = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    types = [kind for kind, model in known.items() if model == name]
+    transformers, values = import_transformers(), json.loads(config_json)
+    causal_lm_classes = importlib.import_module(
+        "transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    types = [kind for kind, model in causal_lm_classes.items() if model == architecture]
     if not types:
         own = "; code that comes with a model is never run" if values.get("auto_map") else ""
-        raise Unsuitable(f"transformers {transformers.__version__} has no language model of this name{own}")
-    given = values.get("model_type")
-    kinds = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    return kinds[given if given in types else types[0]], getattr(transformers, name)
+        raise UnsupportedModel(f"transformers {transformers.__version__} has no language model of this name{own}")
+    model_type = values.get("model_type")
+    config_classes = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    return config_classes[model_type if model_type in types else types[0]], getattr(transformers, architecture)
 
 
-def read_values(text: str, name: str) -> tuple[Any, Any]:
+def make_transformers_config(config_json: str, architecture: str) -> tuple[Any, Any]:
     """Return the config as an object of transformers, and the class of the model."""
-    kind, model_class = class_of(text, name)
+    config_class, model_class = find_transformers_classes(config_json, architecture)
     try:
-        config = kind.from_dict(json.loads(text))
+        config = config_class.from_dict(json.loads(config_json))
     except Exception as error:  # whatever its checks raise
-        raise Unsuitable(f"transformers does not understand its config.json ({in_a_line(error)})") from error
-    refuse_config(config, model_class)
+        raise UnsupportedModel(
+            f"transformers does not understand its config.json ({format_error_on_one_line(error)})") from error
+    reject_unsupported_config(config, model_class)
     return config, model_class
 
 
-def refuse_config(config: Any, model_class: Any) -> None:
+def reject_unsupported_config(transformers_config: Any, model_class: Any) -> None:
     if model_class._is_stateful:
-        raise Unsuitable("it keeps a state other than keys and values")
+        raise UnsupportedModel("it keeps a state other than keys and values")
     if not model_class._supports_attention_backend:
-        raise Unsuitable("its attention in transformers cannot be replaced")
-    if unknown := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
-        raise Unsuitable(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
-    if unknown := set(rotary_kinds(getattr(config, "rope_parameters", None) or {})) - ROTARY_KINDS:
-        raise Unsuitable(f"its positions are of the type {', '.join(sorted(unknown))}")
+        raise UnsupportedModel("its attention in transformers cannot be replaced")
+    if unknown := set(getattr(transformers_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
+        raise UnsupportedModel(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
+    if unknown := set(iter_rope_types(getattr(transformers_config, "rope_parameters", None)
+                                      or {})) - SUPPORTED_ROPE_TYPES:
+        raise UnsupportedModel(f"its positions are of the type {', '.join(sorted(unknown))}")
 
 
-def rotary_kinds(parameters: dict[str, Any]) -> Iterator[str]:
+def iter_rope_types(rope_parameters: dict[str, Any]) -> Iterator[str]:
     """Yield the rope types, which may differ by type of layer."""
-    inner = [value for value in parameters.values() if isinstance(value, dict)]
-    for values in inner or [parameters]:
+    inner = [value for value in rope_parameters.values() if isinstance(value, dict)]
+    for values in inner or [rope_parameters]:
         yield str(values.get("rope_type") or "default")
 
 
-def build(text: str, name: str) -> tuple[Any, nn.Module, nn.Module]:
+def build_meta_model(config_json: str, architecture: str) -> tuple[Any, nn.Module, nn.Module]:
     """Return config, layers and head of the model on the meta device."""
-    config, model_class = read_values(text, name)
-    config._attn_implementation, config._experts_implementation = LOOKED_AT, "batched_mm"
+    config, model_class = make_transformers_config(config_json, architecture)
+    config._attn_implementation, config._experts_implementation = PROBE_ATTENTION_NAME, "batched_mm"
     try:
-        with META:
-            return config, *parted(model_class(config).eval())
+        with META_DEVICE:
+            return config, *split_layers_and_head(model_class(config).eval())
     except Exception as error:  # whatever its own checks raise
-        raise Unsuitable(f"transformers cannot make it ({in_a_line(error)})") from error
+        raise UnsupportedModel(f"transformers cannot make it ({format_error_on_one_line(error)})") from error
 
 
-def in_a_line(error: Exception) -> str:
+def format_error_on_one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def parted(model: Any) -> tuple[nn.Module, nn.Module]:
-    """Return the model's layers, and the model with an `Echo` instead of them, which serves as the head."""
+def split_layers_and_head(model: Any) -> tuple[nn.Module, nn.Module]:
+    """Return the model's layers, and the model with an `IdentityDecoder` instead of them, which serves as the head."""
     layers = model.get_decoder()
-    model.set_submodule(next(name for name, module in model.named_modules() if module is layers), Echo())
+    model.set_submodule(next(name for name, module in model.named_modules() if module is layers), IdentityDecoder())
     return layers, model
 
 
@@ -149,78 +164,80 @@ def parted(model: Any) -> tuple[nn.Module, nn.Module]:
 # Weights
 
 
-def read_foreign(source: Source[ForeignConfig]) -> ForeignModel:
+def read_fallback_model(source: ModelSource[FallbackConfig]) -> FallbackModel:
     """Read the model, one rank after the other, because each rank holds the whole model for a while."""
     group = source.group
     for _ in range(group.rank):
         group.minimum(0)
     try:
-        return read_alone(source)
+        return read_rank_part(source)
     finally:
         for _ in range(group.rank, group.size):
             group.minimum(0)
 
 
-def read_alone(source: Source[ForeignConfig]) -> ForeignModel:
+def read_rank_part(source: ModelSource[FallbackConfig]) -> FallbackModel:
     config, weights, group = source.config, source.weights, source.group
     if group.size > 1:
-        refuse_sharing(config, group)
-    values, model_class = read_values(config.text, config.architecture)
-    values._attn_implementation = OURS
-    layers, head = parted(filled(model_class, values, weights).requires_grad_(False))
+        reject_unsplittable_model(config, group)
+    transformers_config, model_class = make_transformers_config(config.config_json, config.architecture)
+    transformers_config._attn_implementation = ATTENTION_NAME
+    layers, head = split_layers_and_head(load_pretrained_weights(model_class, transformers_config,
+                                                                 weights).requires_grad_(False))
     if group.size > 1:
-        share_products(layers, plan_of(values), group, group.sum)
+        split_linears(layers, get_tensor_parallel_plan(transformers_config), group, group.sum)
     for part in (layers, head):
-        replace_products(part.to(weights.device))
-    return ForeignModel(config, group, layers, head, config.path)
+        replace_linears(part.to(weights.device))
+    return FallbackModel(config, group, layers, head, config.layers_path)
 
 
-def plan_of(config: Any) -> dict[str, str]:
-    return config.base_model_tp_plan or {}
+def get_tensor_parallel_plan(transformers_config: Any) -> dict[str, str]:
+    return transformers_config.base_model_tp_plan or {}
 
 
-def refuse_sharing(config: ForeignConfig, group: Group) -> None:
+def reject_unsplittable_model(config: FallbackConfig, group: RankGroup) -> None:
     """Reject a model that cannot be split over the ranks. Checked on the meta device, without the other ranks."""
     size = group.size
     try:
-        check_shares(config, group)
-    except (Unsuitable, ValueError) as error:
+        check_tensor_parallel_split(config, group)
+    except (UnsupportedModel, ValueError) as error:
         raise ValueError(f"{config.architecture} runs through transformers and cannot be shared by {size} shards: "
                          f"{error}; use --num-shard 1") from error
 
 
-def check_shares(config: ForeignConfig, group: Group) -> None:
+def check_tensor_parallel_split(config: FallbackConfig, group: RankGroup) -> None:
     if config.num_heads % group.size or config.num_kv_heads % group.size:
         raise ValueError(f"it has {config.num_heads} attention heads and {config.num_kv_heads} key/value heads")
-    values, layers, head = build(config.text, config.architecture)
-    if not plan_of(values):
+    transformers_config, layers, head = build_meta_model(config.config_json, config.architecture)
+    if not get_tensor_parallel_plan(transformers_config):
         raise ValueError("transformers has no plan for it")
-    share_products(layers, plan_of(values), group, lambda x: x)
-    first = look_at(layers, head)[0][0]
+    split_linears(layers, get_tensor_parallel_plan(transformers_config), group, lambda x: x)
+    first = probe_attention(layers, head)[0][0]
     if first.num_heads * group.size != config.num_heads or first.num_kv_heads * group.size != config.num_kv_heads:
         raise ValueError("the plan of transformers does not share its attention heads")
 
 
-def filled(model_class: Any, config: Any, weights: Weights) -> nn.Module:
+def load_pretrained_weights(model_class: Any, transformers_config: Any, weights: CheckpointReader) -> nn.Module:
     """Return the model with its weights. transformers converts names and shapes of tensors to those of the class."""
-    tensors = {name: weights.whole(name, weights.shape_of(name)) for name in weights.unclaimed()}
+    tensors = {name: weights.read_tensor(name, weights.stored_shape(name)) for name in weights.list_unclaimed_names()}
     try:
-        model, told = model_class.from_pretrained(
-            None, config=config, state_dict=tensors, dtype=weights.dtype, ignore_mismatched_sizes=True,
+        model, loading_info = model_class.from_pretrained(
+            None, config=transformers_config, state_dict=tensors, dtype=weights.dtype, ignore_mismatched_sizes=True,
             output_loading_info=True)
     except RuntimeError as error:
-        raise ValueError(f"{model_class.__name__} cannot take these weights ({in_a_line(error)})") from error
-    refuse_loading(model_class.__name__, told)
-    filled: nn.Module = model
-    return filled
+        raise ValueError(
+            f"{model_class.__name__} cannot take these weights ({format_error_on_one_line(error)})") from error
+    reject_loading_mismatches(model_class.__name__, loading_info)
+    loaded_model: nn.Module = model
+    return loaded_model
 
 
-def refuse_loading(name: str, told: dict[str, Any]) -> None:
+def reject_loading_mismatches(model_name: str, loading_info: dict[str, Any]) -> None:
     differing = [f"{tensor} ({list(stored)} instead of {list(wanted)})"
-                 for tensor, stored, wanted in told["mismatched_keys"]]
-    for what, names in (("lacks", told["missing_keys"]), ("has no use for", told["unexpected_keys"]),
-                        ("has another shape for", differing)):
+                 for tensor, stored, wanted in loading_info["mismatched_keys"]]
+    for problem, names in (("lacks", loading_info["missing_keys"]), ("has no use for", loading_info["unexpected_keys"]),
+                           ("has another shape for", differing)):
         if names:
             first = sorted(names)[:3]
-            raise ValueError(f"{name} {what} {', '.join(first)}{' and others' if len(names) > 3 else ''}; is "
+            raise ValueError(f"{model_name} {problem} {', '.join(first)}{' and others' if len(names) > 3 else ''}; is "
                              f"config.json the one of this model?")

@@ -1,7 +1,7 @@
 """Model whose layers are foreign torch modules, run with our KV cache and attention backends.
 
-The modules' attention calls `attend`, which calls the step's listener: a `Passage` in serving, a `Look` when the model
-is probed. Linears are replaced by ours.
+The modules' attention calls `forward_to_listener`, which calls the step's listener: a `ServingAttentionListener` in
+serving, a `Look` when the model is probed. Linears are replaced by ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shard.attention.backend import Attention
-from shard.attention.inputs import Inputs
-from shard.attention.kv_cache import Cache
+from shard.attention.backend import AttentionBackend
+from shard.attention.inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
-from shard.models.decoder import Product, one_of_each
+from shard.models.decoder import SizedLinear, count_representative_layers
 from shard.ops.linear import make_linear
-from shard.parallel.group import Group
+from shard.parallel.group import RankGroup
 
-WORD = "weft_listener"  # keyword argument with which layers pass the listener on to attention
+LISTENER_KEYWORD = "weft_listener"  # keyword argument with which layers pass the listener on to attention
 
 
-class Question(NamedTuple):
+class AttentionCall(NamedTuple):
     """Arguments with which a layer calls attention."""
 
     module: nn.Module
@@ -31,43 +31,43 @@ class Question(NamedTuple):
     keys: Tensor  # [1, kv heads, tokens, head_dim]
     values: Tensor  # the same
     mask: object
-    words: dict[str, Any]
+    extra_arguments: dict[str, Any]
 
 
-Listener = Callable[[Question], Tensor]  # [1, tokens, heads, head_dim]
+AttentionListener = Callable[[AttentionCall], Tensor]  # [1, tokens, heads, head_dim]
 
 
-def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
-           **words: Any) -> tuple[Tensor, None]:
-    if WORD not in words:
+def forward_to_listener(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
+                        **extra_arguments: Any) -> tuple[Tensor, None]:
+    if LISTENER_KEYWORD not in extra_arguments:
         raise TypeError("layers do not pass on all that they are told")
-    listener: Listener = words.pop(WORD)
-    return listener(Question(module, query, key, value, attention_mask, words)), None
+    listener: AttentionListener = extra_arguments.pop(LISTENER_KEYWORD)
+    return listener(AttentionCall(module, query, key, value, attention_mask, extra_arguments)), None
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class ServingAttentionListener:
     """Listener of one step, which runs attention over the cache."""
 
-    inputs: Inputs
-    cache: Cache
-    attention: Attention
+    inputs: ForwardInputs
+    cache: KVCache
+    attention: AttentionBackend
 
-    def __call__(self, question: Question) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
         """Run attention for one layer. Mask and keyword arguments are unused: the backend's `Variant` covers them."""
-        layer: Any = question.module.layer_idx
-        queries, keys, values = (by_token(x, self.cache.dtype) for x in question[1:4])
+        layer: Any = call.module.layer_idx
+        queries, keys, values = (to_token_major(x, self.cache.dtype) for x in call[1:4])
         self.cache.write(layer, keys.flatten(1), values.flatten(1), self.inputs.slots)
-        mixed = self.attention.run(queries, self.cache, layer, self.inputs.plan)  # [tokens, heads * head_dim]
-        return mixed.view(1, *queries.shape).to(question.queries.dtype)
+        mixed = self.attention.run(queries, self.cache, layer, self.inputs.attention_plan)  # [tokens, heads * head_dim]
+        return mixed.view(1, *queries.shape).to(call.queries.dtype)
 
 
-def by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
+def to_token_major(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`[1, heads, tokens, head_dim] -> [tokens, heads, head_dim]`"""
     return x[0].transpose(0, 1).to(dtype).contiguous()
 
 
-class Said:
+class FallbackDecoderOutput:
     """Output of a decoder as transformers expects it, with hidden states only."""
 
     def __init__(self, hidden: Tensor) -> None:
@@ -80,43 +80,45 @@ class Said:
         """Return None for every other attribute."""
 
 
-class Echo(nn.Module):
+class IdentityDecoder(nn.Module):
     """Replacement of the layers in a model that is only run for its head: it returns the hidden states it is given."""
 
     def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,  # noqa: ARG002
-                **words: Any) -> Said:  # noqa: ARG002 - signature of the replaced module
+                **extra_arguments: Any) -> FallbackDecoderOutput:  # noqa: ARG002 - signature of the replaced module
         assert inputs_embeds is not None
-        return Said(inputs_embeds)
+        return FallbackDecoderOutput(inputs_embeds)
 
 
-def states(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: Listener, **words: Tensor) -> Tensor:
-    """Run the layers and return the hidden states, `[tokens, hidden]`. `words`: further keyword arguments."""
-    said = layers(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{WORD: listener}, **words)
-    hidden: Tensor = said[0][0]
+def run_layers(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: AttentionListener,
+               **extra_arguments: Tensor) -> Tensor:
+    """Run the layers and return the hidden states, `[tokens, hidden]`. `extra_arguments`: further keyword arguments."""
+    output = layers(input_ids=tokens[None], position_ids=positions[None], use_cache=False,
+                    **{LISTENER_KEYWORD: listener}, **extra_arguments)
+    hidden: Tensor = output[0][0]
     return hidden
 
 
-def logits(head: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the logits of hidden states. `head` is a whole model whose layers are replaced by an `Echo`."""
+def run_head(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the logits of hidden states. `head` is a whole model whose layers are replaced by an `IdentityDecoder`."""
     rows: Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits[0]
     return rows
 
 
-class ForeignModel:
+class FallbackModel:
     """`LanguageModel` made of foreign torch modules."""
 
-    def __init__(self, config: ModelConfig, group: Group, layers: nn.Module, head: nn.Module,
-                 path: Sequence[str]) -> None:
-        """`layers` maps tokens to hidden states, `head` these to logits. `path`: path to the list of layers."""
+    def __init__(self, config: ModelConfig, group: RankGroup, layers: nn.Module, head: nn.Module,
+                 layers_path: Sequence[str]) -> None:
+        """`layers` maps tokens to hidden states, `head` these to logits. `layers_path`: path to the list of layers."""
         self.config = config
         self._group = group
         self._layers = layers
         self._head = head
-        self._path = path
+        self._layers_path = layers_path
 
     @property
     def num_layers(self) -> int:
-        return len(part_at(self._layers, self._path))
+        return len(get_layer_list(self._layers, self._layers_path))
 
     @property
     def num_kv_heads(self) -> int:
@@ -126,77 +128,80 @@ class ForeignModel:
     def head_dim(self) -> int:
         return self.config.head_dim
 
-    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         """`[tokens, hidden]`"""
-        return states(self._layers, inputs.tokens, inputs.positions, Passage(inputs, cache, attention))
+        return run_layers(self._layers, inputs.tokens, inputs.positions,
+                          ServingAttentionListener(inputs, cache, attention))
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
-        return None if self._group.rank else logits(self._head, hidden).float()
+        return None if self._group.rank else run_head(self._head, hidden_states).float()
 
     @property
-    def products(self) -> list[Product]:
-        return products_of(self._layers)
+    def linears(self) -> list[SizedLinear]:
+        return list_linears(self._layers)
 
     @property
-    def num_varied(self) -> int:
-        return one_of_each(products_of(layer) for layer in part_at(self._layers, self._path))
+    def num_representative_layers(self) -> int:
+        return count_representative_layers(list_linears(layer)
+                                           for layer in get_layer_list(self._layers, self._layers_path))
 
     @property
-    def steady(self) -> bool:
+    def is_capturable(self) -> bool:
         """Always False: it is unknown which kernels foreign layers launch."""
         return False
 
-    def cut(self, num_layers: int) -> "ForeignModel":
+    def truncate_layers(self, num_layers: int) -> "FallbackModel":
         """Return a model of the first layers only, with the same weights."""
-        kept = nn.ModuleList(list(part_at(self._layers, self._path))[:num_layers])
-        return ForeignModel(
-            self.config, self._group, with_part(self._layers, self._path, kept), self._head, self._path)
+        kept = nn.ModuleList(list(get_layer_list(self._layers, self._layers_path))[:num_layers])
+        return FallbackModel(self.config, self._group, replace_submodule_in_copy(self._layers, self._layers_path, kept),
+                             self._head, self._layers_path)
 
 
-def products_of(module: nn.Module) -> list[Product]:
-    return [(inner.linear, inner.width) for inner in module.modules() if isinstance(inner, Replaced)]
+def list_linears(module: nn.Module) -> list[SizedLinear]:
+    return [(inner.linear, inner.in_features) for inner in module.modules() if isinstance(inner, WrappedLinear)]
 
 
-def part_at(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:
-    part = module.get_submodule(".".join(path))
-    assert isinstance(part, nn.ModuleList)
-    return part
+def get_layer_list(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:
+    layer_list = module.get_submodule(".".join(path))
+    assert isinstance(layer_list, nn.ModuleList)
+    return layer_list
 
 
-def with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
-    """Return a copy with another submodule at `path`; all other submodules are shared."""
+def replace_submodule_in_copy(module: nn.Module, path: Sequence[str], submodule: nn.Module) -> nn.Module:
+    """Return a copy with another submodule at `layers_path`; all other submodules are shared."""
     first, *others = path
     copied = copy(module)
     inner = copied._modules[first]
     assert inner is not None
-    copied._modules = copied._modules | {first: with_part(inner, others, part) if others else part}
+    copied._modules = copied._modules | {first: replace_submodule_in_copy(inner, others, submodule) if others
+                                         else submodule}
     return copied
 
 
-def bias_of(linear: nn.Linear) -> Tensor | None:
+def get_bias_tensor(linear: nn.Linear) -> Tensor | None:
     bias: nn.Parameter | None = linear.bias
     return None if bias is None else bias.data
 
 
-class Replaced(nn.Module):
+class WrappedLinear(nn.Module):
     """Module that computes an nn.Linear by one of our linears."""
 
-    def __init__(self, replaced: nn.Linear) -> None:
+    def __init__(self, original: nn.Linear) -> None:
         super().__init__()
-        self.width = replaced.in_features
-        self.linear = make_linear(replaced.weight.data, bias_of(replaced))
+        self.in_features = original.in_features
+        self.linear = make_linear(original.weight.data, get_bias_tensor(original))
 
     def forward(self, x: Tensor) -> Tensor:
         """`x: [.., in]`"""
-        y = self.linear(x.reshape(-1, self.width))
+        y = self.linear(x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def replace_products(module: nn.Module) -> None:
+def replace_linears(module: nn.Module) -> None:
     """Replace every nn.Linear by our linear, one after the other, so that memory holds only one of them twice."""
     for name, inner in module.named_children():
         if type(inner) is nn.Linear:  # a subclass may compute something else
-            setattr(module, name, Replaced(inner))
+            setattr(module, name, WrappedLinear(inner))
         else:
-            replace_products(inner)
+            replace_linears(inner)

@@ -3,52 +3,64 @@
 from pathlib import Path
 
 import pytest
-from support.small_checkpoints import tiny_checkpoint
+from support.small_checkpoints import make_tiny_checkpoint
 
 from benchmarks.gpu import throughput
-from benchmarks.gpu.throughput import Lengths, Where, by_shard, by_transformers, drawn, num_tokens, over_http, texts
-from benchmarks.harness.checkpoints import byte_tokenizer
+from benchmarks.gpu.throughput import (
+    ModelPlacement,
+    RequestLengths,
+    count_output_tokens,
+    draw_request_lengths,
+    make_prompts,
+    measure_http_throughput,
+    measure_shard_throughput,
+    measure_transformers_throughput,
+)
+from benchmarks.harness.checkpoints import make_byte_tokenizer
 
-SIMULATED = Where("", "cpu")
+SIMULATED_PLACEMENT = ModelPlacement("", "cpu")
 
 
-def test_lengths_are_drawn_between_two_the_same_every_time() -> None:
-    lengths = drawn(200, 5, 9)
+def test_random_lengths_are_in_range_and_repeatable() -> None:
+    lengths = draw_request_lengths(200, 5, 9)
     assert {length.prompt for length in lengths} == {length.output for length in lengths} == set(range(5, 10))
-    assert lengths == drawn(200, 5, 9)
-    assert num_tokens(lengths) == sum(output for _, output in lengths)
+    assert lengths == draw_request_lengths(200, 5, 9)
+    assert count_output_tokens(lengths) == sum(output for _, output in lengths)
 
 
-def test_a_byte_is_a_token_and_no_two_texts_are_alike() -> None:
-    lengths = drawn(20, 20, 30)
-    found = [text for turn in range(3) for text in texts(lengths, turn)]
+def test_texts_have_one_byte_per_token_and_differ() -> None:
+    lengths = draw_request_lengths(20, 20, 30)
+    found = [text for turn in range(3) for text in make_prompts(lengths, turn)]
     assert len({text[:16] for text in found}) == len(found)
-    tokenizer = byte_tokenizer()
+    tokenizer = make_byte_tokenizer()
     assert [len(tokenizer.encode(text).ids) for text in found] == 3 * [length.prompt for length in lengths]
 
 
-def test_all_tokens_come_over_http() -> None:
-    assert 0 < over_http(SIMULATED, [Lengths(5, 4), Lengths(3, 7)]) < 2 / 0.005  # a step takes 5 ms
+def test_http_throughput_counts_all_tokens() -> None:
+    # a step takes 5 ms
+    assert 0 < measure_http_throughput(SIMULATED_PLACEMENT, [RequestLengths(5, 4), RequestLengths(3, 7)]) < 2 / 0.005
 
 
-def test_an_answer_that_is_refused_is_no_figure() -> None:
+def test_rejected_request_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"weft answered with 0 of 20000 tokens: .*16384"):
-        over_http(SIMULATED, [Lengths(5, 20_000)])
+        measure_http_throughput(SIMULATED_PLACEMENT, [RequestLengths(5, 20_000)])
 
 
-def test_transformers_answers_the_same(tmp_path: Path) -> None:
-    rate, attention = by_transformers(Where(str(tiny_checkpoint(tmp_path)), "cpu", "float32"), drawn(3, 2, 6))
+def test_transformers_throughput_is_measured(tmp_path: Path) -> None:
+    rate, attention = measure_transformers_throughput(ModelPlacement(str(make_tiny_checkpoint(tmp_path)), "cpu",
+                                                                     "float32"), draw_request_lengths(3, 2, 6))
     assert rate > 0
     assert attention
 
 
-def test_a_shard_alone_runs_prompts_and_as_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lots = list[list[int]]()
-    monkeypatch.setattr(throughput, "PREFILL_TOKENS", 25)
-    monkeypatch.setattr(throughput.Stage, "prompt_seconds",
-                        lambda _, lengths, repeat: lots.append(lengths) or [0.5] * repeat)
-    monkeypatch.setattr(throughput.Stage, "decode_seconds",
+def test_shard_throughput_uses_prefills_and_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill_lengths = list[list[int]]()
+    monkeypatch.setattr(throughput, "MAX_PREFILL_TOKENS", 25)
+    monkeypatch.setattr(throughput.StepTimer, "time_prefill",
+                        lambda _, lengths, repeat: prefill_lengths.append(lengths) or [0.5] * repeat)
+    monkeypatch.setattr(throughput.StepTimer, "time_decode_steps",
                         lambda _, batch, context, repeat: [batch + context] * repeat)
-    rate = by_shard(Where(str(tiny_checkpoint(tmp_path)), "cpu"), 5, Lengths(10, 6))
-    assert lots == [[10, 10], [10, 10], [10]]
+    rate = measure_shard_throughput(ModelPlacement(str(make_tiny_checkpoint(tmp_path)), "cpu"), 5,
+                                    RequestLengths(10, 6))
+    assert prefill_lengths == [[10, 10], [10, 10], [10]]
     assert rate == 5 * 6 / (3 * 0.5 + 5 * (5 + 13))

@@ -4,31 +4,38 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.checkpoints import make
-from benchmarks.harness.invalid_adapter_files import KINDS, WEIGHTS, put_together, spoiled, take_apart
-from benchmarks.questions.invalid_adapters import Settings, write_adapters
+from benchmarks.harness.checkpoints import make_random_checkpoint
+from benchmarks.harness.invalid_adapter_files import (
+    DEFECTS,
+    WEIGHTS_FILE,
+    add_defect,
+    join_safetensors,
+    split_safetensors,
+)
+from benchmarks.questions.invalid_adapters import InvalidAdaptersSettings, write_invalid_adapters
 from shard.config import ShardConfig
-from shard.errors import Refused
+from shard.errors import RejectedMessage
 from shard.workers.load_decoder import load
 
-NUM = 5 * len(KINDS)
+NUM_ADAPTERS = 5 * len(DEFECTS)
 
 
 @pytest.mark.slow
-def test_a_shard_takes_the_good_one_and_none_of_the_others(tmp_path: Path) -> None:
-    names = write_adapters(Settings(shape="tiny", requests=NUM), tmp_path / "adapters")
-    wardrobe = load(ShardConfig(model=str(make("tiny", tmp_path / "tiny")), threads=1, adaptable=True)).wardrobe
+def test_shard_accepts_only_the_valid_adapter(tmp_path: Path) -> None:
+    names = write_invalid_adapters(InvalidAdaptersSettings(shape="tiny", requests=NUM_ADAPTERS), tmp_path / "adapters")
+    wardrobe = load(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
+                                adaptable=True)).adapter_registry
     assert wardrobe.load(1, tmp_path / "adapters" / "good") > 0
     for number, name in enumerate(names, 2):
-        with pytest.raises(Refused):
+        with pytest.raises(RejectedMessage):
             wardrobe.load(number, tmp_path / "adapters" / name)
 
 
-def test_one_number_spoils_in_one_way() -> None:
+def test_invalid_adapter_depends_only_on_its_number() -> None:
     header = {f"model.layers.0.self_attn.q_proj.lora_{part}.weight": {
         "dtype": "BF16", "shape": [2, 8], "data_offsets": [place, place + 32]} for place, part in ((0, "A"), (32, "B"))}
-    files = {"adapter_config.json": b'{"peft_type": "LORA", "r": 2}', WEIGHTS: put_together(header, bytes(64))}
-    assert take_apart(files[WEIGHTS]) == (header, bytes(64))
-    for number in range(NUM):
-        assert spoiled(files, number) == spoiled(files, number) != files
-        assert spoiled(files, number) != spoiled(files, number + 1)
+    files = {"adapter_config.json": b'{"peft_type": "LORA", "r": 2}', WEIGHTS_FILE: join_safetensors(header, bytes(64))}
+    assert split_safetensors(files[WEIGHTS_FILE]) == (header, bytes(64))
+    for number in range(NUM_ADAPTERS):
+        assert add_defect(files, number) == add_defect(files, number) != files
+        assert add_defect(files, number) != add_defect(files, number + 1)

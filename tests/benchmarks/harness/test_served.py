@@ -11,53 +11,54 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.served import ended_by_exit, token_times, wait_for_port
+from benchmarks.harness.served import convert_sigterm_to_exit, iter_token_times, wait_for_port
 
 
-def started(text: str) -> "subprocess.Popen[bytes]":
+def start_printing_process(text: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", f"print({text!r})"], stdout=subprocess.PIPE)
 
 
-def stream(*lines: bytes) -> Any:
+def make_stream(*lines: bytes) -> Any:
     async def content() -> AsyncIterator[bytes]:
         for line in lines:
             yield line
     return SimpleNamespace(content=content())
 
 
-def times(*lines: bytes) -> list[tuple[float, float]]:
-    async def heard() -> list[tuple[float, float]]:
-        return [pair async for pair in token_times(stream(*lines))]
-    return asyncio.run(heard())
+def collect_token_times(*lines: bytes) -> list[tuple[float, float]]:
+    async def collect() -> list[tuple[float, float]]:
+        return [pair async for pair in iter_token_times(make_stream(*lines))]
+    return asyncio.run(collect())
 
 
-def test_the_port_is_that_of_the_banner() -> None:
-    with started("weft: warm-up\n  url     http://127.0.0.1:4711\n") as server:
+def test_port_is_read_from_the_banner() -> None:
+    with start_printing_process("weft: warm-up\n  url     http://127.0.0.1:4711\n") as server:
         assert wait_for_port(server) == 4711
 
 
-def test_a_server_that_ends_ends_the_benchmark() -> None:
-    with started("no model") as server, pytest.raises(SystemExit, match="weft ended before it was ready"):
+def test_early_server_exit_ends_the_benchmark() -> None:
+    with start_printing_process("no model") as server, pytest.raises(SystemExit,
+                                                                     match="weft ended before it was ready"):
         wait_for_port(server)
 
 
-def test_gaps_lie_between_two_tokens() -> None:
-    first, second = times(b"data:{}\n", b"\n", b"data: {}\n", b": alive\n")
+def test_gaps_are_between_two_tokens() -> None:
+    first, second = collect_token_times(b"data:{}\n", b"\n", b"data: {}\n", b": alive\n")
     assert first[1] == 0
     assert second[0] - first[0] == second[1] > 0
 
 
-def test_an_error_ends_the_benchmark() -> None:
+def test_stream_error_ends_the_benchmark() -> None:
     with pytest.raises(SystemExit, match="out of luck"):
-        times(b'data:{"error":"out of luck"}\n')
+        collect_token_times(b'data:{"error":"out of luck"}\n')
 
 
-def test_who_is_told_to_end_ends_what_it_started() -> None:
+def test_sigterm_runs_cleanup() -> None:
     """A terminated benchmark used to leave its server running."""
     ended = []
 
     def benchmark() -> None:
-        with ended_by_exit():
+        with convert_sigterm_to_exit():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:

@@ -5,51 +5,51 @@ import pytest
 from benchmarks.harness import steal_time
 
 
-class Clock:
+class FakeMachineClock:
     """Clock of a machine with two processors, on which a turn takes one second."""
 
     def __init__(self) -> None:
         self.now = self.stolen = 0.0
 
-    def tried(self, tries: steal_time.Tries[int], shares: list[float]) -> int:
+    def run_attempts(self, retry: steal_time.StealTimeRetry[int], shares: list[float]) -> int:
         """Return the number of turns run; each loses the next of `shares` to steal time and results in its number."""
         for number, share in enumerate(shares):
-            if not tries.again():
+            if not retry.begin_next_attempt():
                 return number
             self.now += 1.0
             self.stolen += 2 * share
-            tries.ended(number)
+            retry.end_attempt(number)
         return len(shares)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeMachineClock:
+    clock = FakeMachineClock()
     monkeypatch.setattr(steal_time.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(steal_time, "stolen_seconds", lambda: clock.stolen)
+    monkeypatch.setattr(steal_time, "read_steal_seconds", lambda: clock.stolen)
     monkeypatch.setattr(steal_time.os, "cpu_count", lambda: 2)
     return clock
 
 
-def test_a_turn_that_was_disturbed_is_tried_again(clock: Clock) -> None:
-    tries = steal_time.Tries[int](0.05)
-    assert clock.tried(tries, [0.3, 0.5, 0.02, 0.01]) == 3
-    assert (tries.best.heard, round(tries.best.stolen, 3)) == (2, 0.02)
+def test_disturbed_attempt_is_repeated(clock: FakeMachineClock) -> None:
+    tries = steal_time.StealTimeRetry[int](0.05)
+    assert clock.run_attempts(tries, [0.3, 0.5, 0.02, 0.01]) == 3
+    assert (tries.best_attempt.result, round(tries.best_attempt.steal_share, 3)) == (2, 0.02)
 
 
-def test_where_it_never_is_quiet_the_least_disturbed_turn_counts(clock: Clock) -> None:
-    tries = steal_time.Tries[int](0.05, 20)
-    assert clock.tried(tries, [0.3] * 7 + [0.2] + [0.4] * 30) == 20
-    assert (tries.best.heard, round(tries.best.stolen, 3)) == (7, 0.2)
+def test_least_disturbed_attempt_counts_if_none_is_quiet(clock: FakeMachineClock) -> None:
+    tries = steal_time.StealTimeRetry[int](0.05, 20)
+    assert clock.run_attempts(tries, [0.3] * 7 + [0.2] + [0.4] * 30) == 20
+    assert (tries.best_attempt.result, round(tries.best_attempt.steal_share, 3)) == (7, 0.2)
 
 
-def test_what_is_stolen_between_turns_does_not_count(clock: Clock) -> None:
-    tries = steal_time.Tries[int](0.05)
-    assert clock.tried(tries, [0.3]) == 1
+def test_steal_time_between_attempts_does_not_count(clock: FakeMachineClock) -> None:
+    tries = steal_time.StealTimeRetry[int](0.05)
+    assert clock.run_attempts(tries, [0.3]) == 1
     clock.now, clock.stolen = clock.now + 9.0, clock.stolen + 9.0
-    assert clock.tried(tries, [0.0, 0.0]) == 1
-    assert tries.best.stolen == 0.0
+    assert clock.run_attempts(tries, [0.0, 0.0]) == 1
+    assert tries.best_attempt.steal_share == 0.0
 
 
-def test_what_linux_says_is_read() -> None:
-    assert 0 <= steal_time.stolen_seconds() < 1e9
+def test_steal_time_is_read_from_linux() -> None:
+    assert 0 <= steal_time.read_steal_seconds() < 1e9

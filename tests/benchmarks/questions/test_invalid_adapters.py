@@ -5,33 +5,45 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.questions.invalid_adapters import Settings, Turn, compared, point, ratios, reason, summary, table, told
+from benchmarks.questions.invalid_adapters import (
+    InvalidAdaptersSettings,
+    TurnMeasurements,
+    compute_ratios,
+    format_error_counts,
+    format_ratios,
+    format_table,
+    make_point,
+    make_summary,
+    normalize_error,
+)
 
-ALONE = Turn([0.01] * 98 + [0.02] * 2, 2.0)
-BESIDE = Turn([0.02] * 98 + [0.03] * 2, 4.0, Counter({424: 20, 200: 1}), Counter({"it is cut": 15, "it is long": 5}))
+ALONE_TURN = TurnMeasurements([0.01] * 98 + [0.02] * 2, 2.0)
+BESIDE_TURN = TurnMeasurements([0.02] * 98 + [0.03] * 2, 4.0, Counter({424: 20, 200: 1}),
+                               Counter({"it is cut": 15, "it is long": 5}))
 
 
-def test_a_ratio_is_of_the_turn_before() -> None:
-    first, other = point(ALONE), point(BESIDE)
+def test_ratios_compare_with_the_turn_before() -> None:
+    first, other = make_point(ALONE_TURN), make_point(BESIDE_TURN)
     assert (first.p50_ms, first.tokens_per_second, first.refused_per_second) == (10.0, 50.0, 0.0)
     assert (other.most_ms, other.tokens_per_second, other.refused_per_second) == (30.0, 25.0, 5.0)
-    assert ratios([(first, other), (first, first)], "p50_ms") == [2.0, 1.0]
+    assert compute_ratios([(first, other), (first, first)], "p50_ms") == [2.0, 1.0]
 
 
-def test_a_turn_without_tokens_says_nothing() -> None:
+def test_turn_without_tokens_is_an_error() -> None:
     with pytest.raises(ValueError, match="ask for more requests, or longer turns"):
-        point(Turn(seconds=1.0))
+        make_point(TurnMeasurements(seconds=1.0))
 
 
-def test_what_it_says_last() -> None:
-    said = json.loads(json.dumps(summary(Settings(), [(ALONE, BESIDE)] * 3)))
+def test_summary_and_table_contain_the_figures() -> None:
+    said = json.loads(json.dumps(make_summary(InvalidAdaptersSettings(), [(ALONE_TURN, BESIDE_TURN)] * 3)))
     assert (said["p50_ratio"], said["refused"], said["taken"]) == (2.0, 60, 3)
     assert said["reasons"] == {"it is cut": 45, "it is long": 15}
-    pairs = [(point(ALONE), point(BESIDE))] * 2
-    assert [line.split()[0] for line in table(pairs).splitlines()[1:]] == ["alone", "beside"] * 2
-    assert compared(pairs).splitlines()[0] == "p50 beside / alone: 2.000, 2.000, median 2.000"
-    assert told(BESIDE.reasons, BESIDE.statuses).splitlines()[:2] == ["answered: 1 with 200, 20 with 424",
-                                                                     "      15 it is cut"]
+    pairs = [(make_point(ALONE_TURN), make_point(BESIDE_TURN))] * 2
+    assert [line.split()[0] for line in format_table(pairs).splitlines()[1:]] == ["alone", "beside"] * 2
+    assert format_ratios(pairs).splitlines()[0] == "p50 beside / alone: 2.000, 2.000, median 2.000"
+    assert format_error_counts(BESIDE_TURN.error_counts,
+                               BESIDE_TURN.status_counts).splitlines()[:2] == ["answered: 1 with 200, 20 with 424",
+                                                                               "      15 it is cut"]
 
 
 @pytest.mark.parametrize(("error", "kind"), [
@@ -39,5 +51,5 @@ def test_what_it_says_last() -> None:
      "adapter_config.json is not JSON", "the adapter ... cannot be served: ... is not JSON"),
     ("/a/b/adapter_model.safetensors: its header must have 2 to 100 bytes, it claims 4,711",
      "... its header must have ... to ... bytes, it claims ...")])
-def test_reasons_are_of_a_kind(error: str, kind: str) -> None:
-    assert reason(error, "spoiled-7") == kind
+def test_error_reasons_are_generalized(error: str, kind: str) -> None:
+    assert normalize_error(error, "spoiled-7") == kind

@@ -5,31 +5,31 @@ from pathlib import Path
 import pytest
 
 from benchmarks.questions import simulator_accuracy
-from benchmarks.questions.simulator_accuracy import Foreseen, Settings, recordings
+from benchmarks.questions.simulator_accuracy import SimulatedComparison, SimulatorAccuracySettings, record_runs
 
 
-def test_runs_take_turns_there_and_back_and_no_part_has_the_requests_of_another(
+def test_runs_alternate_and_parts_have_their_own_seeds(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    seeds: list[int] = []
 
-    def record(settings: Settings, model: str, seed: int, folder: Path) -> Path:
-        asked.append(seed)
+    def fake_record(settings: SimulatorAccuracySettings, model: str, seed: int, folder: Path) -> Path:
+        seeds.append(seed)
         return folder
 
-    monkeypatch.setattr(simulator_accuracy, "record", record)
-    monkeypatch.setattr(simulator_accuracy, "make", lambda shape, folder: folder)
-    runs = recordings(Settings(runs=2, turns=3), tmp_path)
+    monkeypatch.setattr(simulator_accuracy, "record_part", fake_record)
+    monkeypatch.setattr(simulator_accuracy, "make_random_checkpoint", lambda shape, folder: folder)
+    runs = record_runs(SimulatorAccuracySettings(runs=2, turns=3), tmp_path)
     assert [[part.name for part in run] for run in runs] == [["0", "2", "4"], ["1", "3", "5"]]
-    assert asked == [0, 1, 3, 2, 4, 5]
+    assert seeds == [0, 1, 3, 2, 4, 5]
 
 
-def test_a_run_is_judged_by_all_its_parts_together() -> None:
-    first, second = Foreseen([1.0, 2.0], [1.0, 3.0]), Foreseen([4.0], [5.0, 6.0])
-    together = Foreseen.together([first, second])
-    assert together == Foreseen([1.0, 2.0, 4.0], [1.0, 3.0, 5.0, 6.0])
-    assert together.error(99) == pytest.approx(0.5)
+def test_run_error_is_of_all_its_parts_together() -> None:
+    first, second = SimulatedComparison([1.0, 2.0], [1.0, 3.0]), SimulatedComparison([4.0], [5.0, 6.0])
+    together = SimulatedComparison.from_parts([first, second])
+    assert together == SimulatedComparison([1.0, 2.0, 4.0], [1.0, 3.0, 5.0, 6.0])
+    assert together.relative_error(99) == pytest.approx(0.5)
 
 
-def test_a_line_says_what_was_and_what_was_foreseen() -> None:
-    assert Foreseen([0.1] * 100, [0.11] * 200).line() == (
+def test_line_shows_actual_and_simulated_percentiles() -> None:
+    assert SimulatedComparison([0.1] * 100, [0.11] * 200).format_line() == (
         "p50 100.0 ms, simulated 110.0 (+10.0%), p99 100.0 ms, simulated 110.0 (+10.0%)")

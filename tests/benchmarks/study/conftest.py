@@ -2,12 +2,12 @@ from io import BytesIO
 
 import pytest
 
-from benchmarks.study.style import sheet
+from benchmarks.study.style import make_figure
 
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
     """Draw a text before the leak check of a test: matplotlib keeps font files open from the first text on."""
-    drawing, [axes] = sheet()
+    drawing, [axes] = make_figure()
     axes.set_title("words")
     drawing.savefig(BytesIO())

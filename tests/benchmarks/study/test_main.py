@@ -6,83 +6,92 @@ from typing import Any
 
 import pytest
 from cyclopts import App, CycloptsError
-from support.fake_study import SCOPE, House
+from support.fake_study import SMALL_SCOPE, FakeStudyServers
 
-from benchmarks.harness.results import made
+from benchmarks.harness.results import collect_run_metadata
 from benchmarks.study import __main__ as study
-from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
-from benchmarks.study.experiments import Experiments, Failed
-from benchmarks.study.plan import Plan
-from benchmarks.study.records import Raw
-from benchmarks.study.shapes import simulated
+from benchmarks.study.__main__ import (
+    DEFAULT_SCOPE,
+    QUICK_SCOPE,
+    StudySettings,
+    batching,
+    choose_results_folder,
+    make_scope,
+)
+from benchmarks.study.experiments import StudyFailed, StudyRunner
+from benchmarks.study.plan import StudyPlan
+from benchmarks.study.records import RunRecordStore
+from benchmarks.study.shapes import make_simulated_model
 
-EVERYTHING = Settings()
+DEFAULT_SETTINGS = StudySettings()
 
 
-def parse(*arguments: str) -> Any:
+def parse_settings(*arguments: str) -> Any:
     app = App(result_action="return_value")
-    app.default(keep)
+    app.default(return_settings)
     return app(arguments, exit_on_error=False, print_error=False)
 
 
-def keep(settings: Settings = EVERYTHING) -> Settings:
+def return_settings(settings: StudySettings = DEFAULT_SETTINGS) -> StudySettings:
     return settings
 
 
-def test_without_arguments_everything_is_measured_on_a_simulated_shard() -> None:
-    settings = parse()
-    assert settings == EVERYTHING
-    assert scope_of(settings) == DEFAULT
+def test_defaults_measure_everything_on_a_simulated_shard() -> None:
+    settings = parse_settings()
+    assert settings == DEFAULT_SETTINGS
+    assert make_scope(settings) == DEFAULT_SCOPE
     assert settings.shapes == ("simulated",)
 
 
 @pytest.mark.parametrize("places", [["--folder", "/here"], ["--models=/there"], ["--models", "a b", "--folder=c"]])
-def test_a_result_does_not_tell_where_things_lie_here(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_omits_local_folders(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["study", "batching", "--parts", "compat", *places, "--seeds", "5"])
-    assert made("weft study")["command"] == "weft study batching --parts compat --seeds 5"
+    assert collect_run_metadata("weft study")["command"] == "weft study batching --parts compat --seeds 5"
 
 
 def test_parts_shapes_and_sizes_can_be_chosen() -> None:
-    settings = parse("--parts", "compat", "sweep", "--shapes", "gpt2-medium", "--seeds", "3", "--windows", "2",
-                     "--levels", "1", "4", "--users", "1", "8")
+    settings = parse_settings("--parts", "compat", "sweep", "--shapes", "gpt2-medium", "--seeds", "3", "--windows", "2",
+                              "--levels", "1", "4", "--users", "1", "8")
     assert (settings.parts, settings.shapes) == (("compat", "sweep"), ("gpt2-medium",))
-    scope = scope_of(settings)
+    scope = make_scope(settings)
     assert (scope.seeds, scope.windows, scope.levels, scope.users) == (3, (2.0,), (1.0, 4.0), (1, 8))
 
 
 @pytest.mark.parametrize("wrong", ["--parts=all", "--shapes=gpt5", "--seeds=0", "--levels=0", "--policies=best"])
-def test_what_makes_no_sense_is_refused(wrong: str) -> None:
+def test_invalid_arguments_are_rejected(wrong: str) -> None:
     with pytest.raises(CycloptsError, match=wrong.partition("=")[2]):
-        parse(wrong)
+        parse_settings(wrong)
 
 
-def test_results_go_where_date_and_hardware_say() -> None:
+def test_results_folder_is_named_by_date_and_hardware() -> None:
     this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
-    assert folder_of(EVERYTHING, this) == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve()
-    assert folder_of(Settings(folder=Path("here")), this) == Path("here").resolve()
+    assert choose_results_folder(DEFAULT_SETTINGS,
+                                 this) == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve()
+    assert choose_results_folder(StudySettings(folder=Path("here")), this) == Path("here").resolve()
 
 
-def test_a_quick_one_sets_how_much_is_measured() -> None:
+def test_quick_excludes_size_settings() -> None:
     with pytest.raises(ValueError, match=r"^--quick sets how much is measured: leave out --seeds$"):
-        scope_of(Settings(quick=True, seeds=2))
+        make_scope(StudySettings(quick=True, seeds=2))
     with pytest.raises(ValueError, match="leave out --pace"):
-        scope_of(Settings(quick=True, pace=3.0))
+        make_scope(StudySettings(quick=True, pace=3.0))
 
 
-def test_without_matplotlib_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'weft\[bench\]'"):
-        batching(Settings(folder=tmp_path))
+        batching(StudySettings(folder=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("fonts")
-def test_what_was_measured_before_a_run_told_nothing_is_kept_and_told(
+def test_results_measured_before_a_failure_are_kept_and_reported(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(_: Settings, experiments: Experiments) -> None:
-        House().experiments(experiments.folder).pace(Plan(simulated(1.0), SCOPE))
-        raise Failed("users: every request failed")
-    monkeypatch.setattr(study, "measure", measure)
+    def fail_after_speed(_: StudySettings, experiments: StudyRunner) -> None:
+        FakeStudyServers().make_study_runner(experiments.folder).measure_server_speed(
+            StudyPlan(make_simulated_model(1.0), SMALL_SCOPE))
+        raise StudyFailed("users: every request failed")
+    monkeypatch.setattr(study, "measure_parts", fail_after_speed)
     monkeypatch.setattr(sys, "argv", ["study", "batching", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^benchmarks\.study: users: every request failed$"):
         study.main()
@@ -91,10 +100,10 @@ def test_what_was_measured_before_a_run_told_nothing_is_kept_and_told(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fonts")
-def test_a_quick_study_leaves_records_summary_plots_and_a_page(
+def test_quick_study_writes_records_summary_plots_and_a_page(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "QUICK", replace(QUICK, seeds=1))
-    settings = Settings(quick=True, parts=("compat",), folder=tmp_path)
+    monkeypatch.setattr(study, "QUICK_SCOPE", replace(QUICK_SCOPE, seeds=1))
+    settings = StudySettings(quick=True, parts=("compat",), folder=tmp_path)
     batching(settings)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["folder"] == str(tmp_path)
@@ -104,10 +113,10 @@ def test_a_quick_study_leaves_records_summary_plots_and_a_page(
     assert len(list((tmp_path / "raw" / "compat").iterdir())) == 3
     csv = (tmp_path / "csv" / "simulated-compat-seed0" / "data" / "token_data_dynamic.csv").read_text()
     lengths = told["shapes"]["simulated"]["compat"]["policies"]["dynamic"]["latency_by_tokens"]
-    assert len(csv.splitlines()) <= len(lengths) <= QUICK.requests
+    assert len(csv.splitlines()) <= len(lengths) <= QUICK_SCOPE.requests
     assert "study-all.png" in (tmp_path / "README.md").read_text()
-    for taken in Raw(tmp_path).all():
+    for taken in RunRecordStore(tmp_path).read_all():
         if taken.run.part == "compat":
             seconds = [record.told_seconds or 0.0 for record in taken.records]
             assert min(seconds) > 0
-            assert sum(seconds) == pytest.approx(taken.stats["total-elapsed-time"], abs=1e-3)
+            assert sum(seconds) == pytest.approx(taken.server_stats["total-elapsed-time"], abs=1e-3)

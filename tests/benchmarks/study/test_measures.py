@@ -5,111 +5,121 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.record import Ask, Record
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
 from benchmarks.study.measures import (
-    answers,
-    by_tokens,
-    figures,
-    is_enough,
-    offered,
-    seconds_alone,
-    served,
-    under_load,
-    window,
-    with_users,
+    compute_fixed_load_figures,
+    compute_offered_rate,
+    compute_open_load_figures,
+    compute_served_rate,
+    compute_solo_latencies,
+    compute_users_figures,
+    compute_window,
+    list_completed_requests,
+    mean_latency_by_tokens,
+    should_stop_runs,
 )
-from benchmarks.study.plan import Pace, Run
-from benchmarks.study.records import Taken
+from benchmarks.study.plan import ServerSpeed, StudyRun
+from benchmarks.study.records import RunRecords
 
-LINE = ((1.0, 0.1), (100.0, 10.0))  # a tenth of a second a token
-PACE = Pace(LINE, LINE, LINE)
-COMPAT = Run("compat", "simulated", "figure", "dynamic")
-SWEEP = Run("sweep", "simulated", "poisson", "mixed", level=2.0)
-USERS = Run("users", "simulated", "closed", "mixed", level=4.0)
-
-
-def record(tokens: int, sent: float, ended: float, *times: float, error: str = "") -> Record:
-    return Record(Ask(0, "", tokens, at=sent), sent, ended, array("d", times), tokens, error=error)
+LATENCY_POINTS = ((1.0, 0.1), (100.0, 10.0))  # a tenth of a second a token
+SERVER_SPEED = ServerSpeed(LATENCY_POINTS, LATENCY_POINTS, LATENCY_POINTS)
+COMPAT_RUN = StudyRun("compat", "simulated", "figure", "dynamic")
+SWEEP_RUN = StudyRun("sweep", "simulated", "poisson", "mixed", level=2.0)
+USERS_RUN = StudyRun("users", "simulated", "closed", "mixed", level=4.0)
 
 
-def taken(run: Run, *records: Record) -> Taken:
-    return Taken(run, {}, {}, list(records))
+def make_record(num_tokens: int, sent_at: float, ended_at: float, *token_times: float,
+                error: str = "") -> RequestRecord:
+    return RequestRecord(BenchRequest(0, "", num_tokens, at=sent_at), sent_at, ended_at, array("d", token_times),
+                         num_tokens, error=error)
 
 
-def flow(run: Run, latency: float, *, until: float = 40.0) -> Taken:
+def make_run_records(run: StudyRun, *records: RequestRecord) -> RunRecords:
+    return RunRecords(run, {}, {}, list(records))
+
+
+def make_steady_run(run: StudyRun, latency: float, *, end_seconds: float = 40.0) -> RunRecords:
     """Return a run that is offered ten tokens per second and sends each answer at once after `latency` seconds."""
-    return taken(run, *(record(10, float(at), at + latency, at + latency) for at in range(int(until) + 1)))
+    return make_run_records(run, *(make_record(10, float(at), at + latency, at + latency)
+                                   for at in range(int(end_seconds) + 1)))
 
 
-def test_in_the_studys_mode_the_clock_is_the_servers() -> None:
+def test_compat_latency_uses_the_server_clock() -> None:
     """Requests of a burst may arrive in another order than they were sent; client-side latencies became negative."""
-    burst = [replace(record(10, 0.0, 9.0 - place), told_seconds=1.0) for place in range(9)]
-    assert [answer.seconds for answer in answers(taken(COMPAT, *burst), PACE)] == [1.0] * 9
-    assert seconds_alone(burst) == ((10, 1.0),)
+    burst = [replace(make_record(10, 0.0, 9.0 - place), told_seconds=1.0) for place in range(9)]
+    assert [answer.latency_seconds
+            for answer in list_completed_requests(make_run_records(COMPAT_RUN, *burst), SERVER_SPEED)] == [1.0] * 9
+    assert compute_solo_latencies(burst) == ((10, 1.0),)
 
 
-def test_elsewhere_the_clock_begins_when_a_request_is_due_however_late_it_was_sent() -> None:
-    late = Record(Ask(0, "", 10, at=1.0), 3.0, 6.0, array("d", [4.0, 6.0]))
-    [answer] = answers(taken(SWEEP, late), PACE)
-    assert (answer.seconds, answer.first) == (5.0, 3.0)
-    assert window([late]) == (0.5, 1.0)
+def test_latency_starts_when_a_request_is_due() -> None:
+    late = RequestRecord(BenchRequest(0, "", 10, at=1.0), 3.0, 6.0, array("d", [4.0, 6.0]))
+    [answer] = list_completed_requests(make_run_records(SWEEP_RUN, late), SERVER_SPEED)
+    assert (answer.latency_seconds, answer.first_token_seconds) == (5.0, 3.0)
+    assert compute_window([late]) == (0.5, 1.0)
 
 
-def test_who_failed_gave_no_answer() -> None:
-    assert answers(taken(SWEEP, record(10, 0.0, 1.0, error="503")), PACE) == []
+def test_failed_request_is_no_answer() -> None:
+    assert list_completed_requests(make_run_records(SWEEP_RUN, make_record(10, 0.0, 1.0, error="503")),
+                                   SERVER_SPEED) == []
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, unique=True))
-def test_latency_that_is_a_line_in_tokens_is_one(lengths: list[int]) -> None:
+def test_linear_latency_has_perfect_correlation_and_fairness(lengths: list[int]) -> None:
     """Each request runs alone, so none is slowed down and all get the same tokens per second."""
-    records = [record(length, 100.0 * place, 100.0 * place + length / 10) for place, length in enumerate(lengths)]
-    told = figures(answers(taken(SWEEP, *records), PACE))
+    records = [make_record(length, 100.0 * place, 100.0 * place + length / 10) for place, length in enumerate(lengths)]
+    told = compute_fixed_load_figures(list_completed_requests(make_run_records(SWEEP_RUN, *records), SERVER_SPEED))
     assert (told["slope"], told["correlation"]) == (pytest.approx(0.1), pytest.approx(1))
     assert (told["jain"], told["slowdown"]) == (pytest.approx(1), pytest.approx(1))
     assert told["study_throughput"] == pytest.approx(10)
 
 
-def test_the_studys_throughput_is_not_that_of_the_wall() -> None:
-    told = figures(answers(taken(SWEEP, *(record(10, 0.0, 2.0, 0.5, 2.0) for _ in range(4))), PACE))
+def test_study_throughput_differs_from_wall_clock_throughput() -> None:
+    told = compute_fixed_load_figures(list_completed_requests(
+        make_run_records(SWEEP_RUN, *(make_record(10, 0.0, 2.0, 0.5, 2.0) for _ in range(4))), SERVER_SPEED))
     assert (told["study_throughput"], told["tokens_per_second"]) == (5.0, 20.0)
     assert (told["longest_wait"], told["latency_per_token"]) == (0.5, 0.2)
 
 
-def test_lengths_weigh_alike_in_the_mean_however_often_they_were_asked_for() -> None:
-    found = answers(taken(SWEEP, record(5, 0.0, 1.0), record(5, 0.0, 3.0), record(9, 0.0, 6.0)), PACE)
-    assert by_tokens(found) == {5: 2.0, 9: 6.0}
-    assert figures(found)["mean_latency"] == 4.0
+def test_lengths_have_equal_weight_in_the_mean() -> None:
+    found = list_completed_requests(make_run_records(SWEEP_RUN, make_record(5, 0.0, 1.0), make_record(5, 0.0, 3.0),
+                                                     make_record(9, 0.0, 6.0)), SERVER_SPEED)
+    assert mean_latency_by_tokens(found) == {5: 2.0, 9: 6.0}
+    assert compute_fixed_load_figures(found)["mean_latency"] == 4.0
 
 
-def test_alone_the_least_of_each_length_counts() -> None:
-    records = [record(9, 0.0, 6.0), record(5, 6.0, 8.0), record(5, 7.0, 10.0), record(5, 0.0, 1.0, error="503")]
-    assert seconds_alone(records) == ((5, 2.0), (9, 6.0))
+def test_solo_seconds_are_the_minimum_per_length() -> None:
+    records = [make_record(9, 0.0, 6.0), make_record(5, 6.0, 8.0), make_record(5, 7.0, 10.0),
+               make_record(5, 0.0, 1.0, error="503")]
+    assert compute_solo_latencies(records) == ((5, 2.0), (9, 6.0))
 
 
-def test_a_server_that_keeps_up_serves_what_is_offered() -> None:
-    kept_up = flow(SWEEP, 2.0)
-    assert window(kept_up.records) == (20.0, 40.0)
-    assert served(kept_up.records) == pytest.approx(offered(kept_up.records))
-    told = under_load(kept_up, PACE)
+def test_server_that_keeps_up_serves_the_offered_load() -> None:
+    kept_up = make_steady_run(SWEEP_RUN, 2.0)
+    assert compute_window(kept_up.records) == (20.0, 40.0)
+    assert compute_served_rate(kept_up.records) == pytest.approx(compute_offered_rate(kept_up.records))
+    told = compute_open_load_figures(kept_up, SERVER_SPEED)
     assert (told["latency_p50"], told["per_token_p50"], told["slowdown"]) == (2.0, 0.2, pytest.approx(2.0))
     assert (told["requests_per_second"], told["first_token_p95"]) == (pytest.approx(1.0, rel=0.03), 2.0)
 
 
-def test_a_policy_is_at_its_end_when_it_did_not_keep_up_twice_in_a_row() -> None:
-    kept_up, late = flow(SWEEP, 2.0), flow(SWEEP, 30.0)
-    assert not is_enough([kept_up])
-    assert not is_enough([late])
-    assert not is_enough([late, kept_up])
-    assert is_enough([kept_up, late, late])
+def test_policy_is_saturated_after_falling_behind_twice() -> None:
+    kept_up, late = make_steady_run(SWEEP_RUN, 2.0), make_steady_run(SWEEP_RUN, 30.0)
+    assert not should_stop_runs([kept_up])
+    assert not should_stop_runs([late])
+    assert not should_stop_runs([late, kept_up])
+    assert should_stop_runs([kept_up, late, late])
 
 
-def test_users_are_too_many_when_they_wait_more_than_twice_as_long() -> None:
-    alone, some, many = flow(USERS, 1.0), flow(USERS, 2.0), flow(USERS, 2.1)
-    assert not is_enough([alone, some])
-    assert is_enough([alone, some, many])
+def test_users_are_too_many_at_more_than_twice_the_latency() -> None:
+    alone, some, many = make_steady_run(USERS_RUN,
+                                        1.0), make_steady_run(USERS_RUN, 2.0), make_steady_run(USERS_RUN, 2.1)
+    assert not should_stop_runs([alone, some])
+    assert should_stop_runs([alone, some, many])
 
 
-def test_the_last_ones_who_have_less_company_do_not_count() -> None:
-    told = with_users(taken(USERS, record(10, 0.0, 4.0), record(10, 0.0, 5.0), record(10, 5.0, 6.0)), PACE)
+def test_last_requests_with_less_load_do_not_count() -> None:
+    told = compute_users_figures(make_run_records(USERS_RUN, make_record(10, 0.0, 4.0), make_record(10, 0.0, 5.0),
+                                                  make_record(10, 5.0, 6.0)), SERVER_SPEED)
     assert told["per_token_p50"] == pytest.approx(0.45)
     assert told["tokens_per_second"] == 5.0

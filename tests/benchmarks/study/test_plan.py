@@ -3,80 +3,85 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.study.plan import PARTS, Pace, Plan, Run, Scope, with_windows
-from benchmarks.study.shapes import MEAN_SERVICE, simulated
-from benchmarks.study.workloads import FIGURE_LENGTHS
+from benchmarks.study.plan import STUDY_PARTS, ServerSpeed, StudyPlan, StudyRun, StudyScope, add_window_policies
+from benchmarks.study.shapes import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
+from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 
-PACE = Pace(compat=((1.0, 0.02), (200.0, 4.0)), short=((1.0, 0.01), (200.0, 2.0)), long=((8.0, 0.16), (64.0, 1.28)),
-            together=160.0)
-PLAN = Plan(simulated(1.0), Scope(seeds=2, levels=(0.5, 1.0, 2.0, 4.0), users=(1, 4)), PACE)
+SERVER_SPEED = ServerSpeed(compat_latencies=((1.0, 0.02), (200.0, 4.0)),
+                           short_prompt_latencies=((1.0, 0.01), (200.0, 2.0)),
+                           long_prompt_latencies=((8.0, 0.16), (64.0, 1.28)), busy_tokens_per_second=160.0)
+STUDY_PLAN = StudyPlan(make_simulated_model(1.0), StudyScope(seeds=2, levels=(0.5, 1.0, 2.0, 4.0), users=(1, 4)),
+                       SERVER_SPEED)
 
 
-def test_policies_take_turns_within_a_seed() -> None:
-    turns = list(PLAN.turns("compat"))
+def test_policies_alternate_within_a_seed() -> None:
+    turns = list(STUDY_PLAN.iter_server_runs("compat"))
     assert [turn.policy for turn in turns] == ["nobatch", "static", "dynamic"] * 2
     assert [turn.runs[0].seed for turn in turns] == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_server_meets_all_rates_and_settings_only_every_second() -> None:
-    assert [run.level for run in next(PLAN.turns("sweep")).runs] == [0.5, 1.0, 2.0, 4.0]
-    assert [run.level for run in next(PLAN.turns("sweet")).runs] == [1.0, 4.0]
+def test_server_runs_all_levels_but_variants_only_some() -> None:
+    assert [run.level for run in next(STUDY_PLAN.iter_server_runs("sweep")).runs] == [0.5, 1.0, 2.0, 4.0]
+    assert [run.level for run in next(STUDY_PLAN.iter_server_runs("sweet")).runs] == [1.0, 4.0]
 
 
-def test_every_preset_is_asked_of_every_policy() -> None:
-    counts = Counter(run.workload for turn in PLAN.turns("workload") for run in turn.runs)
-    assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * len(with_windows(PLAN.scope)))
+def test_every_preset_is_run_with_every_policy() -> None:
+    counts = Counter(run.workload for turn in STUDY_PLAN.iter_server_runs("workload") for run in turn.runs)
+    assert counts == dict.fromkeys(("figure", "readme", "head"), 2 * len(add_window_policies(STUDY_PLAN.scope)))
 
 
-def test_windows_stand_behind_the_static_policy() -> None:
-    assert with_windows(Scope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
+def test_window_variants_follow_the_static_policy() -> None:
+    assert add_window_policies(StudyScope(policies=("static", "mixed"), windows=(1.0, 4.0))) == (
         "static", "static-1", "static-4", "mixed")
 
 
-@pytest.mark.parametrize("part", ["solo", *PARTS])
-def test_every_run_has_a_name_and_settings_of_its_own(part: str) -> None:
-    runs = [run for turn in PLAN.turns(part) for run in turn.runs]
+@pytest.mark.parametrize("part", ["solo", *STUDY_PARTS])
+def test_every_run_has_a_unique_name_and_its_own_settings(part: str) -> None:
+    runs = [run for turn in STUDY_PLAN.iter_server_runs(part) for run in turn.runs]
     assert len({run.name for run in runs}) == len(runs)
-    assert all(PLAN.told(run)["requests"] == len(PLAN.asks(run)) for run in runs)
+    assert all(STUDY_PLAN.describe_run(run)["requests"] == len(STUDY_PLAN.make_requests(run)) for run in runs)
 
 
-def test_the_load_is_as_heavy_as_the_studys() -> None:
+def test_load_is_scaled_to_the_server_speed() -> None:
     """A server that is twice as fast gets requests at twice the rate."""
-    run = Run("workload", "simulated", "figure", "mixed")
-    mean = sum(PACE.seconds(run, length) for length in FIGURE_LENGTHS) / len(FIGURE_LENGTHS)
-    assert PACE.speed(run) == pytest.approx(MEAN_SERVICE / mean)
-    faster = replace(PACE, short=tuple((tokens, seconds / 2) for tokens, seconds in PACE.short))
-    assert faster.speed(run) == pytest.approx(2 * PACE.speed(run))
+    run = StudyRun("workload", "simulated", "figure", "mixed")
+    mean = sum(SERVER_SPEED.interpolate_latency(run, length)
+               for length in FIGURE_OUTPUT_LENGTHS) / len(FIGURE_OUTPUT_LENGTHS)
+    assert SERVER_SPEED.compute_speedup(run) == pytest.approx(STUDY_MEAN_REQUEST_SECONDS / mean)
+    faster = replace(SERVER_SPEED, short_prompt_latencies=tuple((tokens, seconds / 2) for tokens,
+                                                                seconds in SERVER_SPEED.short_prompt_latencies))
+    assert faster.compute_speedup(run) == pytest.approx(2 * SERVER_SPEED.compute_speedup(run))
 
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic"])
-def test_in_the_studys_mode_it_is_as_heavy_for_eight_at_once(policy: str) -> None:
+def test_compat_load_is_scaled_to_eight_concurrent_requests(policy: str) -> None:
     """The study's server generated 80 tokens per second for eight requests."""
-    assert PACE.speed(Run("compat", "simulated", "figure", policy)) == pytest.approx(2.0)
+    assert SERVER_SPEED.compute_speedup(StudyRun("compat", "simulated", "figure", policy)) == pytest.approx(2.0)
 
 
-def test_how_much_is_served_together_is_asked_by_as_many_as_are_heard() -> None:
-    (run,) = list(PLAN.turns("solo"))[-1].runs
-    asks = PLAN.asks(run)
+def test_joint_throughput_is_measured_with_all_handlers() -> None:
+    (run,) = list(STUDY_PLAN.iter_server_runs("solo"))[-1].runs
+    asks = STUDY_PLAN.make_requests(run)
     assert (run.concurrency, len(asks), {ask.output_tokens for ask in asks}) == (8, 16, {75})
-    assert PLAN.router(run)["recompute"]
+    assert STUDY_PLAN.make_router_settings(run)["recompute"]
 
 
-def test_a_level_is_a_share_of_what_one_at_a_time_can_serve() -> None:
-    run = Run("sweep", "simulated", "poisson", "mixed", level=4.0)
-    asks = PLAN.asks(run)
+def test_level_is_a_multiple_of_the_unbatched_rate() -> None:
+    run = StudyRun("sweep", "simulated", "poisson", "mixed", level=4.0)
+    asks = STUDY_PLAN.make_requests(run)
     assert len(asks) == 160
-    assert len(asks) / asks[-1].at == pytest.approx(4.0 / PACE.mean_seconds, rel=0.3)
+    assert len(asks) / asks[-1].at == pytest.approx(4.0 / SERVER_SPEED.mean_request_seconds, rel=0.3)
     assert run.concurrency is None
 
 
-def test_users_ask_several_times_each() -> None:
-    run = Run("users", "simulated", "closed", "mixed", level=32)
-    assert (run.concurrency, len(PLAN.asks(run))) == (32, 192)
+def test_every_user_sends_several_requests() -> None:
+    run = StudyRun("users", "simulated", "closed", "mixed", level=32)
+    assert (run.concurrency, len(STUDY_PLAN.make_requests(run))) == (32, 192)
 
 
-def test_a_cache_as_large_everywhere_is_part_of_the_settings() -> None:
-    shape = replace(PLAN.shape, router={"max_batch_total_tokens": 4096})
-    told = replace(PLAN, shape=shape).router(Run("sweep", "tiny", "poisson", "static-1", level=1.0))
+def test_cache_size_is_part_of_the_server_settings() -> None:
+    shape = replace(STUDY_PLAN.shape, router_settings={"max_batch_total_tokens": 4096})
+    told = replace(STUDY_PLAN,
+                   shape=shape).make_router_settings(StudyRun("sweep", "tiny", "poisson", "static-1", level=1.0))
     assert told["max_batch_total_tokens"] == 4096
-    assert told["static_window_ms"] == pytest.approx(1e3 * PACE.mean_seconds)
+    assert told["static_window_ms"] == pytest.approx(1e3 * SERVER_SPEED.mean_request_seconds)

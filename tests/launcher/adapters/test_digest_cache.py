@@ -1,21 +1,21 @@
 """Tests of the cache of digests and of its keys, which depend on the token."""
 
-from launcher.adapters.digest_cache import Digests, known_by
+from launcher.adapters.digest_cache import DigestCache, make_name_key
 
 
-def test_the_latest_are_kept() -> None:
-    digests = Digests(2)
+def test_most_recent_digests_are_kept() -> None:
+    digests = DigestCache(2)
     for key in "abab":
         digests.put(key, key.upper())
     digests.put("c", "C")
     assert [digests.get(key) for key in "abc"] == ["", "B", "C"]
-    digests.drop("b")
-    digests.drop("b")
+    digests.remove("b")
+    digests.remove("b")
     assert digests.get("b") == ""
 
 
-def test_what_a_token_opened_is_known_to_it_alone_and_the_token_is_not_kept() -> None:
-    keys = {known_by("hub", "org/name", token) for token in ("", "hf_one", "hf_two")}
+def test_cache_keys_differ_by_token_and_do_not_contain_it() -> None:
+    keys = {make_name_key("hub", "org/name", token) for token in ("", "hf_one", "hf_two")}
     assert len(keys) == 3
     assert "hf_" not in repr(keys)
-    assert known_by("hub", "org/name", "") != known_by("s3", "org/name", "")
+    assert make_name_key("hub", "org/name", "") != make_name_key("s3", "org/name", "")

@@ -7,286 +7,298 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.adapter_files import CONFIG, adapter_files, kept, left_over, write
+from support.adapter_files import (
+    CONFIG_FILE,
+    list_incomplete_downloads,
+    list_stored_versions,
+    make_adapter_files,
+    write_files,
+)
 
-from launcher.adapters.errors import Refused
-from launcher.adapters.fetch import AT_ONCE, Fetched, Fetching
-from launcher.adapters.protocol import Fetch
-from launcher.adapters.remote_version import Sighting
-from launcher.adapters.store import Store
+from launcher.adapters.errors import AdapterError
+from launcher.adapters.fetch import MAX_CONCURRENT_FETCHES, AdapterFetcher, FetchedAdapter
+from launcher.adapters.protocol import FetchRequest
+from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.store import AdapterVersionStore
 
-SIZE = sum(map(len, adapter_files().values()))
-LONGEST = 60.0  # seconds
+ADAPTER_BYTES = sum(map(len, make_adapter_files().values()))
+TIMEOUT_SECONDS = 60.0  # seconds
 
 
-class Shelf:
-    """Fake source: `seeds[name]` makes an adapter, and `opened_by[name]` is the only token that may see it."""
+class FakeAdapterSource:
+    """Fake source: `seed_by_name[name]` makes an adapter, and `token_by_name[name]` is the only token that may see
+    it."""
 
-    def __init__(self, *, is_far: bool = True) -> None:
-        self.is_far = is_far
-        self.seeds = {"a": 1, "b": 2}
-        self.opened_by: dict[str, str] = {}
-        self.stamps = True
+    def __init__(self, *, is_remote: bool = True) -> None:
+        self.is_remote = is_remote
+        self.seed_by_name = {"a": 1, "b": 2}
+        self.token_by_name: dict[str, str] = {}
+        self.has_stamps = True
         self.failure: Exception | None = None
-        self.around: dict[str, int] = {}  # seeds of the adapters that `nearby` finds
-        self.looks: list[Fetch] = []
-        self.num_brought = 0
-        self.on_bring: Callable[[str], object] = lambda name: None
+        self.local_seed_by_name: dict[str, int] = {}  # seeds of the adapters that `find_local_copy` finds
+        self.lookups: list[FetchRequest] = []
+        self.num_copies = 0
+        self.before_copy: Callable[[str], object] = lambda name: None
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(("", asked.token)))
+    def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(("", request.token)))
 
     @contextmanager
-    def look(self, asked: Fetch) -> Iterator[Sighting]:
-        self.looks.append(asked)
+    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+        self.lookups.append(request)
         if self.failure:
             raise self.failure
-        token = self.opened_by.get(asked.name, "")
-        if asked.name not in self.seeds or token not in self.tokens(asked):
-            raise Refused("missing", "there is none")
-        yield self.sighting(asked.name, self.seeds[asked.name], token)
+        token = self.token_by_name.get(request.name, "")
+        if request.name not in self.seed_by_name or token not in self.list_tokens_to_try(request):
+            raise AdapterError("missing", "there is none")
+        yield self.make_remote_version(request.name, self.seed_by_name[request.name], token)
 
-    def nearby(self, asked: Fetch) -> Sighting | None:
-        return self.sighting(asked.name, self.around[asked.name]) if asked.name in self.around else None
+    def find_local_copy(self, request: FetchRequest) -> RemoteVersion | None:
+        return self.make_remote_version(
+            request.name, self.local_seed_by_name[request.name]) if request.name in self.local_seed_by_name else None
 
-    def sighting(self, name: str, seed: int, token: str = "") -> Sighting:
-        def bring(folder: Path) -> None:
-            self.num_brought += 1
-            self.on_bring(name)
-            write(folder, adapter_files(seed))
+    def make_remote_version(self, name: str, seed: int, token: str = "") -> RemoteVersion:
+        def copy_files(folder: Path) -> None:
+            self.num_copies += 1
+            self.before_copy(name)
+            write_files(folder, make_adapter_files(seed))
 
-        return Sighting(SIZE, bring, seed if self.stamps else None, token, private=bool(token))
+        return RemoteVersion(ADAPTER_BYTES, copy_files, seed if self.has_stamps else None, token,
+                             is_private=bool(token))
 
 
-class Bench:
+class FetcherHarness:
     def __init__(self, folder: Path) -> None:
-        self.far, self.near = Shelf(), Shelf(is_far=False)
-        self.store = Store(folder, 10**9)
-        self.fetching = Fetching(self.store, {"hub": self.far, "local": self.near})
+        self.remote_source, self.local_source = FakeAdapterSource(), FakeAdapterSource(is_remote=False)
+        self.store = AdapterVersionStore(folder, 10**9)
+        self.fetcher = AdapterFetcher(self.store, {"hub": self.remote_source, "local": self.local_source})
 
     def close(self) -> None:
-        self.fetching.close()
+        self.fetcher.close()
         self.store.close()
 
-    def start(self, name: str = "a", source: str = "hub", **asked: object) -> Future[Fetched]:
-        return self.fetching.start(Fetch(source, name, **asked))  # type: ignore[arg-type]  # any fields of Fetch
+    def start(self, name: str = "a", source: str = "hub", **fetch_fields: object) -> Future[FetchedAdapter]:
+        return self.fetcher.start_fetch(FetchRequest(source, name, **fetch_fields))  # type: ignore[arg-type]  # any of its fields
 
-    def fetch(self, name: str = "a", source: str = "hub", **asked: object) -> Fetched:
-        return self.start(name, source, **asked).result(LONGEST)
+    def fetch(self, name: str = "a", source: str = "hub", **fetch_fields: object) -> FetchedAdapter:
+        return self.start(name, source, **fetch_fields).result(TIMEOUT_SECONDS)
 
-    def refusal(self, name: str = "a", source: str = "hub", **asked: object) -> Refused:
-        with pytest.raises(Refused) as refused:
-            self.fetch(name, source, **asked)
+    def expect_error(self, name: str = "a", source: str = "hub", **fetch_fields: object) -> AdapterError:
+        with pytest.raises(AdapterError) as refused:
+            self.fetch(name, source, **fetch_fields)
         return refused.value
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path)) as bench:
+def harness(tmp_path: Path) -> Iterator[FetcherHarness]:
+    with closing(FetcherHarness(tmp_path)) as bench:
         yield bench
 
 
 # -- one after the other
 
 
-def test_a_name_is_looked_at_once_and_anew_for_who_wants_it(bench: Bench) -> None:
-    first = bench.fetch()
-    assert bench.fetch() == first
-    assert len(bench.far.looks) == 1
-    bench.far.seeds["a"] = 3
-    assert bench.fetch() == first
-    anew = bench.fetch(fresh=True)
-    assert (bench.fetch(), anew != first, len(bench.far.looks)) == (anew, True, 2)
+def test_remote_name_is_looked_up_once_unless_fresh(harness: FetcherHarness) -> None:
+    first = harness.fetch()
+    assert harness.fetch() == first
+    assert len(harness.remote_source.lookups) == 1
+    harness.remote_source.seed_by_name["a"] = 3
+    assert harness.fetch() == first
+    anew = harness.fetch(skips_name_cache=True)
+    assert (harness.fetch(), anew != first, len(harness.remote_source.lookups)) == (anew, True, 2)
 
 
-def test_what_is_near_is_looked_at_every_time(bench: Bench) -> None:
-    first = bench.fetch(source="local")
-    bench.near.seeds["a"] = 3
-    assert bench.fetch(source="local") != first
+def test_local_adapter_is_looked_up_every_time(harness: FetcherHarness) -> None:
+    first = harness.fetch(source="local")
+    harness.local_source.seed_by_name["a"] = 3
+    assert harness.fetch(source="local") != first
 
 
-def test_what_has_the_same_stamp_is_not_brought_again(bench: Bench) -> None:
-    assert bench.fetch(fresh=True) == bench.fetch(fresh=True)
-    assert bench.far.num_brought == 1
-    bench.far.stamps = False
-    bench.fetch(fresh=True)
-    assert bench.far.num_brought == 2
+def test_unchanged_stamp_avoids_another_copy(harness: FetcherHarness) -> None:
+    assert harness.fetch(skips_name_cache=True) == harness.fetch(skips_name_cache=True)
+    assert harness.remote_source.num_copies == 1
+    harness.remote_source.has_stamps = False
+    harness.fetch(skips_name_cache=True)
+    assert harness.remote_source.num_copies == 2
 
 
-def test_two_sources_may_have_the_same(bench: Bench) -> None:
-    assert bench.fetch(source="local") == bench.fetch()
-    assert len(kept(bench.store.folder)) == 1
+def test_same_adapter_from_two_sources_is_stored_once(harness: FetcherHarness) -> None:
+    assert harness.fetch(source="local") == harness.fetch()
+    assert len(list_stored_versions(harness.store.folder)) == 1
 
 
-def test_what_is_gone_from_the_store_is_brought_again(bench: Bench) -> None:
-    first = bench.fetch()
-    bench.store._remove(first.version.digest)
-    assert bench.fetch() == first
-    assert bench.far.num_brought == 2
+def test_version_missing_from_the_store_is_fetched_again(harness: FetcherHarness) -> None:
+    first = harness.fetch()
+    harness.store._delete_version(first.version.digest)
+    assert harness.fetch() == first
+    assert harness.remote_source.num_copies == 2
 
 
-def test_names_are_those_of_their_source(bench: Bench) -> None:
-    bench.fetch()
-    bench.near.seeds.clear()
-    assert bench.refusal(source="local").kind == "missing"
+def test_names_are_separate_per_source(harness: FetcherHarness) -> None:
+    harness.fetch()
+    harness.local_source.seed_by_name.clear()
+    assert harness.expect_error(source="local").kind == "missing"
 
 
 # -- access by token
 
 
-def test_what_a_token_opened_is_told_to_that_token_alone(bench: Bench) -> None:
-    bench.far.opened_by["a"] = "hf_mine"
-    found = bench.fetch(token="hf_mine")
-    assert found.private
-    assert bench.refusal().kind == bench.refusal(token="hf_other").kind == "missing"
-    assert bench.fetch(token="hf_mine") == found
+def test_private_adapter_is_returned_only_for_its_token(harness: FetcherHarness) -> None:
+    harness.remote_source.token_by_name["a"] = "hf_mine"
+    found = harness.fetch(token="hf_mine")
+    assert found.is_private
+    assert harness.expect_error().kind == harness.expect_error(token="hf_other").kind == "missing"
+    assert harness.fetch(token="hf_mine") == found
 
 
-def test_what_is_public_is_told_to_everybody(bench: Bench) -> None:
-    assert bench.fetch(token="hf_mine") == bench.fetch(token="hf_other") == bench.fetch()
-    assert len(bench.far.looks) == 1
+def test_public_adapter_is_returned_for_every_token(harness: FetcherHarness) -> None:
+    assert harness.fetch(token="hf_mine") == harness.fetch(token="hf_other") == harness.fetch()
+    assert len(harness.remote_source.lookups) == 1
 
 
-def test_what_is_no_longer_public_is_forgotten(bench: Bench) -> None:
-    bench.fetch()
-    bench.far.opened_by["a"] = "hf_mine"
-    assert bench.fetch(token="hf_mine", fresh=True).private
-    assert bench.refusal().kind == "missing"
+def test_adapter_that_became_private_is_forgotten(harness: FetcherHarness) -> None:
+    harness.fetch()
+    harness.remote_source.token_by_name["a"] = "hf_mine"
+    assert harness.fetch(token="hf_mine", skips_name_cache=True).is_private
+    assert harness.expect_error().kind == "missing"
 
 
-def test_what_is_no_longer_there_is_forgotten(bench: Bench) -> None:
-    bench.fetch()
-    del bench.far.seeds["a"]
-    assert bench.refusal(fresh=True).kind == bench.refusal().kind == "missing"
+def test_deleted_adapter_is_forgotten(harness: FetcherHarness) -> None:
+    harness.fetch()
+    del harness.remote_source.seed_by_name["a"]
+    assert harness.expect_error(skips_name_cache=True).kind == harness.expect_error().kind == "missing"
 
 
 # -- without the source
 
 
-UNREACHABLE = Refused("unreachable", "cannot reach the Hub")
+UNREACHABLE_ERROR = AdapterError("unreachable", "cannot reach the Hub")
 
 
-def test_without_its_source_the_last_one_is_enough(bench: Bench) -> None:
-    found = bench.fetch()
-    bench.far.failure, bench.far.around["a"] = UNREACHABLE, 5
-    assert bench.fetch(fresh=True) == found
+def test_last_version_is_used_if_the_source_fails(harness: FetcherHarness) -> None:
+    found = harness.fetch()
+    harness.remote_source.failure, harness.remote_source.local_seed_by_name["a"] = UNREACHABLE_ERROR, 5
+    assert harness.fetch(skips_name_cache=True) == found
 
 
-def test_without_its_source_what_was_private_stays_so(bench: Bench) -> None:
-    bench.far.opened_by["a"] = "hf_mine"
-    found = bench.fetch(token="hf_mine")
-    bench.far.failure = UNREACHABLE
-    assert bench.fetch(token="hf_mine", fresh=True) == found
-    assert bench.refusal(token="hf_other").kind == bench.refusal(fresh=True).kind == "unreachable"
+def test_private_version_stays_private_if_the_source_fails(harness: FetcherHarness) -> None:
+    harness.remote_source.token_by_name["a"] = "hf_mine"
+    found = harness.fetch(token="hf_mine")
+    harness.remote_source.failure = UNREACHABLE_ERROR
+    assert harness.fetch(token="hf_mine", skips_name_cache=True) == found
+    assert harness.expect_error(token="hf_other").kind == "unreachable"
+    assert harness.expect_error(skips_name_cache=True).kind == "unreachable"
 
 
-def test_without_its_source_what_is_nearby_is_enough_and_is_copied_once(bench: Bench) -> None:
-    bench.far.failure, bench.far.around["a"] = UNREACHABLE, 5
-    assert bench.fetch() == bench.fetch()
-    assert bench.far.num_brought == 1
-    bench.far.failure = None
-    assert bench.fetch() != bench.fetch("b")
+def test_local_copy_is_used_and_copied_once_if_the_source_fails(harness: FetcherHarness) -> None:
+    harness.remote_source.failure, harness.remote_source.local_seed_by_name["a"] = UNREACHABLE_ERROR, 5
+    assert harness.fetch() == harness.fetch()
+    assert harness.remote_source.num_copies == 1
+    harness.remote_source.failure = None
+    assert harness.fetch() != harness.fetch("b")
 
 
-def test_a_folder_that_cannot_be_read_is_not_what_it_was(bench: Bench) -> None:
-    bench.fetch(source="local")
-    bench.near.failure = UNREACHABLE
-    assert bench.refusal(source="local").kind == "unreachable"
+def test_unreadable_folder_is_an_error_rather_than_its_last_version(harness: FetcherHarness) -> None:
+    harness.fetch(source="local")
+    harness.local_source.failure = UNREACHABLE_ERROR
+    assert harness.expect_error(source="local").kind == "unreachable"
 
 
 @pytest.mark.parametrize(("failure", "kind"), [
-    (Refused("forbidden", "no"), "forbidden"), (ValueError("no"), "invalid"), (OSError(28, "full"), "no_room"),
+    (AdapterError("forbidden", "no"), "forbidden"), (ValueError("no"), "invalid"), (OSError(28, "full"), "no_room"),
     (OSError(5, "broken"), "unreachable"), (RuntimeError("no"), "unreachable")])
-def test_a_failure_is_told_and_the_next_may_succeed(bench: Bench, failure: Exception, kind: str) -> None:
-    bench.far.failure = failure
-    assert bench.refusal().kind == kind
-    bench.far.failure = None
-    assert bench.fetch().version.folder.is_dir()
+def test_failure_is_reported_and_the_next_fetch_can_succeed(harness: FetcherHarness, failure: Exception,
+                                                            kind: str) -> None:
+    harness.remote_source.failure = failure
+    assert harness.expect_error().kind == kind
+    harness.remote_source.failure = None
+    assert harness.fetch().version.folder.is_dir()
 
 
-def test_what_is_no_adapter_leaves_nothing(bench: Bench) -> None:
-    def spoil(name: str) -> None:
-        raise ValueError(f"{CONFIG} is not JSON")
+def test_invalid_adapter_leaves_no_files(harness: FetcherHarness) -> None:
+    def fail_copy(name: str) -> None:
+        raise ValueError(f"{CONFIG_FILE} is not JSON")
 
-    bench.far.on_bring = spoil
-    assert str(bench.refusal()) == "the adapter 'a' cannot be served: adapter_config.json is not JSON"
-    assert (kept(bench.store.folder), left_over(bench.store.folder)) == (set(), [])
+    harness.remote_source.before_copy = fail_copy
+    assert str(harness.expect_error()) == "the adapter 'a' cannot be served: adapter_config.json is not JSON"
+    assert (list_stored_versions(harness.store.folder), list_incomplete_downloads(harness.store.folder)) == (set(), [])
 
 
 @pytest.mark.slow
-def test_a_thousand_failures_leave_the_disk_as_it_was(bench: Bench) -> None:
-    def spoil(name: str) -> None:
+def test_many_failures_leave_no_files(harness: FetcherHarness) -> None:
+    def fail_copy(name: str) -> None:
         if name != "a":
-            raise ValueError(f"{CONFIG} is not JSON")
+            raise ValueError(f"{CONFIG_FILE} is not JSON")
 
-    bench.far.on_bring = spoil
-    bench.far.seeds |= {f"broken-{number}": 100 + number for number in range(20)}
-    first = bench.fetch()
-    kinds = {bench.refusal(f"broken-{number % 20}" if number % 2 else f"nobody-{number}").kind
+    harness.remote_source.before_copy = fail_copy
+    harness.remote_source.seed_by_name |= {f"broken-{number}": 100 + number for number in range(20)}
+    first = harness.fetch()
+    kinds = {harness.expect_error(f"broken-{number % 20}" if number % 2 else f"nobody-{number}").kind
              for number in range(1000)}
     assert kinds == {"invalid", "missing"}
-    assert (kept(bench.store.folder), left_over(bench.store.folder)) == ({first.version.digest}, [])
-    assert bench.fetch() == first
+    assert (list_stored_versions(harness.store.folder),
+            list_incomplete_downloads(harness.store.folder)) == ({first.version.digest}, [])
+    assert harness.fetch() == first
 
 
-def test_what_is_too_large_is_not_brought(bench: Bench) -> None:
-    bench.store._most = SIZE - 1
-    assert bench.refusal().kind == "invalid"  # a permanent error
-    assert bench.far.num_brought == 0
+def test_too_large_adapter_is_not_copied(harness: FetcherHarness) -> None:
+    harness.store._max_bytes = ADAPTER_BYTES - 1
+    assert harness.expect_error().kind == "invalid"  # a permanent error
+    assert harness.remote_source.num_copies == 0
 
 
 # -- at the same time
 
 
-class Gate:
+class DownloadGate:
     """Gate at which downloads of `names` wait until it is opened."""
 
-    def __init__(self, shelf: Shelf, *names: str) -> None:
+    def __init__(self, source: FakeAdapterSource, *names: str) -> None:
         self.arrived, self.opened, self._names = threading.Semaphore(0), threading.Event(), names
-        shelf.on_bring = self.wait
+        source.before_copy = self.wait_if_gated
 
-    def wait(self, name: str) -> None:
+    def wait_if_gated(self, name: str) -> None:
         if name in self._names:
             self.arrived.release()
-            assert self.opened.wait(LONGEST)
+            assert self.opened.wait(TIMEOUT_SECONDS)
 
 
-def test_the_same_is_brought_once_for_all_who_wait(bench: Bench) -> None:
-    gate = Gate(bench.far, "a")
-    started = [bench.start() for _ in range(5)]
-    assert gate.arrived.acquire(timeout=LONGEST)
-    started += [bench.start() for _ in range(5)]
+def test_concurrent_fetches_of_one_adapter_copy_it_once(harness: FetcherHarness) -> None:
+    gate = DownloadGate(harness.remote_source, "a")
+    started = [harness.start() for _ in range(5)]
+    assert gate.arrived.acquire(timeout=TIMEOUT_SECONDS)
+    started += [harness.start() for _ in range(5)]
     gate.opened.set()
-    assert len({future.result(LONGEST) for future in started}) == 1
-    assert (bench.far.num_brought, len(bench.far.looks)) == (1, 1)
+    assert len({future.result(TIMEOUT_SECONDS) for future in started}) == 1
+    assert (harness.remote_source.num_copies, len(harness.remote_source.lookups)) == (1, 1)
 
 
-def test_who_wants_to_look_anew_does_not_take_what_was_seen_before(bench: Bench) -> None:
-    gate = Gate(bench.far, "a")
-    first = bench.start()
-    assert gate.arrived.acquire(timeout=LONGEST)
-    bench.far.seeds["a"] = 3
-    anew = bench.start(fresh=True)
+def test_fresh_fetch_does_not_reuse_a_running_lookup(harness: FetcherHarness) -> None:
+    gate = DownloadGate(harness.remote_source, "a")
+    first = harness.start()
+    assert gate.arrived.acquire(timeout=TIMEOUT_SECONDS)
+    harness.remote_source.seed_by_name["a"] = 3
+    anew = harness.start(skips_name_cache=True)
     gate.opened.set()
-    assert anew.result(LONGEST) != first.result(LONGEST)
+    assert anew.result(TIMEOUT_SECONDS) != first.result(TIMEOUT_SECONDS)
 
 
-def test_somebody_elses_token_is_looked_at_by_itself(bench: Bench) -> None:
-    bench.far.opened_by["a"] = "hf_mine"
-    gate = Gate(bench.far, "a")
-    mine, other = bench.start(token="hf_mine"), bench.start(token="hf_other")
+def test_concurrent_fetches_with_another_token_are_looked_up_separately(harness: FetcherHarness) -> None:
+    harness.remote_source.token_by_name["a"] = "hf_mine"
+    gate = DownloadGate(harness.remote_source, "a")
+    allowed, other = harness.start(token="hf_mine"), harness.start(token="hf_other")
     gate.opened.set()
-    assert mine.result(LONGEST).private
-    assert isinstance(other.exception(LONGEST), Refused)
+    assert allowed.result(TIMEOUT_SECONDS).is_private
+    assert isinstance(other.exception(TIMEOUT_SECONDS), AdapterError)
 
 
-def test_a_slow_fetch_holds_up_no_other_and_eight_are_under_way(bench: Bench) -> None:
-    bench.far.seeds |= {str(seed): seed for seed in range(10, 10 + AT_ONCE)}
-    bench.fetch("b")
-    gate = Gate(bench.far, *bench.far.seeds)
-    slow = [bench.start(str(seed)) for seed in range(10, 10 + AT_ONCE)]
-    assert all(gate.arrived.acquire(timeout=LONGEST) for _ in slow)
-    assert bench.start("b").done()
-    assert bench.fetch(source="local")
+def test_slow_fetches_do_not_delay_others(harness: FetcherHarness) -> None:
+    harness.remote_source.seed_by_name |= {str(seed): seed for seed in range(10, 10 + MAX_CONCURRENT_FETCHES)}
+    harness.fetch("b")
+    gate = DownloadGate(harness.remote_source, *harness.remote_source.seed_by_name)
+    slow = [harness.start(str(seed)) for seed in range(10, 10 + MAX_CONCURRENT_FETCHES)]
+    assert all(gate.arrived.acquire(timeout=TIMEOUT_SECONDS) for _ in slow)
+    assert harness.start("b").done()
+    assert harness.fetch(source="local")
     gate.opened.set()
-    assert len({future.result(LONGEST).version.digest for future in slow}) == AT_ONCE
+    assert len({future.result(TIMEOUT_SECONDS).version.digest for future in slow}) == MAX_CONCURRENT_FETCHES

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapter_files import adapter_files, kept, left_over, write
+from support.adapter_files import list_incomplete_downloads, list_stored_versions, make_adapter_files, write_files
 
 from launcher.adapters import merge as module
-from launcher.adapters.errors import Refused
-from launcher.adapters.merge import Merging
-from launcher.adapters.protocol import Merge
-from launcher.adapters.store import Store, Version
+from launcher.adapters.errors import AdapterError
+from launcher.adapters.merge import AdapterMerger
+from launcher.adapters.protocol import MergeRequest
+from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 
 pytestmark = pytest.mark.slow
 
 # Copies the first adapter's weights and writes the merge weights into its config, or fails as the strategy demands.
-SCRIPT = """
+FAKE_MERGE_PROGRAM = """
 import json, os, sys, shutil, time
 asked = json.loads(sys.argv[1])
 into, strategy = asked.pop("into"), asked["strategy"]
@@ -40,89 +40,89 @@ if strategy == "hang":
 with open(into + "/adapter_config.json", "w") as config:
     config.write("{" if strategy == "spoil" else json.dumps({"peft_type": "LORA", "weights": asked["weights"]}))
 """
-LONGEST = 60.0  # seconds
+TIMEOUT_SECONDS = 60.0  # seconds
 
 
-class Bench:
+class MergerHarness:
     def __init__(self, folder: Path) -> None:
-        self.store = Store(folder / "store", 10**9)
-        self.merging = self.make()
-        self.parts = [self.put(seed) for seed in (1, 2)]
+        self.store = AdapterVersionStore(folder / "store", 10**9)
+        self.merger = self.make_merger()
+        self.versions = [self.add_version(seed) for seed in (1, 2)]
 
-    def make(self) -> Merging:
-        return Merging(self.store, (sys.executable, "-S", "-c", SCRIPT))
+    def make_merger(self) -> AdapterMerger:
+        return AdapterMerger(self.store, (sys.executable, "-S", "-c", FAKE_MERGE_PROGRAM))
 
     def close(self) -> None:
-        self.merging.close()
+        self.merger.close()
         self.store.close()
 
-    def put(self, seed: int) -> Version:
-        with self.store.incoming() as incoming:
-            return self.store.publish(write(incoming.folder, adapter_files(seed)))
+    def add_version(self, seed: int) -> AdapterVersion:
+        with self.store.create_incoming_folder() as incoming:
+            return self.store.publish_version(write_files(incoming.folder, make_adapter_files(seed)))
 
-    def start(self, strategy: str = "linear", *weights: float) -> Future[Version]:
-        digests = tuple(part.digest for part in self.parts)
-        return self.merging.start(Merge(digests, weights or (1.0, 0.5), strategy, 0.5, "total"))
+    def start(self, strategy: str = "linear", *weights: float) -> Future[AdapterVersion]:
+        digests = tuple(part.digest for part in self.versions)
+        return self.merger.start_merge(MergeRequest(digests, weights or (1.0, 0.5), strategy, 0.5, "total"))
 
-    def merge(self, strategy: str = "linear", *weights: float) -> Version:
-        return self.start(strategy, *weights).result(LONGEST)
+    def merge(self, strategy: str = "linear", *weights: float) -> AdapterVersion:
+        return self.start(strategy, *weights).result(TIMEOUT_SECONDS)
 
-    def refusal(self, strategy: str) -> Refused:
-        with pytest.raises(Refused) as refused:
+    def expect_error(self, strategy: str) -> AdapterError:
+        with pytest.raises(AdapterError) as refused:
             self.merge(strategy)
-        assert left_over(self.store.folder) == []
+        assert list_incomplete_downloads(self.store.folder) == []
         return refused.value
 
-    def calls(self) -> list[dict[str, Any]]:
+    def read_calls(self) -> list[dict[str, Any]]:
         path = self.store.folder / "calls"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path)) as bench:
+def harness(tmp_path: Path) -> Iterator[MergerHarness]:
+    with closing(MergerHarness(tmp_path)) as bench:
         yield bench
 
 
-def test_a_merge_is_a_version_like_any_other(bench: Bench) -> None:
-    version = bench.merge()
-    assert bench.store.find(version.digest) == version
+def test_merged_adapter_is_a_stored_version(harness: MergerHarness) -> None:
+    version = harness.merge()
+    assert harness.store.find_version(version.digest) == version
     assert json.loads((version.folder / "adapter_config.json").read_text())["weights"] == [1.0, 0.5]
-    assert left_over(bench.store.folder) == []
+    assert list_incomplete_downloads(harness.store.folder) == []
 
 
-def test_the_program_is_told_everything(bench: Bench) -> None:
-    bench.merge()
-    [asked] = bench.calls()
+def test_merge_program_gets_all_parameters(harness: MergerHarness) -> None:
+    harness.merge()
+    [asked] = harness.read_calls()
     seed = asked.pop("seed")
-    assert asked == {"folders": [str(part.folder) for part in bench.parts], "weights": [1.0, 0.5],
+    assert asked == {"folders": [str(part.folder) for part in harness.versions], "weights": [1.0, 0.5],
                      "strategy": "linear", "density": 0.5, "sign": "total"}
     assert 0 <= seed < 2**64
 
 
-def test_what_was_merged_is_not_merged_again_not_even_after_a_restart(bench: Bench) -> None:
-    version = bench.merge()
-    assert bench.merge() == version
-    with closing(bench.make()) as other:
-        bench.merging, before = other, bench.merging
-        assert bench.merge() == version
-        bench.merging = before
-    assert len(bench.calls()) == 1
-    assert bench.merge("linear", 1.0, 0.6) != version
-    assert len({call["seed"] for call in bench.calls()}) == 2
+def test_merge_is_reused_even_after_a_restart(harness: MergerHarness) -> None:
+    version = harness.merge()
+    assert harness.merge() == version
+    with closing(harness.make_merger()) as other:
+        harness.merger, before = other, harness.merger
+        assert harness.merge() == version
+        harness.merger = before
+    assert len(harness.read_calls()) == 1
+    assert harness.merge("linear", 1.0, 0.6) != version
+    assert len({call["seed"] for call in harness.read_calls()}) == 2
 
 
-def test_what_is_gone_is_merged_again_and_gives_the_same(bench: Bench) -> None:
-    version = bench.merge()
-    bench.store._remove(version.digest)
-    assert bench.merge() == version
-    assert len(bench.calls()) == 2
+def test_removed_merge_is_repeated_with_the_same_result(harness: MergerHarness) -> None:
+    version = harness.merge()
+    harness.store._delete_version(version.digest)
+    assert harness.merge() == version
+    assert len(harness.read_calls()) == 2
 
 
-def test_a_part_that_is_gone_is_told(bench: Bench) -> None:
-    bench.store._remove(bench.parts[1].digest)
-    refused = bench.refusal("linear")
-    assert (refused.kind, "fetch it again" in str(refused), bench.calls()) == ("missing", True, [])
+def test_missing_part_is_reported(harness: MergerHarness) -> None:
+    harness.store._delete_version(harness.versions[1].digest)
+    refused = harness.expect_error("linear")
+    assert (refused.kind, "fetch it again" in str(refused), harness.read_calls()) == ("missing", True, [])
 
 
 @pytest.mark.parametrize(("strategy", "why"), [
@@ -131,36 +131,36 @@ def test_a_part_that_is_gone_is_told(bench: Bench) -> None:
     ("half", "the adapters could not be merged: no adapter_config.json came of it"),
     ("spoil", "the merged adapter cannot be served: adapter_config.json is not JSON"),
 ])
-def test_a_program_that_fails_is_told_and_tried_again(bench: Bench, strategy: str, why: str) -> None:
-    before = kept(bench.store.folder)
-    assert (str(bench.refusal(strategy)), bench.refusal(strategy).kind) == (why, "invalid")
-    assert len(bench.calls()) == 2
-    assert kept(bench.store.folder) == before
+def test_failing_merge_is_reported_and_retried(harness: MergerHarness, strategy: str, why: str) -> None:
+    before = list_stored_versions(harness.store.folder)
+    assert (str(harness.expect_error(strategy)), harness.expect_error(strategy).kind) == (why, "invalid")
+    assert len(harness.read_calls()) == 2
+    assert list_stored_versions(harness.store.folder) == before
 
 
-def test_a_program_that_hangs_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_merge_is_killed(harness: MergerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "MOST_SECONDS", 0.5)
-        assert "takes more than 0.5 seconds" in str(bench.refusal("hang"))
-    assert bench.merge()
+        patch.setattr(module, "MERGE_TIMEOUT_SECONDS", 0.5)
+        assert "takes more than 0.5 seconds" in str(harness.expect_error("hang"))
+    assert harness.merge()
 
 
-def test_a_program_that_is_not_there_is_told(bench: Bench) -> None:
-    bench.merging._command = ("/nowhere/python",)
-    assert bench.refusal("linear").kind == "unreachable"
+def test_missing_merge_program_is_reported(harness: MergerHarness) -> None:
+    harness.merger._merge_command = ("/nowhere/python",)
+    assert harness.expect_error("linear").kind == "unreachable"
 
 
-def test_one_is_made_at_a_time_and_the_end_ends_it(bench: Bench) -> None:
-    first, second = bench.start("hang"), bench.start()
-    while not bench.merging._child:
+def test_merges_run_one_at_a_time_and_end_with_the_store(harness: MergerHarness) -> None:
+    first, second = harness.start("hang"), harness.start()
+    while not harness.merger._child:
         assert not first.done()
-    bench.merging.kill()
-    assert isinstance(first.exception(LONGEST), Refused)
-    assert str(second.exception(LONGEST)) == "the server is stopping"
+    harness.merger.kill_running_merge()
+    assert isinstance(first.exception(TIMEOUT_SECONDS), AdapterError)
+    assert str(second.exception(TIMEOUT_SECONDS)) == "the server is stopping"
 
 
-def test_its_parts_stay_while_it_is_made(bench: Bench) -> None:
+def test_parts_are_not_evicted_during_a_merge(harness: MergerHarness) -> None:
     """Two adapters fit into the store, so the merged one is rejected while both are being read."""
-    bench.store._most = sum(part.contents.bytes for part in bench.parts)
-    assert bench.refusal("linear").kind == "no_room"
-    assert kept(bench.store.folder) == {part.digest for part in bench.parts}
+    harness.store._max_bytes = sum(part.contents.file_bytes for part in harness.versions)
+    assert harness.expect_error("linear").kind == "no_room"
+    assert list_stored_versions(harness.store.folder) == {part.digest for part in harness.versions}

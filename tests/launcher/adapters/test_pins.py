@@ -3,30 +3,30 @@
 from contextlib import closing
 from pathlib import Path
 
-from launcher.adapters.pins import Pins
+from launcher.adapters.pins import PinFile
 
-A, B, C = "a" * 64, "b" * 64, "c" * 64
+DIGEST_A, DIGEST_B, DIGEST_C = "a" * 64, "b" * 64, "c" * 64
 
 
-def test_everybody_sees_what_everybody_needs(tmp_path: Path) -> None:
-    with closing(Pins(tmp_path)) as one, closing(Pins(tmp_path)) as other:
-        one.put([A, B])
-        other.put([C])
-        assert one.everybodys() == other.everybodys() == {A, B, C}
-        one.put([B])
-        assert other.everybodys() == {B, C}
+def test_pins_of_all_processes_are_shared(tmp_path: Path) -> None:
+    with closing(PinFile(tmp_path)) as one, closing(PinFile(tmp_path)) as other:
+        one.write_pins([DIGEST_A, DIGEST_B])
+        other.write_pins([DIGEST_C])
+        assert one.read_pins_of_all_processes() == other.read_pins_of_all_processes() == {DIGEST_A, DIGEST_B, DIGEST_C}
+        one.write_pins([DIGEST_B])
+        assert other.read_pins_of_all_processes() == {DIGEST_B, DIGEST_C}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_dead_process_needed_counts_no_more(tmp_path: Path) -> None:
-    (tmp_path / "left").write_text(f"{A}\n")
-    with closing(Pins(tmp_path)) as pins:
-        assert pins.everybodys() == set()
+def test_pins_of_dead_processes_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "left").write_text(f"{DIGEST_A}\n")
+    with closing(PinFile(tmp_path)) as pins:
+        assert pins.read_pins_of_all_processes() == set()
         assert not (tmp_path / "left").exists()
 
 
-def test_half_a_line_is_none(tmp_path: Path) -> None:
+def test_incomplete_line_is_ignored(tmp_path: Path) -> None:
     """A full disk leaves such a line."""
-    with closing(Pins(tmp_path)) as pins:
-        pins.put([A, B[:10]])
-        assert pins.everybodys() == {A}
+    with closing(PinFile(tmp_path)) as pins:
+        pins.write_pins([DIGEST_A, DIGEST_B[:10]])
+        assert pins.read_pins_of_all_processes() == {DIGEST_A}

@@ -18,253 +18,271 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.adapter_files import CONFIG, WEIGHTS, adapter_files, kept, left_over, write
-from support.header_mutations import KINDS, mutate
+from support.adapter_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    list_incomplete_downloads,
+    list_stored_versions,
+    make_adapter_files,
+    write_files,
+)
+from support.header_mutations import MUTATION_KINDS, mutate_file
 
 from launcher.adapters import store as module
-from launcher.adapters.contents import digest_of
-from launcher.adapters.errors import Refused, understood
-from launcher.adapters.store import Store, Version
+from launcher.adapters.contents import compute_digest
+from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
+from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 
-SIZE = sum(map(len, adapter_files().values()))  # the same for every seed
-PLENTY = 10**9
+ADAPTER_BYTES = sum(map(len, make_adapter_files().values()))  # the same for every seed
+LARGE_BUDGET_BYTES = 10**9
 
 
-def put(store: Store, seed: int = 0, **files: bytes) -> Version:
-    with store.incoming() as incoming:
-        write(incoming.folder, adapter_files(seed) | files)
-        return store.publish(incoming.folder)
+def add_version(store: AdapterVersionStore, seed: int = 0, **files: bytes) -> AdapterVersion:
+    with store.create_incoming_folder() as incoming:
+        write_files(incoming.folder, make_adapter_files(seed) | files)
+        return store.publish_version(incoming.folder)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store(tmp_path, PLENTY, count(10**18).__next__)) as store:
+def store(tmp_path: Path) -> Iterator[AdapterVersionStore]:
+    with closing(AdapterVersionStore(tmp_path, LARGE_BUDGET_BYTES, count(10**18).__next__)) as store:
         yield store
 
 
 # -- entering
 
 
-def test_a_version_lies_under_its_digest_and_is_found(store: Store) -> None:
-    version = put(store)
-    assert version.folder == store.folder / "versions" / digest_of(version.folder)
-    assert {path.name: path.read_bytes() for path in version.folder.iterdir()} == adapter_files()
-    assert store.find(version.digest) == version
-    assert left_over(store.folder) == []
+def test_version_is_stored_under_its_digest(store: AdapterVersionStore) -> None:
+    version = add_version(store)
+    assert version.folder == store.folder / "versions" / compute_digest(version.folder)
+    assert {path.name: path.read_bytes() for path in version.folder.iterdir()} == make_adapter_files()
+    assert store.find_version(version.digest) == version
+    assert list_incomplete_downloads(store.folder) == []
 
 
-def test_the_same_twice_is_kept_once(store: Store) -> None:
-    first = put(store)
+def test_same_version_is_stored_once(store: AdapterVersionStore) -> None:
+    first = add_version(store)
     inode = first.folder.stat().st_ino
-    assert put(store) == first
-    assert (first.folder.stat().st_ino, left_over(store.folder)) == (inode, [])
+    assert add_version(store) == first
+    assert (first.folder.stat().st_ino, list_incomplete_downloads(store.folder)) == (inode, [])
 
 
-def test_what_was_never_here_is_not_found(store: Store) -> None:
-    assert store.find("0" * 64) is None
+def test_unknown_version_is_not_found(store: AdapterVersionStore) -> None:
+    assert store.find_version("0" * 64) is None
 
 
-def test_a_store_that_starts_again_has_what_it_had(store: Store) -> None:
-    version = put(store)
-    with closing(Store(store.folder, PLENTY)) as other:
-        assert other.find(version.digest) == version
+def test_restarted_store_has_its_versions(store: AdapterVersionStore) -> None:
+    version = add_version(store)
+    with closing(AdapterVersionStore(store.folder, LARGE_BUDGET_BYTES)) as other:
+        assert other.find_version(version.digest) == version
 
 
-def test_what_is_no_adapter_does_not_enter(store: Store) -> None:
+def test_invalid_adapter_is_not_stored(store: AdapterVersionStore) -> None:
     with pytest.raises(ValueError, match="is not JSON"):
-        put(store, **{CONFIG: b"{"})
-    assert (kept(store.folder), left_over(store.folder)) == (set(), [])
+        add_version(store, **{CONFIG_FILE: b"{"})
+    assert (list_stored_versions(store.folder), list_incomplete_downloads(store.folder)) == (set(), [])
 
 
-def test_everything_is_on_the_disk_before_it_enters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_publication(store: AdapterVersionStore,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 
-    def note(descriptor: int) -> None:
+    def record_sync(descriptor: int) -> None:
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", note)
-    put(store)
-    assert set(synced[:2]) == {CONFIG, WEIGHTS}
+    monkeypatch.setattr(os, "fsync", record_sync)
+    add_version(store)
+    assert set(synced[:2]) == {CONFIG_FILE, WEIGHTS_FILE}
     assert synced[3:] == ["versions"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename", "utime"])
-def test_a_disk_that_fails_at_any_moment_leaves_nothing_half(
-        store: Store, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_disk_errors_leave_nothing_half_written(
+        store: AdapterVersionStore, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((Path, "rename", full) if call == "rename" else (os, call, full)))
+        patch.setattr(*((Path, "rename", raise_disk_full) if call == "rename" else (os, call, raise_disk_full)))
         with pytest.raises(OSError, match="No space"):
-            put(store)
-    assert all(store.find(digest) for digest in kept(store.folder))
-    assert left_over(store.folder) == []
-    assert put(store).folder.is_dir()
+            add_version(store)
+    assert all(store.find_version(digest) for digest in list_stored_versions(store.folder))
+    assert list_incomplete_downloads(store.folder) == []
+    assert add_version(store).folder.is_dir()
 
 
 # -- leaving
 
 
-def test_what_was_not_asked_for_longest_goes_first(tmp_path: Path) -> None:
-    with closing(Store(tmp_path, 2 * SIZE, count(10**18).__next__)) as store:
-        first, second = put(store, 1), put(store, 2)
-        assert store.find(first.digest)
-        third = put(store, 3)
-        assert kept(tmp_path) == {first.digest, third.digest}
-        assert store.find(second.digest) is None
+def test_least_recently_used_version_is_evicted(tmp_path: Path) -> None:
+    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, count(10**18).__next__)) as store:
+        first, second = add_version(store, 1), add_version(store, 2)
+        assert store.find_version(first.digest)
+        third = add_version(store, 3)
+        assert list_stored_versions(tmp_path) == {first.digest, third.digest}
+        assert store.find_version(second.digest) is None
 
 
-def test_what_is_pinned_stays_until_it_is_not(tmp_path: Path) -> None:
-    with closing(Store(tmp_path, 2 * SIZE, count(10**18).__next__)) as store:
-        first, second = put(store, 1), put(store, 2)
-        assert store.pin([first.digest]) == []
-        third = put(store, 3)
-        assert kept(tmp_path) == {first.digest, third.digest}
-        assert store.pin([second.digest]) == [second.digest]
-        fourth = put(store, 4)
-        assert kept(tmp_path) == {third.digest, fourth.digest}
+def test_pinned_version_is_not_evicted(tmp_path: Path) -> None:
+    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, count(10**18).__next__)) as store:
+        first, second = add_version(store, 1), add_version(store, 2)
+        assert store.replace_pins([first.digest]) == []
+        third = add_version(store, 3)
+        assert list_stored_versions(tmp_path) == {first.digest, third.digest}
+        assert store.replace_pins([second.digest]) == [second.digest]
+        fourth = add_version(store, 4)
+        assert list_stored_versions(tmp_path) == {third.digest, fourth.digest}
 
 
-def test_what_does_not_fit_beside_what_is_pinned_is_refused_and_nothing_goes(tmp_path: Path) -> None:
-    with closing(Store(tmp_path, 2 * SIZE, count(10**18).__next__)) as store:
-        first, second = put(store, 1), put(store, 2)
-        store.pin([first.digest, second.digest])
-        with pytest.raises(Refused, match=r"may take \d.* on disk \(--adapter-disk-gb\), and .* in use") as refused:
-            put(store, 3)
-        with pytest.raises(Refused, match="does not fit"):
-            store.check_room(1)
+def test_version_that_does_not_fit_beside_pinned_ones_is_rejected(tmp_path: Path) -> None:
+    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, count(10**18).__next__)) as store:
+        first, second = add_version(store, 1), add_version(store, 2)
+        store.replace_pins([first.digest, second.digest])
+        with pytest.raises(AdapterError,
+                           match=r"may take \d.* on disk \(--adapter-disk-gb\), and .* in use") as refused:
+            add_version(store, 3)
+        with pytest.raises(AdapterError, match="does not fit"):
+            store.make_room(1)
         assert refused.value.kind == "no_room"
-        assert (kept(tmp_path), left_over(tmp_path)) == ({first.digest, second.digest}, [])
+        assert (list_stored_versions(tmp_path),
+                list_incomplete_downloads(tmp_path)) == ({first.digest, second.digest}, [])
 
 
-def test_what_is_read_stays_while_it_is_read(tmp_path: Path) -> None:
-    with closing(Store(tmp_path, SIZE)) as store:
-        first = put(store, 1)
-        with store.holding([first.digest, "0" * 64]) as missing:
+def test_version_being_read_is_not_evicted(tmp_path: Path) -> None:
+    with closing(AdapterVersionStore(tmp_path, ADAPTER_BYTES)) as store:
+        first = add_version(store, 1)
+        with store.protect_versions([first.digest, "0" * 64]) as missing:
             assert missing == ["0" * 64]
-            with pytest.raises(Refused):
-                put(store, 2)
-        put(store, 2)
-        assert store.find(first.digest) is None
+            with pytest.raises(AdapterError):
+                add_version(store, 2)
+        add_version(store, 2)
+        assert store.find_version(first.digest) is None
 
 
-def test_a_budget_that_became_smaller_holds_at_once(store: Store) -> None:
-    versions = [put(store, seed) for seed in range(3)]
-    with closing(Store(store.folder, SIZE)):
-        assert kept(store.folder) == {versions[-1].digest}
+def test_smaller_budget_applies_at_start(store: AdapterVersionStore) -> None:
+    versions = [add_version(store, seed) for seed in range(3)]
+    with closing(AdapterVersionStore(store.folder, ADAPTER_BYTES)):
+        assert list_stored_versions(store.folder) == {versions[-1].digest}
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_comes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = put(store)
+def test_too_small_disk_is_reported_before_a_download(store: AdapterVersionStore,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    version = add_version(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
-    with pytest.raises(Refused, match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free") as refused:
-        store.check_room(100_000_000)
+    with pytest.raises(AdapterError,
+                       match=r"the disk is too small: 100.0 MB are to come, and 5.0 kB are free") as refused:
+        store.make_room(100_000_000)
     assert refused.value.kind == "no_room"
-    assert store.find(version.digest)
+    assert store.find_version(version.digest)
 
 
-def test_a_full_disk_is_cleared_of_what_nobody_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third = (put(store, seed) for seed in range(3))
-    store.pin([first.digest])
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=(3 - len(kept(store.folder))) * SIZE))
-    store.check_room(SIZE)
-    assert kept(store.folder) == {first.digest, third.digest}
-    assert store.find(second.digest) is None
+def test_unused_versions_are_evicted_when_the_disk_is_full(store: AdapterVersionStore,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = (add_version(store, seed) for seed in range(3))
+    store.replace_pins([first.digest])
+    monkeypatch.setattr(shutil, "disk_usage",
+                        lambda _: SimpleNamespace(free=(3 - len(list_stored_versions(store.folder))) * ADAPTER_BYTES))
+    store.make_room(ADAPTER_BYTES)
+    assert list_stored_versions(store.folder) == {first.digest, third.digest}
+    assert store.find_version(second.digest) is None
 
 
-def test_what_is_kept_is_looked_at_once_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_sizes_are_measured_once(store: AdapterVersionStore,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    look = store._size
-    monkeypatch.setattr(store, "_size", lambda digest: looked_at.append(digest) or look(digest))
-    versions = [put(store, seed) for seed in range(3)]
-    store.check_room(100)
-    store.check_room(100)
+    look = store._measure_version
+    monkeypatch.setattr(store, "_measure_version", lambda digest: looked_at.append(digest) or look(digest))
+    versions = [add_version(store, seed) for seed in range(3)]
+    store.make_room(100)
+    store.make_room(100)
     assert sorted(looked_at) == sorted(version.digest for version in versions)
 
 
-def test_a_download_goes_with_the_version_that_it_became(tmp_path: Path) -> None:
+def test_download_is_deleted_with_its_version(tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--org--name" / "blobs"
-    with closing(Store(tmp_path, SIZE)) as store:
-        write(blobs, {"other": b"of another"})
-        with store.incoming() as incoming:
-            for name, path in ((name, write(blobs, adapter_files()) / name) for name in adapter_files()):
+    with closing(AdapterVersionStore(tmp_path, ADAPTER_BYTES)) as store:
+        write_files(blobs, {"other": b"of another"})
+        with store.create_incoming_folder() as incoming:
+            for name, path in ((name, write_files(blobs, make_adapter_files()) / name)
+                               for name in make_adapter_files()):
                 os.link(path, incoming.folder / name)
-            store.publish(incoming.folder)
-        put(store, 1)
+            store.publish_version(incoming.folder)
+        add_version(store, 1)
         assert [path.name for path in blobs.iterdir()] == ["other"]
 
 
-Step = tuple[str, int]
+StoreStep = tuple[str, int]
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["fetch", "find", "pin", "unpin"]), st.integers(0, 5)), max_size=25),
        st.integers(0, 4))
 @pytest.mark.slow
-def test_the_budget_holds_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[Step],
-                                           room: int) -> None:
+def test_budget_holds_under_random_operations(tmp_path_factory: pytest.TempPathFactory, steps: list[StoreStep],
+                                              room: int) -> None:
     """Compare the store with a list in order of use, which determines the versions that must be kept."""
     folder = tmp_path_factory.mktemp("store")
-    digests = {seed: digest_of(write(tmp_path_factory.mktemp("adapter"), adapter_files(seed))) for seed in range(6)}
-    with closing(Store(folder, room * SIZE, count(10**18).__next__)) as store:
+    digests = {seed: compute_digest(write_files(tmp_path_factory.mktemp("adapter"), make_adapter_files(seed)))
+               for seed in range(6)}
+    with closing(AdapterVersionStore(folder, room * ADAPTER_BYTES, count(10**18).__next__)) as store:
         order: list[int] = []  # the most recently used is last
         pinned: set[int] = set()
-        for what, seed in steps:
-            if what in {"pin", "unpin"}:
-                pinned ^= {seed} & (pinned if what == "unpin" else set(order) - pinned)
-                assert store.pin([digests[one] for one in pinned]) == []
+        for operation, seed in steps:
+            if operation in {"pin", "unpin"}:
+                pinned ^= {seed} & (pinned if operation == "unpin" else set(order) - pinned)
+                assert store.replace_pins([digests[one] for one in pinned]) == []
                 continue
-            if what == "fetch" and seed not in order:
+            if operation == "fetch" and seed not in order:
                 if len(pinned) >= room:
-                    with pytest.raises(Refused):
-                        put(store, seed)
+                    with pytest.raises(AdapterError):
+                        add_version(store, seed)
                     continue
                 while len(order) >= room:
                     order.remove(next(one for one in order if one not in pinned))
                 order.append(seed)
-            found = put(store, seed) if what == "fetch" else store.find(digests[seed])
+            found = add_version(store, seed) if operation == "fetch" else store.find_version(digests[seed])
             assert bool(found) == (seed in order)
             order.sort(key=lambda one: one == seed)
-            assert kept(folder) == {digests[one] for one in order}
+            assert list_stored_versions(folder) == {digests[one] for one in order}
             assert len(order) <= room
 
 
 # -- other processes, alive and dead
 
 
-def test_two_stores_on_one_folder_keep_what_either_needs(tmp_path: Path) -> None:
+def test_stores_sharing_a_folder_keep_what_either_pins(tmp_path: Path) -> None:
     now = count(10**18).__next__
-    with closing(Store(tmp_path, 2 * SIZE, now)) as one, closing(Store(tmp_path, 2 * SIZE, now)) as other:
-        first = put(one, 1)
-        one.pin([first.digest])
-        second, third = put(other, 2), put(other, 3)
-        assert kept(tmp_path) == {first.digest, third.digest}
-        assert one.find(second.digest) is None
-        with one.incoming() as incoming, closing(Store(tmp_path, 2 * SIZE)):
+    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, now)) as one, closing(
+        AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, now)) as other:
+        first = add_version(one, 1)
+        one.replace_pins([first.digest])
+        second, third = add_version(other, 2), add_version(other, 3)
+        assert list_stored_versions(tmp_path) == {first.digest, third.digest}
+        assert one.find_version(second.digest) is None
+        with one.create_incoming_folder() as incoming, closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES)):
             assert incoming.folder.is_dir()
 
 
-def test_what_the_dead_left_is_removed_at_start(store: Store) -> None:
-    write(store.folder / "incoming" / "left", adapter_files())
-    write(store.folder / "pins", {"left": b"0" * 64 + b"\n"})
-    old, new = (write(store.folder / "hub/models--a--b/blobs", {name: b""}) / name for name in ("old", "new"))
+def test_leftovers_of_dead_processes_are_removed_at_start(store: AdapterVersionStore) -> None:
+    write_files(store.folder / "incoming" / "left", make_adapter_files())
+    write_files(store.folder / "pins", {"left": b"0" * 64 + b"\n"})
+    old, new = (write_files(store.folder / "hub/models--a--b/blobs", {name: b""}) / name for name in ("old", "new"))
     os.utime(old, (0, 0))
-    with store.incoming() as alive, closing(Store(store.folder, PLENTY)):
-        assert left_over(store.folder) == [alive.folder]
+    with store.create_incoming_folder() as alive, closing(AdapterVersionStore(store.folder, LARGE_BUDGET_BYTES)):
+        assert list_incomplete_downloads(store.folder) == [alive.folder]
         assert (old.exists(), new.exists()) == (False, True)
         assert len(list((store.folder / "pins").iterdir())) == 2
 
 
-CHILD = """
+CHILD_PROGRAM = """
 import json, os, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
 from random import Random
-from support.adapter_files import adapter_files, write
-from launcher.adapters.store import Store
+from support.adapter_files import make_adapter_files, write_files
+from launcher.adapters.store import AdapterVersionStore
 folder, seed, call, number = json.loads(sys.argv[1])
 left = number
 if call:
@@ -276,76 +294,78 @@ if call:
         left -= 1
         return real(*arguments, **names)
     setattr(os, call, last)
-store = Store(Path(folder), 10**9)
-with store.incoming() as incoming:
-    write(incoming.folder, adapter_files(seed))
-    store.pin([store.publish(incoming.folder).digest])
+store = AdapterVersionStore(Path(folder), 10**9)
+with store.create_incoming_folder() as incoming:
+    write_files(incoming.folder, make_adapter_files(seed))
+    store.replace_pins([store.publish_version(incoming.folder).digest])
 print("ready", flush=True)
 sys.stdin.read()
 """
 
 
-def child(folder: Path, seed: int, call: str = "", number: int = 0) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps([str(folder), seed, call, number])],
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def start_child_store(folder: Path, seed: int, killing_call: str = "",
+                      calls_before_kill: int = 0) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", CHILD_PROGRAM,
+                             json.dumps([str(folder), seed, killing_call, calls_before_kill])], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["fsync", "rename", "utime", "close"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_kill_at_any_moment_leaves_versions_whole(tmp_path: Path, call: str, number: int) -> None:
-    with child(tmp_path, 0, call, number) as killed:
+def test_killed_process_leaves_only_whole_versions(tmp_path: Path, call: str, number: int) -> None:
+    with start_child_store(tmp_path, 0, call, number) as killed:
         killed.communicate()
-    with closing(Store(tmp_path, PLENTY)) as store:
-        assert left_over(tmp_path) == []
-        found = kept(tmp_path)
-        assert all(digest_of(store.folder / "versions" / digest) == digest for digest in found)
-        assert found <= {put(store).digest}
+    with closing(AdapterVersionStore(tmp_path, LARGE_BUDGET_BYTES)) as store:
+        assert list_incomplete_downloads(tmp_path) == []
+        found = list_stored_versions(tmp_path)
+        assert all(compute_digest(store.folder / "versions" / digest) == digest for digest in found)
+        assert found <= {add_version(store).digest}
 
 
 @pytest.mark.slow
-def test_what_another_process_needs_stays_until_it_is_killed(tmp_path: Path) -> None:
-    with child(tmp_path, 1) as other:
+def test_version_pinned_by_another_process_is_kept_until_it_dies(tmp_path: Path) -> None:
+    with start_child_store(tmp_path, 1) as other:
         assert other.stdout
         assert other.stdout.readline() == "ready\n"
-        with closing(Store(tmp_path, SIZE)) as store:
-            with pytest.raises(Refused, match="in use"):
-                put(store, 2)
+        with closing(AdapterVersionStore(tmp_path, ADAPTER_BYTES)) as store:
+            with pytest.raises(AdapterError, match="in use"):
+                add_version(store, 2)
             other.send_signal(signal.SIGKILL)
             other.wait()
-            version = put(store, 2)
-            assert kept(tmp_path) == {version.digest}
+            version = add_version(store, 2)
+            assert list_stored_versions(tmp_path) == {version.digest}
 
 
 @pytest.mark.slow
-def test_many_processes_at_once_keep_one_of_each(tmp_path: Path) -> None:
-    others = [child(tmp_path, seed % 2) for seed in range(6)]
+def test_concurrent_processes_store_each_version_once(tmp_path: Path) -> None:
+    others = [start_child_store(tmp_path, seed % 2) for seed in range(6)]
     assert [other.communicate()[0] for other in others] == ["ready\n"] * 6
-    with closing(Store(tmp_path, PLENTY)) as store:
-        assert kept(tmp_path) == {put(store, 0).digest, put(store, 1).digest}
+    with closing(AdapterVersionStore(tmp_path, LARGE_BUDGET_BYTES)) as store:
+        assert list_stored_versions(tmp_path) == {add_version(store, 0).digest, add_version(store, 1).digest}
 
 
-def test_a_folder_that_is_held_is_nobody_elses(tmp_path: Path) -> None:
-    with module.released(module.held(tmp_path)), pytest.raises(BlockingIOError):
-        module.held(tmp_path)
+def test_locked_folder_cannot_be_locked_again(tmp_path: Path) -> None:
+    with module.close_on_exit(module.lock_folder(tmp_path)), pytest.raises(BlockingIOError):
+        module.lock_folder(tmp_path)
 
 
-def test_a_file_that_may_not_grow_is_a_disk_that_is_full(store: Store) -> None:
+def test_file_size_limit_is_treated_like_a_full_disk(store: AdapterVersionStore) -> None:
     """Simulate a full disk by the file size limit of the process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            put(store)
+            add_version(store)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (kept(store.folder), left_over(store.folder)) == (set(), [])
+    assert (list_stored_versions(store.folder), list_incomplete_downloads(store.folder)) == (set(), [])
 
 
 # -- mutated adapters
 
 
-def mutated_config(content: bytes, random: Random) -> bytes:
+def mutate_config(content: bytes, random: Random) -> bytes:
     place = random.randrange(len(content))
     return random.choice([
         content[:place], content[:place] + random.randbytes(3) + content[place + 3:], content * 2, b"",
@@ -353,28 +373,28 @@ def mutated_config(content: bytes, random: Random) -> bytes:
             ["lora", "IA3", None, 5, ["LORA"], {}])}).encode()])
 
 
-def attempt(store: Store, files: dict[str, bytes]) -> str:
+def try_to_publish(store: AdapterVersionStore, files: dict[str, bytes]) -> str:
     """Return the digest, or the kind of the rejection."""
     try:
-        with understood("the adapter"), store.incoming() as incoming:
-            return store.publish(write(incoming.folder, files)).digest
-    except Refused as refused:
+        with convert_errors_to_adapter_error("the adapter"), store.create_incoming_folder() as incoming:
+            return store.publish_version(write_files(incoming.folder, files)).digest
+    except AdapterError as refused:
         return refused.kind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["config", *KINDS])
-def test_a_mutated_adapter_is_refused_as_one_and_leaves_nothing(store: Store, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["config", *MUTATION_KINDS])
+def test_mutated_adapter_is_rejected_and_leaves_no_files(store: AdapterVersionStore, kind: str) -> None:
     """Try 2,000 mutations in all. An accepted adapter's header fits its bytes, and its config is one of LoRA."""
-    num_refused, files = 0, adapter_files()
+    num_refused, files = 0, make_adapter_files()
     for seed in range(118):
         random = Random(f"{kind} {seed}")
-        changed = ({CONFIG: mutated_config(files[CONFIG], random)} if kind == "config" else
-                   {WEIGHTS: mutate(files[WEIGHTS], kind, random).content})
-        before = kept(store.folder)
-        found = attempt(store, files | changed)
+        changed = ({CONFIG_FILE: mutate_config(files[CONFIG_FILE], random)} if kind == "config" else
+                   {WEIGHTS_FILE: mutate_file(files[WEIGHTS_FILE], kind, random).content})
+        before = list_stored_versions(store.folder)
+        found = try_to_publish(store, files | changed)
         num_refused += found == "invalid"
-        assert found == "invalid" or digest_of(store.folder / "versions" / found) == found
-        assert kept(store.folder) == before | {found} - {"invalid"}
-        assert left_over(store.folder) == []
+        assert found == "invalid" or compute_digest(store.folder / "versions" / found) == found
+        assert list_stored_versions(store.folder) == before | {found} - {"invalid"}
+        assert list_incomplete_downloads(store.folder) == []
     assert num_refused > {"flip": 100, "reshape": 90, "rename": 80, "add": 60}.get(kind, 110)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.compat.adapters import preloaded
+from launcher.compat.adapters import parse_lora_adapters
 
 
 @pytest.mark.parametrize(("listed", "adapters"), [
@@ -14,8 +14,8 @@ from launcher.compat.adapters import preloaded
     ("short=org/one", ["short=org/one"]),
     ("short=org/one@v2", ["short=org/one@v2"]),
 ])
-def test_adapters_of_the_hub_keep_the_names_that_requests_say(listed: str, adapters: list[str]) -> None:
-    assert preloaded(listed) == ("hub", adapters)
+def test_hub_adapters_keep_their_request_names(listed: str, adapters: list[str]) -> None:
+    assert parse_lora_adapters(listed) == ("hub", adapters)
 
 
 @pytest.mark.parametrize(("listed", "adapters"), [
@@ -23,15 +23,15 @@ def test_adapters_of_the_hub_keep_the_names_that_requests_say(listed: str, adapt
     ("/adapters/one", ["/adapters/one"]),
     ("one=/adapters/../one", ["one=/one"]),
 ])
-def test_a_folder_may_have_a_name(listed: str, adapters: list[str]) -> None:
-    assert preloaded(listed) == ("local", adapters)
+def test_folder_adapter_may_have_an_alias(listed: str, adapters: list[str]) -> None:
+    assert parse_lora_adapters(listed) == ("local", adapters)
 
 
-def test_what_could_be_either_is_a_folder_if_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ambiguous_name_is_a_folder_if_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org/one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert preloaded("short=org/one") == ("local", [f"short={tmp_path}/org/one"])
-    assert preloaded("short=org/two") == ("hub", ["short=org/two"])
+    assert parse_lora_adapters("short=org/one") == ("local", [f"short={tmp_path}/org/one"])
+    assert parse_lora_adapters("short=org/two") == ("hub", ["short=org/two"])
 
 
 @pytest.mark.parametrize(("listed", "text"), [
@@ -41,6 +41,6 @@ def test_what_could_be_either_is_a_folder_if_there_is_one(tmp_path: Path, monkey
     ("one=/adapters/one@v2", "/adapters/one is a folder, which has no revision, got v2"),
     ("org/one,two=/adapters/two", "comes from one source, and these are at the Hub and in folders; list one kind"),
 ])
-def test_another_list_is_not_understood(listed: str, text: str) -> None:
+def test_invalid_adapter_lists_are_rejected(listed: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        preloaded(listed)
+        parse_lora_adapters(listed)

@@ -2,53 +2,66 @@
 
 import pytest
 
-from launcher.compat.arguments import Heard, Said, check
-from launcher.compat.flag_table import Fate, Flag, Outcome, Table, refused, same, setting
+from launcher.compat.arguments import ParsedArguments, ResolvedFlag, check_flags
+from launcher.compat.flag_table import (
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    refused_effect,
+    same_flag,
+    setting_effect,
+)
 
-PORT, LIST = same("port", default="80"), same("cors-allow-origin", kind="list")
-MODEL = Flag("model-id", (Outcome(Fate.REVISED, "model_id"),))
-TABLE = Table("loom-launcher", (PORT, LIST, Flag("grace", (setting("shutdown_timeout"),)), MODEL))
+PORT_FLAG, LIST_FLAG = same_flag("port", default="80"), same_flag("cors-allow-origin", kind="list")
+MODEL_FLAG = ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),))
+FLAG_TABLE = FlagTable("loom-launcher",
+                       (PORT_FLAG, LIST_FLAG, ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), MODEL_FLAG))
 
 
-def heard(*rest: str, given: dict[str, list[str]] | None = None, **environment: str) -> list[tuple[str, str]]:
-    return [(item.name, item.value) for item in Heard(given or {}, rest, environment).said(TABLE)]
+def resolve_flags(*weft_arguments: str, values_by_flag: dict[str, list[str]] | None = None,
+                  **environment: str) -> list[tuple[str, str]]:
+    return [(item.name, item.value)
+            for item in ParsedArguments(values_by_flag or {}, weft_arguments, environment).resolve_flags(FLAG_TABLE)]
 
 
-def test_a_flag_counts_before_its_variable_and_that_before_a_default() -> None:
-    assert heard() == [("--port", "80")]
-    assert heard(PORT="81") == [("PORT", "81")]
-    assert heard(PORT="81", given={"port": ["82", "83"]}) == [("--port", "83")]
+def test_flag_precedes_its_variable_and_default() -> None:
+    assert resolve_flags() == [("--port", "80")]
+    assert resolve_flags(PORT="81") == [("PORT", "81")]
+    assert resolve_flags(PORT="81", values_by_flag={"port": ["82", "83"]}) == [("--port", "83")]
 
 
-def test_the_last_one_of_a_flag_counts_and_all_of_a_list() -> None:
-    found = Heard({"cors-allow-origin": ["a", "b"]}, [], {}).said(TABLE)
+def test_last_value_of_a_flag_and_all_of_a_list_count() -> None:
+    found = ParsedArguments({"cors-allow-origin": ["a", "b"]}, [], {}).resolve_flags(FLAG_TABLE)
     assert found[1].values == ["a", "b"]
-    assert Heard({}, [], {"CORS_ALLOW_ORIGIN": " a,\tb "}).said(TABLE)[1].values == ["a", "b"]
+    assert ParsedArguments({}, [], {"CORS_ALLOW_ORIGIN": " a,\tb "}).resolve_flags(FLAG_TABLE)[1].values == ["a", "b"]
 
 
 @pytest.mark.parametrize("rest", ["--shutdown-timeout=1", "--shutdown-timeout"])
-def test_a_flag_of_ours_counts_before_a_variable_of_theirs(rest: str) -> None:
-    assert ("GRACE", "5") in heard(GRACE="5")
-    assert ("GRACE", "5") not in heard(rest, GRACE="5")
-    assert ("--grace", "5") in heard(rest, given={"grace": ["5"]})  # a duplicate, which `weft serve` reports
+def test_weft_flag_precedes_foreign_variable(rest: str) -> None:
+    assert ("GRACE", "5") in resolve_flags(GRACE="5")
+    assert ("GRACE", "5") not in resolve_flags(rest, GRACE="5")
+    # a duplicate, which `weft serve` reports
+    assert ("--grace", "5") in resolve_flags(rest, values_by_flag={"grace": ["5"]})
 
 
 @pytest.mark.parametrize("word", ["--adapters", "--no-adapters", "--adapters=true"])
-def test_a_switch_of_ours_is_there_however_it_is_turned(word: str) -> None:
-    assert Heard({}, ["--block-size", "16", word], {}).has("adapters")
-    assert not Heard({}, ["--adapters-of-others"], {}).has("adapters")
+def test_weft_switch_is_found_in_every_form(word: str) -> None:
+    assert ParsedArguments({}, ["--block-size", "16", word], {}).is_setting_given("adapters")
+    assert not ParsedArguments({}, ["--adapters-of-others"], {}).is_setting_given("adapters")
 
 
 @pytest.mark.parametrize(("value", "revised"), [
     ("org/name", ("org/name", "")), ("org/name@v2", ("org/name", "v2")), ("/a/b@c", ("/a/b@c", ""))])
-def test_a_model_may_have_a_revision(value: str, revised: tuple[str, str]) -> None:
-    assert Said(MODEL, "flag", [value]).revised == revised
+def test_model_may_have_a_revision(value: str, revised: tuple[str, str]) -> None:
+    assert ResolvedFlag(MODEL_FLAG, "flag", [value]).model_and_revision == revised
 
 
-def test_all_that_is_refused_is_told_before_anything_else() -> None:
-    paint, nails = Flag("paint", (refused("there is no paint"),)), Flag("nails", (refused("there are no nails"),))
-    twice = [Said(PORT, "flag", ["1"])] * 2
+def test_rejections_are_reported_before_duplicates() -> None:
+    paint, nails = ForeignFlag("paint", (refused_effect("there is no paint"),)), ForeignFlag(
+        "nails", (refused_effect("there are no nails"),))
+    twice = [ResolvedFlag(PORT_FLAG, "flag", ["1"])] * 2
     with pytest.raises(ValueError, match=r"^--paint is refused: there is no paint; and NAILS is refused: there are no"):
-        check([*twice, Said(paint, "flag", ["red"]), Said(nails, "variable", ["2"])])
+        check_flags([*twice, ResolvedFlag(paint, "flag", ["red"]), ResolvedFlag(nails, "variable", ["2"])])
     with pytest.raises(ValueError, match=r"^--port and --port are given, and mean the same; give one$"):
-        check(twice)
+        check_flags(twice)

@@ -2,54 +2,56 @@
 
 import pytest
 
-from launcher.compat.docs_table import meaning, rows
+from launcher.compat.docs_table import describe_flag, format_flag_table_rows
 from launcher.compat.flag_table import (
-    Fate,
-    Flag,
-    Outcome,
-    Table,
-    refused,
-    same,
-    setting,
-    silent,
-    switch,
-    unused,
-    variable,
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    refused_effect,
+    same_flag,
+    setting_effect,
+    switch_flag,
+    unneeded_effect,
+    variable_effect,
 )
 
 
 @pytest.mark.parametrize(("flag", "words"), [
-    (same("port", short="p"), "the same"),
-    (same("loom", default="5"), "the same; 5 unless given"),
-    (Flag("grace", (setting("shutdown_timeout"),)), "becomes --shutdown-timeout"),
-    (Flag("CACHING", (setting("cache_scope", "0", "false", gives="off"), silent("it is on"))),
+    (same_flag("port", short_name="p"), "the same"),
+    (same_flag("loom", default="5"), "the same; 5 unless given"),
+    (ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), "becomes --shutdown-timeout"),
+    (ForeignFlag("CACHING",
+                 (setting_effect("cache_scope", "0", "false", value_template="off"), unneeded_effect("it is on"))),
      "0, false: becomes --cache-scope off; otherwise: not needed: it is on"),
-    (switch("nails", refused("there are no nails")), "refused: there are no nails"),
-    (Flag("cache", (variable("HF_HUB_CACHE"),)), "sets HF_HUB_CACHE; as a variable, if that is not set"),
-    (Flag("glue", (unused("there is no glue"),)), "no effect: there is no glue"),
-    (Flag("paint", (refused("there is no paint", "red"), silent("as ever"))),
+    (switch_flag("nails", refused_effect("there are no nails")), "refused: there are no nails"),
+    (ForeignFlag("cache", (variable_effect("HF_HUB_CACHE"),)), "sets HF_HUB_CACHE; as a variable, if that is not set"),
+    (ForeignFlag("glue", (ignored_effect("there is no glue"),)), "no effect: there is no glue"),
+    (ForeignFlag("paint", (refused_effect("there is no paint", "red"), unneeded_effect("as ever"))),
      "red: refused: there is no paint; otherwise: not needed: as ever"),
-    (Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)),
+    (ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
      "--sharded and --num-shard together say how many shards there are"),
-    (Flag("model-id", (Outcome(Fate.REVISED, "model_id"),)), "the same, and org/name@v2 names a revision, too"),
-    (Flag("threads", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
+    (ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),)),
+     "the same, and org/name@v2 names a revision, too"),
+    (ForeignFlag("threads", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
      "becomes --adapters and --preloaded-adapter-ids for each; folders need --adapter-root"),
-    (switch("spin", Outcome(Fate.DOWNLOADED)), "downloads the model, and ends"),
-    (Flag("adapter-source", (setting("adapter_source", "hub"),
-                             setting("adapter_source", "local", needs="adapter_root"))),
+    (switch_flag("spin", FlagEffect(FlagAction.DOWNLOAD_ONLY)), "downloads the model, and ends"),
+    (ForeignFlag("adapter-source", (setting_effect("adapter_source", "hub"),
+                                    setting_effect("adapter_source", "local", required_setting="adapter_root"))),
      "hub: the same; local: the same, with --adapter-root"),
-    (Flag("source", (setting("adapter_source"),), over="fibre"),
+    (ForeignFlag("source", (setting_effect("adapter_source"),), overrides="fibre"),
      "becomes --adapter-source; --fibre does not count beside it"),
-    (switch("wet", silent("it is wet"), against="dry"), "not needed: it is wet; not beside --dry"),
-    (Flag("ENDPOINT", (variable("ENDPOINT"),), only_variable=True), "the same"),
-    (Flag("ACCOUNT", (variable("ENDPOINT", gives="https://{}.org"),), only_variable=True),
-     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),
-])
-def test_a_flag_has_its_sentence(flag: Flag, words: str) -> None:
-    assert meaning(flag) == words
+    (switch_flag("wet", unneeded_effect("it is wet"), conflicts_with="dry"), "not needed: it is wet; not beside --dry"),
+    (ForeignFlag("ENDPOINT", (variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
+    (ForeignFlag("ACCOUNT", (variable_effect("ENDPOINT", value_template="https://{}.org"),), is_only_variable=True),
+     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),])
+def test_every_kind_of_flag_has_its_sentence(flag: ForeignFlag, words: str) -> None:
+    assert describe_flag(flag) == words
 
 
-def test_a_table_has_a_row_for_each_flag() -> None:
-    table = Table("loom-launcher", (same("port", short="p"), Flag("SHADE", (silent("x"),), only_variable=True)))
-    assert [*rows(table)][2:] == ["| `--port`, `-p` | `PORT` | the same |",
-                                  "|  | `SHADE` | not needed: x |"]
+def test_table_has_a_row_for_each_flag() -> None:
+    table = FlagTable("loom-launcher", (same_flag("port", short_name="p"),
+                                        ForeignFlag("SHADE", (unneeded_effect("x"),), is_only_variable=True)))
+    assert [*format_flag_table_rows(table)][2:] == ["| `--port`, `-p` | `PORT` | the same |",
+                                                    "|  | `SHADE` | not needed: x |"]

@@ -2,43 +2,56 @@
 
 import pytest
 
-from launcher.compat.flag_table import Fate, Flag, Table, only_variable, refused, same, setting, silent, switch, unused
+from launcher.compat.flag_table import (
+    FlagAction,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    refused_effect,
+    same_flag,
+    setting_effect,
+    switch_flag,
+    unneeded_effect,
+    variable_only_flag,
+)
 
 
-def test_a_flag_has_the_variable_of_its_name() -> None:
-    assert Flag("max-weft", ()).variable == "MAX_WEFT"
+def test_flag_has_the_variable_of_its_name() -> None:
+    assert ForeignFlag("max-weft", ()).environment_variable == "MAX_WEFT"
 
 
-def test_a_flag_is_spelled_long_and_short_and_a_mere_variable_not_at_all() -> None:
-    assert same("port", short="p").spellings == ("--port", "-p")
-    assert only_variable("LOG_LEVEL").spellings == ()
+def test_flag_spellings_are_long_and_short_and_none_for_variables() -> None:
+    assert same_flag("port", short_name="p").spellings == ("--port", "-p")
+    assert variable_only_flag("LOG_LEVEL").spellings == ()
 
 
-def test_the_first_outcome_that_holds_for_a_value_counts_whatever_its_case() -> None:
-    flag = Flag("colour", (refused("no paint", "red"), unused("no light", "red", "green"), silent("as ever")))
-    assert [flag.outcome(value).fate for value in ("RED", "green", "blue")] == [
-        Fate.REFUSED, Fate.UNUSED, Fate.SILENT]
+def test_first_matching_outcome_counts_whatever_the_case() -> None:
+    flag = ForeignFlag("colour", (refused_effect("no paint", "red"), ignored_effect("no light", "red", "green"),
+                                  unneeded_effect("as ever")))
+    assert [flag.find_effect(value).action for value in ("RED", "green", "blue")] == [
+        FlagAction.REFUSED, FlagAction.IGNORED, FlagAction.UNNEEDED]
 
 
-def test_where_not_everything_is_accepted_what_is_can_be_listed() -> None:
-    flag = Flag("colour", (refused("no paint", "red"), unused("no light", "green")))
-    assert flag.outcome("blue") is None
-    assert [*flag.values()] == ["red", "green"]
+def test_accepted_values_are_listed_when_not_all_are() -> None:
+    flag = ForeignFlag("colour", (refused_effect("no paint", "red"), ignored_effect("no light", "green")))
+    assert flag.find_effect("blue") is None
+    assert [*flag.list_accepted_values()] == ["red", "green"]
 
 
-def test_a_switch_is_on_or_off() -> None:
-    flag = switch("json-output", setting("json_output"))
-    assert [flag.outcome(value).fate for value in ("true", "1", "false", "0")] == [Fate.SETTING] * 2 + [Fate.SILENT] * 2
-    assert flag.outcome("maybe") is None
+def test_switch_is_on_or_off() -> None:
+    flag = switch_flag("json-output", setting_effect("json_output"))
+    assert [flag.find_effect(value).action
+            for value in ("true", "1", "false", "0")] == [FlagAction.SETTING] * 2 + [FlagAction.UNNEEDED] * 2
+    assert flag.find_effect("maybe") is None
 
 
-def test_a_flag_that_is_ours_sets_the_setting_of_its_name() -> None:
-    assert same("max-best-of").outcomes == (setting("max_best_of"),)
+def test_flag_of_the_same_name_sets_that_setting() -> None:
+    assert same_flag("max-best-of").effects == (setting_effect("max_best_of"),)
 
 
-def test_a_table_may_take_rows_of_another_by_name_and_in_its_own_order() -> None:
-    rows = same("warp"), same("weft"), same("loom")
-    table = Table("loom-launcher", rows)
-    assert table.taken("loom", "warp") == (rows[2], rows[0])
+def test_table_rows_can_be_taken_by_name_in_any_order() -> None:
+    rows = same_flag("warp"), same_flag("weft"), same_flag("loom")
+    table = FlagTable("loom-launcher", rows)
+    assert table.select_flags("loom", "warp") == (rows[2], rows[0])
     with pytest.raises(KeyError):
-        table.taken("silk")
+        table.select_flags("silk")

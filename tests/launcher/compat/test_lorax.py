@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from launcher.compat.arguments import OURS
-from launcher.compat.flag_table import Fate, Flag
-from launcher.compat.lorax import LORAX
-from launcher.compat.translate import Translation, translate
+from launcher.compat.arguments import SETTINGS_BY_NAME
+from launcher.compat.flag_table import FlagAction, ForeignFlag
+from launcher.compat.lorax import LORAX_FLAG_TABLE
+from launcher.compat.translate import FlagTranslation, translate
 
 # The flags of `lorax-launcher --help`, each with a valid value; a switch has none.
-FLAGS: dict[str, str | None] = {
+FLAG_EXAMPLES: dict[str, str | None] = {
     "model-id": "org/other", "revision": "refs/pr/1", "adapter-id": "org/adapter", "source": "hub",
     "default-adapter-source": "s3", "adapter-source": "s3", "validation-workers": "4", "sharded": "false",
     "num-shard": "2", "quantize": "gptq", "compile": None, "eager": None, "compile-max-batch-size": "64",
@@ -30,105 +30,109 @@ FLAGS: dict[str, str | None] = {
     "tokenizer-config-path": "a.json", "backend": "flashinfer", "embedding-dim": "256",
 }
 # Flags that weft does not support and rejects.
-REFUSED: dict[str, str | None] = {"trust-remote-code": None, "ngrok": None, "weights-cache-override": "/a"}
-VARIABLES = {
+REJECTED_FLAGS: dict[str, str | None] = {"trust-remote-code": None, "ngrok": None, "weights-cache-override": "/a"}
+VARIABLE_EXAMPLES = {
     "HF_API_TOKEN": "hf_one", "HF_HUB_ENABLE_HF_TRANSFER": "1", "LOG_LEVEL": "info", "LORAX_USE_GLOBAL_HF_TOKEN": "1",
     "PREDIBASE_GATEWAY_ENDPOINT": "https://a", "PREDIBASE_MODEL_BUCKET": "bucket", "PREDIBASE_MODEL_FOLDER": "folder",
     "S3_ENDPOINT_URL": "https://s3", "R2_ACCOUNT_ID": "account", "LORAX_PUNICA_TRITON_DISABLED": "1",
     "LORAX_PROFILER_DIR": "/a", "REQUEST_LOGGER_URL": "https://a",
 }
-REFUSED_VARIABLES = {"ROPE_SCALING": "linear", "ROPE_FACTOR": "2.0"}
+REJECTED_VARIABLES = {"ROPE_SCALING": "linear", "ROPE_FACTOR": "2.0"}
 # LoRAX's defaults: those in DEFAULTS are also weft's, those in GIVEN are set explicitly.
-DEFAULTS = {
+SHARED_DEFAULTS = {
     "adapter_source": "hub", "validation_workers": 2, "max_best_of": 2, "max_stop_sequences": 4,
     "max_waiting_tokens": 20, "max_active_adapters": 1024, "adapter_cycle_time_s": 2, "adapter_memory_fraction": 0.1,
     "port": 3000, "json_output": False, "adapter_id": "", "preloaded_adapter_ids": (), "max_batch_total_tokens": None,
 }
-GIVEN = {
+EXPLICIT_SETTINGS = {
     "model_id": ["mistralai/Mistral-7B-Instruct-v0.1"], "max_concurrent_requests": ["1024"],
     "waiting_served_ratio": ["1.2"], "hostname": ["0.0.0.0"], "cors_allow_origin": ["*"], "adapters": ["true"],
     "compat": ["lorax"], "shutdown_timeout": ["90"],
 }
-BY_NAME = {flag.name: flag for flag in LORAX.flags}
+FLAGS_BY_NAME = {flag.name: flag for flag in LORAX_FLAG_TABLE.flags}
 
 
-def variable(name: str) -> str:
+def get_variable_name(name: str) -> str:
     return name.upper().replace("-", "_")
 
 
-def told(*words: str, **environment: str) -> Translation:
-    return translate(LORAX, words, environment, lambda: 1)
+def translate_arguments(*arguments: str, **environment: str) -> FlagTranslation:
+    return translate(LORAX_FLAG_TABLE, arguments, environment, lambda: 1)
 
 
-def line(name: str, value: str | None) -> tuple[str, ...]:
+def make_arguments(name: str, value: str | None) -> tuple[str, ...]:
     return (f"--{name}",) if value is None else (f"--{name}", value)
 
 
-def effects(found: Translation) -> tuple[object, ...]:
-    return found.settings, found.variables, found.shows_environment, found.only_downloads
+def get_effects(translation: FlagTranslation) -> tuple[object, ...]:
+    return (translation.settings, translation.environment_variables, translation.shows_environment,
+            translation.is_download_only)
 
 
-def test_the_table_has_what_their_launcher_has_and_nothing_twice() -> None:
-    assert set(BY_NAME) == {*FLAGS, *REFUSED, *VARIABLES, *REFUSED_VARIABLES}
-    assert max(Counter(flag.variable for flag in LORAX.flags).values()) == 1
+def test_table_has_each_flag_of_the_launcher_once() -> None:
+    assert set(FLAGS_BY_NAME) == {*FLAG_EXAMPLES, *REJECTED_FLAGS, *VARIABLE_EXAMPLES, *REJECTED_VARIABLES}
+    assert max(Counter(flag.environment_variable for flag in LORAX_FLAG_TABLE.flags).values()) == 1
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_flag_is_taken_and_so_is_its_variable_which_means_the_same(name: str) -> None:
-    value = FLAGS[name]
-    by_flag, by_variable = told(*line(name, value)), told(**{variable(name): value or "true"})
-    assert by_flag.rest == by_variable.rest == []
-    assert effects(by_flag) == effects(by_variable)
-    assert [note.replace(f"--{name}", variable(name), 1) for note in by_flag.notes] == by_variable.notes
+@pytest.mark.parametrize("name", FLAG_EXAMPLES)
+def test_flag_and_its_variable_have_the_same_effect(name: str) -> None:
+    value = FLAG_EXAMPLES[name]
+    by_flag, by_variable = translate_arguments(*make_arguments(name, value)), translate_arguments(
+        **{get_variable_name(name): value or "true"})
+    assert by_flag.remaining_arguments == by_variable.remaining_arguments == []
+    assert get_effects(by_flag) == get_effects(by_variable)
+    assert [note.replace(f"--{name}", get_variable_name(name), 1) for note in by_flag.notes] == by_variable.notes
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_whether_it_has_an_effect_is_told_unless_none_is_needed(name: str) -> None:
-    value = FLAGS[name]
-    outcome = BY_NAME[name].outcome(value or "true")
-    after = told(*line(name, value))
-    assert bool(after.notes) == (outcome.fate is Fate.UNUSED)
-    assert (effects(told()) == effects(after)) == (outcome.fate in {Fate.UNUSED, Fate.SILENT})
+@pytest.mark.parametrize("name", FLAG_EXAMPLES)
+def test_flags_without_effect_are_noted_unless_not_needed(name: str) -> None:
+    value = FLAG_EXAMPLES[name]
+    outcome = FLAGS_BY_NAME[name].find_effect(value or "true")
+    after = translate_arguments(*make_arguments(name, value))
+    assert bool(after.notes) == (outcome.action is FlagAction.IGNORED)
+    assert (get_effects(translate_arguments())
+            == get_effects(after)) == (outcome.action in {FlagAction.IGNORED, FlagAction.UNNEEDED})
 
 
-@pytest.mark.parametrize("name", [name for name in FLAGS if FLAGS[name] is None])
-def test_a_switch_may_be_given_as_false(name: str) -> None:
-    for found in (told(**{variable(name): "false"}), told(f"--{name}=false")):
-        assert (effects(found), found.notes) == (effects(told()), [])
+@pytest.mark.parametrize("name", [name for name in FLAG_EXAMPLES if FLAG_EXAMPLES[name] is None])
+def test_switch_may_be_given_as_false(name: str) -> None:
+    for found in (translate_arguments(**{get_variable_name(name): "false"}), translate_arguments(f"--{name}=false")):
+        assert (get_effects(found), found.notes) == (get_effects(translate_arguments()), [])
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_not_be_obeyed_is_refused_with_the_reason(name: str) -> None:
+@pytest.mark.parametrize("name", REJECTED_FLAGS)
+def test_unsupported_flags_are_rejected_with_a_reason(name: str) -> None:
     with pytest.raises(ValueError, match=f"--{name} is refused: .{{20}}"):
-        told(*line(name, REFUSED[name]))
-    with pytest.raises(ValueError, match=f"{variable(name)} is refused: .{{20}}"):
-        told(**{variable(name): REFUSED[name] or "true"})
+        translate_arguments(*make_arguments(name, REJECTED_FLAGS[name]))
+    with pytest.raises(ValueError, match=f"{get_variable_name(name)} is refused: .{{20}}"):
+        translate_arguments(**{get_variable_name(name): REJECTED_FLAGS[name] or "true"})
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_without_a_flag_is_taken(name: str) -> None:
-    assert BY_NAME[name].spellings == ()
-    assert told(**{name: VARIABLES[name]}).rest == []
+@pytest.mark.parametrize("name", VARIABLE_EXAMPLES)
+def test_variable_without_a_flag_is_accepted(name: str) -> None:
+    assert FLAGS_BY_NAME[name].spellings == ()
+    assert translate_arguments(**{name: VARIABLE_EXAMPLES[name]}).remaining_arguments == []
 
 
-@pytest.mark.parametrize("name", REFUSED_VARIABLES)
-def test_positions_are_not_scaled_by_a_variable(name: str) -> None:
+@pytest.mark.parametrize("name", REJECTED_VARIABLES)
+def test_rope_scaling_variables_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is refused: .{{20}}"):
-        told(**{name: REFUSED_VARIABLES[name]})
+        translate_arguments(**{name: REJECTED_VARIABLES[name]})
 
 
-def test_what_counts_there_by_default_counts_here() -> None:
-    assert {name: OURS[name].field.default for name in DEFAULTS} == DEFAULTS
-    assert told().settings == GIVEN
-    assert (told().variables, told().notes) == ({}, [])
+def test_lorax_defaults_apply() -> None:
+    assert {name: SETTINGS_BY_NAME[name].field.default for name in SHARED_DEFAULTS} == SHARED_DEFAULTS
+    assert translate_arguments().settings == EXPLICIT_SETTINGS
+    assert (translate_arguments().environment_variables, translate_arguments().notes) == ({}, [])
 
 
-def test_flags_of_ours_and_their_variables_count_before_what_is_given_by_default() -> None:
+def test_weft_flags_and_variables_precede_lorax_defaults() -> None:
     ours = ("--compat", "none", "--no-adapters", "--shutdown-timeout=5", "--adapter-root", "/a")
-    assert told(*ours).settings == {name: value for name, value in GIVEN.items()
-                                    if name not in {"compat", "adapters", "shutdown_timeout"}}
-    assert told(*ours).rest == [*ours]
-    assert set(GIVEN) - set(told(WEFT_COMPAT="none", WEFT_MODEL_ID="org/name").settings) == {"compat", "model_id"}
+    assert translate_arguments(*ours).settings == {name: value for name, value in EXPLICIT_SETTINGS.items()
+                                                   if name not in {"compat", "adapters", "shutdown_timeout"}}
+    assert translate_arguments(*ours).remaining_arguments == [*ours]
+    assert set(EXPLICIT_SETTINGS) - set(translate_arguments(WEFT_COMPAT="none", WEFT_MODEL_ID="org/name").settings) == {
+        "compat", "model_id"}
 
 
 @pytest.mark.parametrize(("words", "settings"), [
@@ -147,8 +151,8 @@ def test_flags_of_ours_and_their_variables_count_before_what_is_given_by_default
     (("--otlp-endpoint", "http://a:4317"),
      {"otlp_endpoint": ["http://a:4317"], "otlp_service_name": ["lorax.router"]}),
 ])
-def test_what_flags_become(words: tuple[str, ...], settings: dict[str, list[str]]) -> None:
-    assert told(*words).settings == GIVEN | settings
+def test_flags_become_settings(words: tuple[str, ...], settings: dict[str, list[str]]) -> None:
+    assert translate_arguments(*words).settings == EXPLICIT_SETTINGS | settings
 
 
 @pytest.mark.parametrize(("variables", "after"), [
@@ -158,92 +162,95 @@ def test_what_flags_become(words: tuple[str, ...], settings: dict[str, list[str]
     ({"HF_API_TOKEN": "hf_one"}, {"HF_TOKEN": "hf_one"}),
     ({"HF_API_TOKEN": "hf_one", "HF_TOKEN": "hf_two"}, {}),
 ])
-def test_what_variables_become(variables: dict[str, str], after: dict[str, str]) -> None:
-    assert told(**variables).variables == after
+def test_variables_become_environment_variables(variables: dict[str, str], after: dict[str, str]) -> None:
+    assert translate_arguments(**variables).environment_variables == after
 
 
-def test_a_revision_is_named_once() -> None:
+def test_revision_may_be_named_only_once() -> None:
     with pytest.raises(ValueError, match=r"^--model-id names the revision v2 already, so --revision \(v1\) must not"):
-        told("--model-id", "org/name@v2", "--revision", "v1")
+        translate_arguments("--model-id", "org/name@v2", "--revision", "v1")
     with pytest.raises(ValueError, match=r"^MODEL_ID names the revision v2 already, so REVISION \(v2\) must not"):
-        told(MODEL_ID="org/name@v2", REVISION="v2")
+        translate_arguments(MODEL_ID="org/name@v2", REVISION="v2")
 
 
-def test_compiled_and_eager_exclude_each_other_unless_one_is_off() -> None:
+def test_compile_and_eager_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"^--eager and COMPILE contradict each other; give one$"):
-        told("--eager", COMPILE="true")
-    assert told("--eager", "--compile=false").settings == GIVEN | {"cuda_graphs": ["false"]}
-    assert "--no-cuda-graphs" in told("--eager").words
+        translate_arguments("--eager", COMPILE="true")
+    assert translate_arguments("--eager", "--compile=false").settings == EXPLICIT_SETTINGS | {"cuda_graphs": ["false"]}
+    assert "--no-cuda-graphs" in translate_arguments("--eager").serve_arguments
 
 
-def test_the_source_of_requests_counts_before_the_general_one_and_that_is_noted_where_they_differ() -> None:
-    found = told("--adapter-source", "s3", "--default-adapter-source", "hub")
+def test_default_adapter_source_precedes_adapter_source() -> None:
+    found = translate_arguments("--adapter-source", "s3", "--default-adapter-source", "hub")
     assert found.settings["adapter_source"] == ["hub"]
     assert found.notes == ["--adapter-source has no effect: --default-adapter-source counts"]
-    assert told("--adapter-source", "s3", "--default-adapter-source", "s3").notes == []
+    assert translate_arguments("--adapter-source", "s3", "--default-adapter-source", "s3").notes == []
 
 
 @pytest.mark.parametrize("flag", ["adapter-source", "default-adapter-source", "preloaded-adapter-source"])
-def test_local_adapters_need_a_folder_that_they_are_below(flag: str) -> None:
+def test_local_adapters_need_an_adapter_root(flag: str) -> None:
     note = f"--{flag} local needs --adapter-root, the folder below which adapters of the source `local` are"
-    assert told(f"--{flag}", "local").notes == [note]
-    assert told(f"--{flag}", "local", "--adapter-root", "/adapters").notes == []
-    assert told(f"--{flag}", "local", WEFT_ADAPTER_ROOT="/adapters").notes == []
+    assert translate_arguments(f"--{flag}", "local").notes == [note]
+    assert translate_arguments(f"--{flag}", "local", "--adapter-root", "/adapters").notes == []
+    assert translate_arguments(f"--{flag}", "local", WEFT_ADAPTER_ROOT="/adapters").notes == []
     with pytest.raises(ValueError, match=f"--{flag} is refused: Predibase's registry is not served"):
-        told(f"--{flag}", "pbase")
+        translate_arguments(f"--{flag}", "pbase")
     with pytest.raises(ValueError, match=f"--{flag} must be one of hub, s3, local, pbase, got ftp"):
-        told(f"--{flag}", "ftp")
+        translate_arguments(f"--{flag}", "ftp")
 
 
-def test_a_token_of_predibase_is_not_repeated() -> None:
-    found = told("--predibase-api-token", "pb_one")
-    assert "pb_one" not in " ".join([*found.words, *found.notes, *found.variables.values()])
+def test_predibase_token_is_not_repeated() -> None:
+    found = translate_arguments("--predibase-api-token", "pb_one")
+    assert "pb_one" not in " ".join([*found.serve_arguments, *found.notes, *found.environment_variables.values()])
 
 
-def test_a_download_is_another_command() -> None:
-    assert told("--model-id", "org/name@v2", "--download-only").command == ["download", "org/name", "--revision", "v2"]
-    assert told("--model-id", "org/name", DOWNLOAD_ONLY="true").command == ["download", "org/name"]
-    assert told("--download-only", WEFT_MODEL_ID="org/name", WEFT_REVISION="v3").command == [
+def test_download_only_becomes_the_download_command() -> None:
+    assert translate_arguments("--model-id", "org/name@v2",
+                               "--download-only").weft_arguments == ["download", "org/name", "--revision", "v2"]
+    assert translate_arguments("--model-id", "org/name",
+                               DOWNLOAD_ONLY="true").weft_arguments == ["download", "org/name"]
+    assert translate_arguments("--download-only", WEFT_MODEL_ID="org/name", WEFT_REVISION="v3").weft_arguments == [
         "download", "org/name", "--revision", "v3"]
-    assert told("--model-id", "org/name").command[:3] == ["serve", "--model-id", "org/name"]
+    assert translate_arguments("--model-id", "org/name").weft_arguments[:3] == ["serve", "--model-id", "org/name"]
 
 
 @pytest.mark.parametrize("value", [
     "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "exl2", "hqq-4bit", "hqq-3bit", "hqq-2bit"])
-def test_a_quantisation_that_there_is_not_is_refused(value: str) -> None:
+def test_unsupported_quantizations_are_rejected(value: str) -> None:
     with pytest.raises(ValueError, match="--quantize is refused: "):
-        told("--quantize", value)
+        translate_arguments("--quantize", value)
 
 
 @pytest.mark.parametrize("value", ["awq", "gptq", "fp8", "fp8-kv"])
-def test_a_quantisation_that_the_checkpoint_tells_need_not_be_named(value: str) -> None:
-    assert told("--quantize", value).settings == GIVEN
+def test_quantizations_named_by_the_checkpoint_need_no_setting(value: str) -> None:
+    assert translate_arguments("--quantize", value).settings == EXPLICIT_SETTINGS
 
 
 @pytest.mark.parametrize("value", ["s3", "pbase"])
-def test_a_model_comes_from_the_hub_or_from_a_folder(value: str) -> None:
-    assert told("--source", "local").settings == GIVEN
+def test_model_source_must_be_hub_or_local(value: str) -> None:
+    assert translate_arguments("--source", "local").settings == EXPLICIT_SETTINGS
     with pytest.raises(ValueError, match="--source is refused: models come from the Hub or from a folder"):
-        told("--source", value)
+        translate_arguments("--source", value)
 
 
-@pytest.mark.parametrize("flag", LORAX.flags, ids=[flag.name for flag in LORAX.flags])
-def test_whatever_has_no_effect_has_its_reason_and_what_is_set_exists(flag: Flag) -> None:
-    for outcome in flag.outcomes:
-        assert bool(outcome.why) == (outcome.fate in {Fate.UNUSED, Fate.SILENT, Fate.REFUSED})
-        assert outcome.fate not in {Fate.SETTING, Fate.ADDRESS, Fate.REVISED} or outcome.becomes in OURS
-        assert not outcome.needs or outcome.needs in OURS
-    assert {flag.over, flag.against} <= {"", *BY_NAME}
+@pytest.mark.parametrize("flag", LORAX_FLAG_TABLE.flags, ids=[flag.name for flag in LORAX_FLAG_TABLE.flags])
+def test_outcomes_have_reasons_and_set_existing_settings(flag: ForeignFlag) -> None:
+    for outcome in flag.effects:
+        assert bool(outcome.reason) == (outcome.action in {FlagAction.IGNORED, FlagAction.UNNEEDED, FlagAction.REFUSED})
+        assert outcome.action not in {FlagAction.SETTING, FlagAction.ADDRESS,
+                                      FlagAction.MODEL_AND_REVISION} or outcome.target_name in SETTINGS_BY_NAME
+        assert not outcome.required_setting or outcome.required_setting in SETTINGS_BY_NAME
+    assert {flag.overrides, flag.conflicts_with} <= {"", *FLAGS_BY_NAME}
 
 
-def test_a_flag_that_has_the_name_of_a_setting_of_ours_sets_it() -> None:
+def test_flag_named_like_a_weft_setting_sets_it() -> None:
     """A new setting of weft with the name of such a flag would make its row wrong."""
-    ours = {flag.name for flag in LORAX.flags if flag.name.replace("-", "_") in OURS}
-    sets = {flag.name for flag in LORAX.flags for outcome in flag.outcomes
-            if outcome.fate is not Fate.VARIABLE and outcome.becomes == flag.name.replace("-", "_")}
+    ours = {flag.name for flag in LORAX_FLAG_TABLE.flags if flag.name.replace("-", "_") in SETTINGS_BY_NAME}
+    sets = {flag.name for flag in LORAX_FLAG_TABLE.flags for outcome in flag.effects
+            if outcome.action is not FlagAction.VARIABLE and outcome.target_name == flag.name.replace("-", "_")}
     assert ours - {"num-shard"} == sets
 
 
-def test_what_always_holds_is_a_setting_that_their_flags_leave_open() -> None:
-    set_by_theirs = {outcome.becomes for flag in LORAX.flags for outcome in flag.outcomes}
-    assert {item.setting for item in LORAX.always} <= set(OURS) - set_by_theirs
+def test_fixed_settings_are_not_set_by_flags() -> None:
+    set_by_theirs = {outcome.target_name for flag in LORAX_FLAG_TABLE.flags for outcome in flag.effects}
+    assert {item.setting_name for item in LORAX_FLAG_TABLE.fixed_settings} <= set(SETTINGS_BY_NAME) - set_by_theirs

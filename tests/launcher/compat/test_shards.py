@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.compat.shards import count_gpus, num_shards, visible_devices
+from launcher.compat.shards import choose_num_shards, count_gpus, count_visible_devices
 
 
 @pytest.mark.parametrize(("sharded", "num_shard", "devices", "count"), [
@@ -12,8 +12,8 @@ from launcher.compat.shards import count_gpus, num_shards, visible_devices
     ("false", "3", 8, 3), ("false", "", 8, 1),
     ("", "5", 8, 5), ("", "", 8, 8), ("", "", 0, 1),
 ])
-def test_the_two_flags_together(sharded: str, num_shard: str, devices: int, count: int) -> None:
-    assert num_shards(sharded, num_shard, lambda: devices) == count
+def test_sharded_and_num_shard_together_give_the_count(sharded: str, num_shard: str, devices: int, count: int) -> None:
+    assert choose_num_shards(sharded, num_shard, lambda: devices) == count
 
 
 @pytest.mark.parametrize(("num_shard", "devices", "text"), [
@@ -21,14 +21,14 @@ def test_the_two_flags_together(sharded: str, num_shard: str, devices: int, coun
     ("", 0, "got 1: there are no more GPUs to be seen; say how many with --num-shard"),
     ("1", 8, r"--sharded true needs at least 2 shards, got 1 \(--num-shard\)"),
 ])
-def test_what_is_sharded_has_at_least_two(num_shard: str, devices: int, text: str) -> None:
+def test_sharded_true_needs_at_least_two_shards(num_shard: str, devices: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        num_shards("true", num_shard, lambda: devices)
+        choose_num_shards("true", num_shard, lambda: devices)
 
 
-def test_a_number_is_a_number() -> None:
+def test_num_shard_must_be_a_number() -> None:
     with pytest.raises(ValueError, match="--num-shard must be a whole number, got two"):
-        num_shards("", "two", lambda: 1)
+        choose_num_shards("", "two", lambda: 1)
 
 
 @pytest.mark.parametrize(("variables", "count"), [
@@ -43,17 +43,17 @@ def test_a_number_is_a_number() -> None:
     ({"NVIDIA_VISIBLE_DEVICES": "all"}, 8),
     ({"NVIDIA_VISIBLE_DEVICES": "void"}, 8),
 ])
-def test_devices_are_those_that_the_driver_would_show(variables: dict[str, str], count: int) -> None:
-    assert visible_devices(variables, lambda: 8) == count
+def test_visible_devices_are_those_of_the_driver(variables: dict[str, str], count: int) -> None:
+    assert count_visible_devices(variables, lambda: 8) == count
 
 
-def test_gpus_are_counted_by_the_driver_s_own_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_counted_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (program := tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert count_gpus() == 2
 
 
-def test_without_that_program_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_nvidia_smi_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0

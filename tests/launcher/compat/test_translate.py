@@ -3,184 +3,191 @@
 import pytest
 
 from launcher.compat.flag_table import (
-    Always,
-    Fate,
-    Flag,
-    Outcome,
-    Table,
-    refused,
-    same,
-    setting,
-    silent,
-    switch,
-    unused,
-    variable,
+    FixedSetting,
+    FlagAction,
+    FlagEffect,
+    FlagTable,
+    ForeignFlag,
+    ignored_effect,
+    refused_effect,
+    same_flag,
+    setting_effect,
+    switch_flag,
+    unneeded_effect,
+    variable_effect,
 )
-from launcher.compat.translate import Translation, translate
+from launcher.compat.translate import FlagTranslation, translate
 
-TABLE = Table("loom-launcher", (
-    same("model-id"), same("port", short="p"), same("api-key"), same("max-input-tokens"),
-    same("cors-allow-origin", default="*", kind="list"),
-    Flag("max-input-length", (setting("max_input_tokens"),)),
-    Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),
-    Flag("grace", (setting("shutdown_timeout"),), short="g", default="90"),
-    same("otlp-endpoint"), same("otlp-service-name", default="loom", beside="otlp-endpoint"),
-    Flag("cache", (variable("HF_HUB_CACHE"),)),
-    Flag("glue", (unused("there is no glue"),)),
-    Flag("paint", (refused("there is no paint", "red"), unused("it dries", "green"))),
-    Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)), Flag("num-shard", (Outcome(Fate.SHARDS),)),
-    switch("json-output", setting("json_output")), switch("nails", refused("there are no nails")),
-    Flag("env", (Outcome(Fate.SHOWN),), "switch", "e"),
-    Flag("SHADE", (setting("log_level"),), only_variable=True),
-))
+FLAG_TABLE = FlagTable("loom-launcher", (
+    same_flag("model-id"), same_flag("port", short_name="p"), same_flag("api-key"), same_flag("max-input-tokens"),
+    same_flag("cors-allow-origin", default="*", kind="list"),
+    ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
+    ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),
+    ForeignFlag("grace", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
+    same_flag("otlp-endpoint"), same_flag("otlp-service-name", default="loom", default_requires="otlp-endpoint"),
+    ForeignFlag("cache", (variable_effect("HF_HUB_CACHE"),)),
+    ForeignFlag("glue", (ignored_effect("there is no glue"),)),
+    ForeignFlag("paint", (refused_effect("there is no paint", "red"), ignored_effect("it dries", "green"))),
+    ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
+    ForeignFlag("num-shard", (FlagEffect(FlagAction.NUM_SHARDS),)),
+    switch_flag("json-output", setting_effect("json_output")),
+    switch_flag("nails", refused_effect("there are no nails")),
+    ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT),), "switch", "e"),
+    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),))
 # Kinds of flags that the table above lacks.
-CARDED = Table("carded-launcher", (
-    Flag("model-id", (Outcome(Fate.REVISED, "model_id"),), default="org/default"), same("revision"),
-    Flag("grace", (setting("shutdown_timeout"),), default="90"),
-    Flag("fibres", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
-    Flag("fibre-source", (setting("adapter_source", "hub"), setting("adapter_source", "local", needs="adapter_root"))),
-    Flag("own-source", (setting("adapter_source"),), over="fibre-source"),
-    Flag("SPINDLE", (variable("DISTAFF", gives="https://{}.org"),), only_variable=True),
-    Flag("DISTAFF", (variable("DISTAFF"),), only_variable=True),
-    switch("wet", unused("there is no water")), switch("dry", silent("it is dry"), against="wet"),
-    switch("download-only", Outcome(Fate.DOWNLOADED)),
-), (Always("compat", "tgi"), Always("otlp_service_name", "cards", beside="otlp-endpoint")))
-MODEL = ("--model-id", "org/name")
-DEFAULTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
+EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
+    ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),), default="org/default"),
+    same_flag("revision"),
+    ForeignFlag("grace", (setting_effect("shutdown_timeout"),), default="90"),
+    ForeignFlag("fibres", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
+    ForeignFlag("fibre-source", (setting_effect("adapter_source", "hub"),
+                                 setting_effect("adapter_source", "local", required_setting="adapter_root"))),
+    ForeignFlag("own-source", (setting_effect("adapter_source"),), overrides="fibre-source"),
+    ForeignFlag("SPINDLE", (variable_effect("DISTAFF", value_template="https://{}.org"),), is_only_variable=True),
+    ForeignFlag("DISTAFF", (variable_effect("DISTAFF"),), is_only_variable=True),
+    switch_flag("wet", ignored_effect("there is no water")),
+    switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
+    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
+                                (FixedSetting("compat", "tgi"),
+                                 FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
+MODEL_ARGUMENTS = ("--model-id", "org/name")
+DEFAULT_ARGUMENTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 
 
-def told(*words: str, devices: int = 0, **environment: str) -> Translation:
-    return translate(TABLE, words, environment, lambda: devices)
+def translate_with_table(*arguments: str, devices: int = 0, **environment: str) -> FlagTranslation:
+    return translate(FLAG_TABLE, arguments, environment, lambda: devices)
 
 
-def words(*given: str, **environment: str) -> str:
+def translate_to_line(*arguments: str, **environment: str) -> str:
     """Return the translated command line without the model."""
-    line = " ".join(told(*MODEL, *given, **environment).words)
+    line = " ".join(translate_with_table(*MODEL_ARGUMENTS, *arguments, **environment).serve_arguments)
     assert line.startswith("--model-id org/name ")
     return line.removeprefix("--model-id org/name ")
 
 
-def test_what_is_default_there_is_given_here() -> None:
-    assert words() == DEFAULTS
+def test_foreign_defaults_are_made_explicit() -> None:
+    assert translate_to_line() == DEFAULT_ARGUMENTS
 
 
 @pytest.mark.parametrize("given", [("--port", "80"), ("--port=80",), ("-p", "80"), ("-p80",), ("-p", "79", "-p", "80")])
-def test_flags_may_be_written_in_all_ways(given: tuple[str, ...]) -> None:
-    assert words(*given) == f"--port 80 {DEFAULTS}"
+def test_flags_can_be_written_in_all_ways(given: tuple[str, ...]) -> None:
+    assert translate_to_line(*given) == f"--port 80 {DEFAULT_ARGUMENTS}"
 
 
-def test_a_flag_counts_before_its_variable() -> None:
-    assert words("-p", "80", PORT="81") == words("-p", "80")
+def test_flag_precedes_its_variable() -> None:
+    assert translate_to_line("-p", "80", PORT="81") == translate_to_line("-p", "80")
 
 
 @pytest.mark.parametrize(("given", "environment", "expected"), [
-    (("--otlp-endpoint", "a"), {}, f"{DEFAULTS} --otlp-endpoint a --otlp-service-name loom"),
-    ((), {"OTLP_ENDPOINT": "a"}, f"{DEFAULTS} --otlp-endpoint a --otlp-service-name loom"),
-    ((), {"WEFT_OTLP_ENDPOINT": "a"}, f"{DEFAULTS} --otlp-service-name loom"),
-    ((), {"OTLP_SERVICE_NAME": "b"}, f"{DEFAULTS} --otlp-service-name b"),
+    (("--otlp-endpoint", "a"), {}, f"{DEFAULT_ARGUMENTS} --otlp-endpoint a --otlp-service-name loom"),
+    ((), {"OTLP_ENDPOINT": "a"}, f"{DEFAULT_ARGUMENTS} --otlp-endpoint a --otlp-service-name loom"),
+    ((), {"WEFT_OTLP_ENDPOINT": "a"}, f"{DEFAULT_ARGUMENTS} --otlp-service-name loom"),
+    ((), {"OTLP_SERVICE_NAME": "b"}, f"{DEFAULT_ARGUMENTS} --otlp-service-name b"),
 ])
-def test_a_default_may_count_only_beside_another_flag(
+def test_default_may_apply_only_beside_another_flag(
         given: tuple[str, ...], environment: dict[str, str], expected: str) -> None:
-    assert words(*given, **environment) == expected
+    assert translate_to_line(*given, **environment) == expected
 
 
-def test_an_empty_variable_is_none() -> None:
-    assert words(PORT="", JSON_OUTPUT="", NUM_SHARD="") == DEFAULTS
+def test_empty_variable_counts_as_unset() -> None:
+    assert translate_to_line(PORT="", JSON_OUTPUT="", NUM_SHARD="") == DEFAULT_ARGUMENTS
 
 
-def test_a_variable_of_ours_counts_before_theirs_and_before_their_default() -> None:
-    assert words(MAX_INPUT_TOKENS="5", WEFT_MAX_INPUT_TOKENS="6", WEFT_HOSTNAME="::1") == (
+def test_weft_variable_precedes_foreign_variable_and_default() -> None:
+    assert translate_to_line(MAX_INPUT_TOKENS="5", WEFT_MAX_INPUT_TOKENS="6", WEFT_HOSTNAME="::1") == (
         "--cors-allow-origin * --shutdown-timeout 90")
 
 
-def test_a_flag_counts_before_a_variable_of_ours() -> None:
-    assert words("--max-input-tokens", "5", WEFT_MAX_INPUT_TOKENS="6") == f"--max-input-tokens 5 {DEFAULTS}"
+def test_flag_precedes_weft_variable() -> None:
+    assert translate_to_line("--max-input-tokens", "5",
+                             WEFT_MAX_INPUT_TOKENS="6") == f"--max-input-tokens 5 {DEFAULT_ARGUMENTS}"
 
 
-def test_the_variable_that_kubernetes_sets_for_a_service_is_not_ours() -> None:
-    assert words(PORT="80", WEFT_PORT="tcp://10.0.0.1:3000") == f"--port 80 {DEFAULTS}"
+def test_kubernetes_service_variable_is_ignored() -> None:
+    assert translate_to_line(PORT="80", WEFT_PORT="tcp://10.0.0.1:3000") == f"--port 80 {DEFAULT_ARGUMENTS}"
 
 
-def test_flags_of_ours_and_mistakes_are_left_to_weft() -> None:
-    assert words("--max-queue-ms", "5", "--prot") == f"{DEFAULTS} --max-queue-ms 5 --prot"
+def test_weft_flags_and_unknown_flags_are_passed_on() -> None:
+    assert translate_to_line("--max-queue-ms", "5", "--prot") == f"{DEFAULT_ARGUMENTS} --max-queue-ms 5 --prot"
 
 
-def test_a_list_may_be_given_in_pieces_and_a_variable_holds_all_of_it() -> None:
-    expected = DEFAULTS.replace("*", "a --cors-allow-origin b")
-    assert words("--cors-allow-origin", "a", "--cors-allow-origin", "b") == expected
-    assert words(CORS_ALLOW_ORIGIN=" a, b") == expected
+def test_list_may_be_repeated_flags_or_one_variable() -> None:
+    expected = DEFAULT_ARGUMENTS.replace("*", "a --cors-allow-origin b")
+    assert translate_to_line("--cors-allow-origin", "a", "--cors-allow-origin", "b") == expected
+    assert translate_to_line(CORS_ALLOW_ORIGIN=" a, b") == expected
 
 
-def test_a_key_is_no_word_since_others_see_those() -> None:
-    found = told(*MODEL, "--api-key", "sk-one")
-    assert "sk-one" not in found.words
-    assert found.variables == {"WEFT_API_KEY": "sk-one"}
+def test_api_key_becomes_a_variable_and_no_argument() -> None:
+    found = translate_with_table(*MODEL_ARGUMENTS, "--api-key", "sk-one")
+    assert "sk-one" not in found.serve_arguments
+    assert found.environment_variables == {"WEFT_API_KEY": "sk-one"}
 
 
-def test_what_others_follow_is_a_variable() -> None:
-    assert told(*MODEL, "--cache", "/a").variables == {"HF_HUB_CACHE": "/a"}
+def test_flag_for_other_libraries_becomes_a_variable() -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, "--cache", "/a").environment_variables == {"HF_HUB_CACHE": "/a"}
 
 
-def test_a_variable_that_others_follow_is_not_overruled_by_another_but_by_a_flag() -> None:
-    assert told(*MODEL, CACHE="/a").variables == {"HF_HUB_CACHE": "/a"}
-    assert told(*MODEL, CACHE="/a", HF_HUB_CACHE="/b").variables == {}
-    assert told(*MODEL, "--cache", "/a", HF_HUB_CACHE="/b").variables == {"HF_HUB_CACHE": "/a"}
+def test_library_variable_is_overridden_only_by_a_flag() -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, CACHE="/a").environment_variables == {"HF_HUB_CACHE": "/a"}
+    assert translate_with_table(*MODEL_ARGUMENTS, CACHE="/a", HF_HUB_CACHE="/b").environment_variables == {}
+    assert translate_with_table(*MODEL_ARGUMENTS, "--cache", "/a",
+                                HF_HUB_CACHE="/b").environment_variables == {"HF_HUB_CACHE": "/a"}
 
 
-def test_what_is_not_needed_is_no_note() -> None:
-    found = told(*MODEL, JSON_OUTPUT="false")
-    assert (found.notes, found.not_needed) == ([], ["JSON_OUTPUT is not needed: it is off by default"])
+def test_flag_that_is_not_needed_gives_no_note() -> None:
+    found = translate_with_table(*MODEL_ARGUMENTS, JSON_OUTPUT="false")
+    assert (found.notes, found.unneeded_notes) == ([], ["JSON_OUTPUT is not needed: it is off by default"])
 
 
-def test_what_has_no_effect_is_noted_by_the_name_that_was_used() -> None:
-    assert told(*MODEL, "--glue", "5").notes == ["--glue has no effect: there is no glue"]
-    assert told(*MODEL, GLUE="5").notes == ["GLUE has no effect: there is no glue"]
+def test_note_names_the_flag_or_variable_that_was_used() -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, "--glue", "5").notes == ["--glue has no effect: there is no glue"]
+    assert translate_with_table(*MODEL_ARGUMENTS, GLUE="5").notes == ["GLUE has no effect: there is no glue"]
 
 
-def test_all_that_is_refused_is_told_at_once() -> None:
+def test_all_rejections_are_reported_together() -> None:
     with pytest.raises(ValueError, match="--paint is refused: there is no paint; and NAILS is refused: there are no"):
-        told(*MODEL, "--paint", "red", NAILS="true")
+        translate_with_table(*MODEL_ARGUMENTS, "--paint", "red", NAILS="true")
 
 
-def test_a_value_that_is_not_known_is_told_with_those_that_are() -> None:
+def test_unknown_value_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="--paint must be one of red, green, got blue"):
-        told(*MODEL, "--paint", "blue")
+        translate_with_table(*MODEL_ARGUMENTS, "--paint", "blue")
     with pytest.raises(ValueError, match="JSON_OUTPUT must be one of true, 1, false, 0, got maybe"):
-        told(*MODEL, JSON_OUTPUT="maybe")
+        translate_with_table(*MODEL_ARGUMENTS, JSON_OUTPUT="maybe")
 
 
-def test_two_names_of_one_setting_are_one_too_many() -> None:
+def test_two_names_of_one_setting_are_an_error() -> None:
     with pytest.raises(ValueError, match="--max-input-tokens and MAX_INPUT_LENGTH are given, and mean the same"):
-        told(*MODEL, "--max-input-tokens", "5", MAX_INPUT_LENGTH="5")
+        translate_with_table(*MODEL_ARGUMENTS, "--max-input-tokens", "5", MAX_INPUT_LENGTH="5")
 
 
-def test_a_flag_without_its_value_is_told() -> None:
+def test_flag_without_its_value_is_an_error() -> None:
     with pytest.raises(ValueError, match="--port/-p: expected one argument"):
-        told(*MODEL, "--port")
+        translate_with_table(*MODEL_ARGUMENTS, "--port")
 
 
-def test_a_model_must_be_named() -> None:
+def test_model_must_be_named() -> None:
     with pytest.raises(ValueError, match="a model must be named: --model-id org/name, or MODEL_ID"):
-        told("--port", "80")
-    assert told(MODEL_ID="org/name").words[:2] == ["--model-id", "org/name"]
-    assert "--model-id" not in told(WEFT_MODEL_ID="org/name").words
+        translate_with_table("--port", "80")
+    assert translate_with_table(MODEL_ID="org/name").serve_arguments[:2] == ["--model-id", "org/name"]
+    assert "--model-id" not in translate_with_table(WEFT_MODEL_ID="org/name").serve_arguments
 
 
 @pytest.mark.parametrize(("name", "address"), [("10.0.0.7", "10.0.0.7"), ("::1", "::1")])
-def test_an_address_in_the_variable_of_the_machine_s_name_counts(name: str, address: str) -> None:
-    found = told(*MODEL, HOSTNAME=name)
+def test_hostname_variable_with_an_address_is_used(name: str, address: str) -> None:
+    found = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME=name)
     assert (found.settings["hostname"], found.notes) == ([address], [])
 
 
-def test_the_name_of_the_machine_is_no_address_and_that_is_noted() -> None:
-    found = told(*MODEL, HOSTNAME="4f2d9a1c")
+def test_hostname_variable_with_a_machine_name_is_ignored_and_noted() -> None:
+    found = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME="4f2d9a1c")
     assert found.settings["hostname"] == ["0.0.0.0"]
     assert found.notes == [
         "HOSTNAME is no address (4f2d9a1c), so weft listens on 0.0.0.0; --hostname names another"]
 
 
-def test_a_name_that_is_given_as_a_flag_is_meant() -> None:
-    found = told(*MODEL, "--hostname", "localhost", HOSTNAME="4f2d9a1c")
+def test_hostname_flag_may_be_a_name() -> None:
+    found = translate_with_table(*MODEL_ARGUMENTS, "--hostname", "localhost", HOSTNAME="4f2d9a1c")
     assert (found.settings["hostname"], found.notes) == (["localhost"], [])
 
 
@@ -190,45 +197,47 @@ def test_a_name_that_is_given_as_a_flag_is_meant() -> None:
     ((), 4, {"NUM_SHARD": "2"}, ["2"]), ((), 4, {"NUM_SHARD": "2", "WEFT_NUM_SHARD": "3"}, None),
     (("--num-shard", "2"), 4, {"WEFT_NUM_SHARD": "3"}, ["2"]),
 ])
-def test_there_are_as_many_shards_as_were_asked_for_or_as_there_are_gpus(
+def test_shard_count_is_as_given_or_the_number_of_gpus(
         given: tuple[str, ...], devices: int, variables: dict[str, str], count: list[str] | None) -> None:
-    assert told(*MODEL, *given, devices=devices, **variables).settings.get("num_shard") == count
+    assert translate_with_table(*MODEL_ARGUMENTS, *given, devices=devices,
+                                **variables).settings.get("num_shard") == count
 
 
-def test_shards_that_nobody_asked_for_are_noted() -> None:
-    assert told(*MODEL, devices=2).notes == [
+def test_implicit_shard_count_is_noted() -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, devices=2).notes == [
         "2 shards, one for each GPU that can be seen; --num-shard says otherwise"]
-    assert told(*MODEL, "--num-shard", "2", devices=2).notes == []
+    assert translate_with_table(*MODEL_ARGUMENTS, "--num-shard", "2", devices=2).notes == []
 
 
-def test_help_tells_what_becomes_of_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        told("--help")
+        translate_with_table("--help")
     assert ended.value.code == 0
     assert "no effect: there is no glue" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_version_is_that_of_weft(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_that_of_weft(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        told("-V")
+        translate_with_table("-V")
     assert capsys.readouterr().out.startswith("weft 0.")
 
 
-def test_a_description_of_the_environment_can_be_asked_for() -> None:
-    assert told(*MODEL, "-e", "--port", "80").shows_environment
-    assert not told(*MODEL).shows_environment
+def test_environment_description_can_be_requested() -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, "-e", "--port", "80").shows_environment
+    assert not translate_with_table(*MODEL_ARGUMENTS).shows_environment
 
 
 # -- the flags of CARDED
 
 
-def carded(*words: str, **environment: str) -> Translation:
-    return translate(CARDED, words, environment, lambda: 0)
+def translate_with_extended_table(*arguments: str, **environment: str) -> FlagTranslation:
+    return translate(EXTENDED_FLAG_TABLE, arguments, environment, lambda: 0)
 
 
-def test_a_model_may_be_default_and_ours_counts_before_it() -> None:
-    assert carded().words == ["--model-id", "org/default", "--shutdown-timeout", "90", "--compat", "tgi"]
-    assert "model_id" not in carded(WEFT_MODEL_ID="org/name").settings
+def test_default_model_is_used_unless_a_variable_names_one() -> None:
+    assert translate_with_extended_table().serve_arguments == ["--model-id", "org/default", "--shutdown-timeout", "90",
+                                                               "--compat", "tgi"]
+    assert "model_id" not in translate_with_extended_table(WEFT_MODEL_ID="org/name").settings
 
 
 @pytest.mark.parametrize(("model", "settings"), [
@@ -239,86 +248,90 @@ def test_a_model_may_be_default_and_ours_counts_before_it() -> None:
     ("./name@v1", {"model_id": ["./name@v1"]}),
     ("org/name@", {"model_id": ["org/name@"]}),
 ])
-def test_a_name_at_the_hub_may_have_its_revision_behind_it(model: str, settings: dict[str, list[str]]) -> None:
-    found = carded("--model-id", model).settings
+def test_model_name_may_include_its_revision(model: str, settings: dict[str, list[str]]) -> None:
+    found = translate_with_extended_table("--model-id", model).settings
     assert {name: found[name] for name in ("model_id", "revision") if name in found} == settings
 
 
-def test_two_revisions_are_one_too_many() -> None:
+def test_two_revisions_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"--model-id names the revision v1 already, so REVISION \(v2\) must not be"):
-        carded("--model-id", "org/name@v1", REVISION="v2")
+        translate_with_extended_table("--model-id", "org/name@v1", REVISION="v2")
 
 
 @pytest.mark.parametrize(("given", "environment"), [
     (("--shutdown-timeout", "5"), {}), (("--shutdown-timeout=5",), {}),
     (("--shutdown-timeout", "5"), {"GRACE": "6"}), ((), {"WEFT_SHUTDOWN_TIMEOUT": "5"}),
 ])
-def test_a_flag_of_ours_counts_before_their_default_and_their_variable(
+def test_weft_flag_precedes_foreign_default_and_variable(
         given: tuple[str, ...], environment: dict[str, str]) -> None:
-    found = carded(*given, **environment)
+    found = translate_with_extended_table(*given, **environment)
     assert "shutdown_timeout" not in found.settings
-    assert found.rest == [*given]
+    assert found.remaining_arguments == [*given]
 
 
-def test_what_always_holds_there_gives_way_to_ours() -> None:
-    assert carded().settings["compat"] == ["tgi"]
-    assert "compat" not in carded("--compat", "none").settings
-    assert "compat" not in carded(WEFT_COMPAT="none").settings
+def test_fixed_setting_gives_way_to_a_weft_flag() -> None:
+    assert translate_with_extended_table().settings["compat"] == ["tgi"]
+    assert "compat" not in translate_with_extended_table("--compat", "none").settings
+    assert "compat" not in translate_with_extended_table(WEFT_COMPAT="none").settings
 
 
-def test_what_always_holds_may_be_for_another_flag() -> None:
-    assert "otlp_service_name" not in carded().settings
-    assert carded(OTLP_ENDPOINT="http://a:1").settings["otlp_service_name"] == ["cards"]
-    assert "otlp_service_name" not in carded(OTLP_ENDPOINT="http://a:1", OTLP_SERVICE_NAME="b").settings
+def test_fixed_setting_may_depend_on_another_flag() -> None:
+    assert "otlp_service_name" not in translate_with_extended_table().settings
+    assert translate_with_extended_table(OTLP_ENDPOINT="http://a:1").settings["otlp_service_name"] == ["cards"]
+    assert "otlp_service_name" not in translate_with_extended_table(OTLP_ENDPOINT="http://a:1",
+                                                                    OTLP_SERVICE_NAME="b").settings
 
 
-def test_adapters_that_are_listed_are_served() -> None:
-    found = carded("--fibres", "org/one,two=org/two@v2")
+def test_listed_adapters_are_preloaded() -> None:
+    found = translate_with_extended_table("--fibres", "org/one,two=org/two@v2")
     assert found.settings["preloaded_adapter_ids"] == ["org/one", "two=org/two@v2"]
     assert (found.settings["adapters"], found.notes) == (["true"], [])
-    assert " --adapters" not in " ".join(carded("--adapters", FIBRES="org/one").words[:-1])
+    assert " --adapters" not in " ".join(translate_with_extended_table("--adapters",
+                                                                       FIBRES="org/one").serve_arguments[:-1])
 
 
-def test_adapters_in_folders_need_one_that_they_are_below() -> None:
-    found = carded(FIBRES="one=/adapters/one")
+def test_adapters_in_folders_need_an_adapter_root() -> None:
+    found = translate_with_extended_table(FIBRES="one=/adapters/one")
     assert found.settings["preloaded_adapter_source"] == ["local"]
     assert found.notes == ["FIBRES needs --adapter-root, the folder below which adapters of the source `local` are"]
-    assert carded("--adapter-root", "/adapters", FIBRES="one=/adapters/one").notes == []
+    assert translate_with_extended_table("--adapter-root", "/adapters", FIBRES="one=/adapters/one").notes == []
 
 
-def test_a_list_of_adapters_that_is_none_is_told_by_its_flag() -> None:
+def test_invalid_adapter_list_is_reported_with_its_flag() -> None:
     with pytest.raises(ValueError, match=r"^FIBRES: adapters are listed as NAME, "):
-        carded(FIBRES="=")
+        translate_with_extended_table(FIBRES="=")
 
 
-def test_a_value_may_need_another_setting() -> None:
-    assert carded("--fibre-source", "hub").notes == []
-    assert carded("--fibre-source", "local").notes == [
+def test_value_may_need_another_setting() -> None:
+    assert translate_with_extended_table("--fibre-source", "hub").notes == []
+    assert translate_with_extended_table("--fibre-source", "local").notes == [
         "--fibre-source local needs --adapter-root, the folder below which adapters of the source `local` are"]
 
 
-def test_a_flag_may_count_before_another() -> None:
-    found = carded("--fibre-source", "local", OWN_SOURCE="s3")
+def test_flag_may_override_another() -> None:
+    found = translate_with_extended_table("--fibre-source", "local", OWN_SOURCE="s3")
     assert (found.settings["adapter_source"], found.notes) == (
         ["s3"], ["--fibre-source has no effect: OWN_SOURCE counts"])
-    found = carded("--fibre-source", "hub", "--own-source", "hub")
-    assert (found.notes, found.not_needed) == ([], ["--fibre-source is not needed: --own-source counts"])
+    found = translate_with_extended_table("--fibre-source", "hub", "--own-source", "hub")
+    assert (found.notes, found.unneeded_notes) == ([], ["--fibre-source is not needed: --own-source counts"])
 
 
-def test_a_variable_that_we_follow_stays_and_another_may_be_a_part_of_it() -> None:
-    assert carded(DISTAFF="https://a").variables == {"DISTAFF": "https://a"}
-    assert carded(SPINDLE="a").variables == {"DISTAFF": "https://a.org"}
-    assert carded(SPINDLE="a", DISTAFF="https://b").variables == {"DISTAFF": "https://b"}
+def test_known_variable_is_kept_or_built_from_another() -> None:
+    assert translate_with_extended_table(DISTAFF="https://a").environment_variables == {"DISTAFF": "https://a"}
+    assert translate_with_extended_table(SPINDLE="a").environment_variables == {"DISTAFF": "https://a.org"}
+    assert translate_with_extended_table(SPINDLE="a",
+                                         DISTAFF="https://b").environment_variables == {"DISTAFF": "https://b"}
 
 
-def test_switches_that_exclude_each_other_cannot_both_be_on() -> None:
+def test_exclusive_switches_cannot_both_be_on() -> None:
     with pytest.raises(ValueError, match="--dry and WET contradict each other; give one"):
-        carded("--dry", WET="1")
-    assert carded("--dry=false", WET="1").notes == ["WET has no effect: there is no water"]
+        translate_with_extended_table("--dry", WET="1")
+    assert translate_with_extended_table("--dry=false", WET="1").notes == ["WET has no effect: there is no water"]
 
 
-def test_a_download_needs_the_model_and_its_revision_only() -> None:
-    assert carded("--download-only", "--grace", "5").command == ["download", "org/default"]
-    assert carded("--download-only", WEFT_MODEL_ID="org/a", WEFT_REVISION="v1").command == [
-        "download", "org/a", "--revision", "v1"]
-    assert carded("--download-only=false").command[0] == "serve"
+def test_download_needs_only_model_and_revision() -> None:
+    assert translate_with_extended_table("--download-only", "--grace",
+                                         "5").weft_arguments == ["download", "org/default"]
+    assert translate_with_extended_table("--download-only", WEFT_MODEL_ID="org/a",
+                                         WEFT_REVISION="v1").weft_arguments == ["download", "org/a", "--revision", "v1"]
+    assert translate_with_extended_table("--download-only=false").weft_arguments[0] == "serve"

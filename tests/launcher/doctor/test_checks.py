@@ -7,15 +7,15 @@ import pytest
 
 from launcher.doctor import checks
 from launcher.doctor.findings import Finding
-from launcher.supervisor.supervisor import bind
+from launcher.supervisor.supervisor import bind_listener
 
-INSTALLED = {"aiohttp": "3.14.5", "torch": "2.13.0+cpu", "numpy": "1.26"}
+INSTALLED_VERSIONS = {"aiohttp": "3.14.5", "torch": "2.13.0+cpu", "numpy": "1.26"}
 
 
-def installed(name: str) -> str:
-    if name not in INSTALLED:
+def get_installed_version(name: str) -> str:
+    if name not in INSTALLED_VERSIONS:
         raise PackageNotFoundError(name)
-    return INSTALLED[name]
+    return INSTALLED_VERSIONS[name]
 
 
 @pytest.mark.parametrize(("have", "wanted", "good"), [
@@ -28,63 +28,64 @@ def installed(name: str) -> str:
     ("1.0", "~=2.0,!=3", True),  # operators other than >= and < count as satisfied
 ])
 def test_versions_are_compared_by_their_numbers(have: str, wanted: str, good: bool) -> None:
-    assert checks.satisfies(have, wanted) == good
+    assert checks.is_version_supported(have, wanted) == good
 
 
-def test_packages_that_are_good_are_one_line() -> None:
-    [finding] = checks.packages(["aiohttp<4,>=3.14", "torch>=2.11", 'ruff>=1; extra == "dev"'], installed)
+def test_satisfied_packages_are_one_line() -> None:
+    [finding] = checks.check_packages(["aiohttp<4,>=3.14", "torch>=2.11", 'ruff>=1; extra == "dev"'],
+                                      get_installed_version)
     assert str(finding) == "ok       packages       aiohttp 3.14.5, torch 2.13.0+cpu"
 
 
-def test_a_package_that_is_too_old_or_missing_is_a_problem_with_a_command() -> None:
-    old, missing = checks.packages(["numpy>=2.1, <3", "uvloop>=0.22"], installed)
+def test_old_or_missing_package_is_a_problem_with_a_command() -> None:
+    old, missing = checks.check_packages(["numpy>=2.1, <3", "uvloop>=0.22"], get_installed_version)
     assert (old.state, old.text) == ("problem", "1.26 is installed, weft needs >=2.1, <3")
     assert old.cure == "pip install 'numpy>=2.1,<3'"
     assert missing.text == "nothing is installed, weft needs >=0.22"
 
 
-def test_what_weft_is_tested_with_is_good_enough_for_it() -> None:
-    assert {finding.state for finding in checks.packages()} == {"ok"}
+def test_installed_packages_satisfy_the_requirements() -> None:
+    assert {finding.state for finding in checks.check_packages()} == {"ok"}
 
 
-def test_parts_in_c_are_there() -> None:
-    assert [(finding.subject, finding.state) for finding in checks.fast_parts({})] == [
+def test_compiled_extensions_are_found() -> None:
+    assert [(finding.subject, finding.state) for finding in checks.check_c_extensions({})] == [
         ("protobuf", "ok"), ("aiohttp", "ok")]
 
 
-def test_a_package_without_its_part_in_c_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "installed_files", lambda _: iter(["aiohttp/_http_parser.pyx"]))
-    assert {finding.state for finding in checks.fast_parts({})} == {"warning"}
+def test_package_without_its_compiled_extension_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "list_installed_files", lambda _: iter(["aiohttp/_http_parser.pyx"]))
+    assert {finding.state for finding in checks.check_c_extensions({})} == {"warning"}
 
 
-def test_a_variable_that_turns_a_part_off_is_named() -> None:
-    finding = next(iter(checks.fast_parts({"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"})))
+def test_variable_that_disables_an_extension_is_named() -> None:
+    finding = next(iter(checks.check_c_extensions({"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"})))
     assert (finding.state, finding.cure) == ("warning", "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION")
 
 
-def test_the_driver_is_read_from_the_system(tmp_path: Path) -> None:
+def test_driver_version_is_read_from_a_system_file(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Kernel Module  570.86.15  Thu Jan 23\nGCC: 12\n")
-    assert checks.driver(tmp_path / "version") == "570.86.15"
-    assert checks.driver(tmp_path / "none") == ""
+    assert checks.read_nvidia_driver_version(tmp_path / "version") == "570.86.15"
+    assert checks.read_nvidia_driver_version(tmp_path / "none") == ""
 
 
-def test_little_shared_memory_matters_to_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEAST_SHARED", 2**80)
-    assert checks.shared_memory(1, tmp_path).state == "ok"
-    assert "--shm-size" in checks.shared_memory(2, tmp_path).cure
-    assert checks.shared_memory(2, tmp_path / "none").state == "warning"
+def test_small_shared_memory_matters_only_for_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MIN_SHARED_MEMORY_BYTES", 2**80)
+    assert checks.check_shared_memory(1, tmp_path).state == "ok"
+    assert "--shm-size" in checks.check_shared_memory(2, tmp_path).cure
+    assert checks.check_shared_memory(2, tmp_path / "none").state == "warning"
 
 
-def test_the_cache_of_models_needs_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEAST_DISK", 2**80)
-    cache, _ = checks.hub({"HF_HOME": str(tmp_path / "not" / "there")})
+def test_model_cache_with_little_space_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MIN_FREE_DISK_BYTES", 2**80)
+    cache, _ = checks.check_hub_access({"HF_HOME": str(tmp_path / "not" / "there")})
     assert cache.state == "warning"
     assert cache.text.startswith(f"{tmp_path}/not/there/hub, ")
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_model_cache_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()  # a file instead of a folder: root could write to any folder
-    cache, _ = checks.hub({"HF_HOME": str(tmp_path / "file")})
+    cache, _ = checks.check_hub_access({"HF_HOME": str(tmp_path / "file")})
     assert (cache.state, cache.text.split(", ")[1]) == ("warning", "so nothing can be downloaded")
 
 
@@ -95,24 +96,24 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     ({"TRANSFORMERS_OFFLINE": "yes"}, "is not asked, by TRANSFORMERS_OFFLINE"),
     ({"HF_HUB_OFFLINE": "0"}, "may be asked"),
 ])
-def test_what_is_said_of_the_hub_never_shows_a_token(
+def test_hub_finding_never_shows_a_token(
         tmp_path: Path, variables: dict[str, str], words: str) -> None:
-    _, hub = checks.hub({"HF_HOME": str(tmp_path)} | variables)
+    _, hub = checks.check_hub_access({"HF_HOME": str(tmp_path)} | variables)
     assert words in hub.text
     assert "secret" not in str(hub)
 
 
-def test_a_token_in_a_file_is_found(tmp_path: Path) -> None:
+def test_token_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_secret")
-    _, hub = checks.hub({"HF_HOME": str(tmp_path)})
+    _, hub = checks.check_hub_access({"HF_HOME": str(tmp_path)})
     assert hub.text == f"may be asked, with the token of {tmp_path}/token"
 
 
-def test_a_port_is_free_or_taken() -> None:
-    with bind("127.0.0.1", 0) as listener:
+def test_port_check_distinguishes_free_and_taken() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
         listener.listen()
         number = listener.getsockname()[1]
-        taken = checks.port("127.0.0.1", number)
+        taken = checks.check_port("127.0.0.1", number)
     assert taken == Finding("port", "problem", f"cannot listen on 127.0.0.1:{number} (Address already in use)",
                             "choose another port with --port or another address with --hostname")
-    assert checks.port("127.0.0.1", number).state == "ok"
+    assert checks.check_port("127.0.0.1", number).state == "ok"

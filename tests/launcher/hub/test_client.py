@@ -11,10 +11,10 @@ from urllib.request import Request
 import pytest
 from support.fake_hub import COMMIT, FakeHub
 
-from launcher.hub.client import Hub, Redirects, Unreachable, read_listing
+from launcher.hub.client import HubClient, ServerUnreachableError, TokenSafeRedirectHandler, parse_listing
 
 FILES = {"config.json": b"{}", "model.safetensors": b"0123456789", "sub/config.json": b"{}"}
-CAUSES = [
+ERROR_CASES = [
     ((404, "RepoNotFound"), "", "there is no model org/name at .*, or it is private: .* set HF_TOKEN to a token"),
     ((401, "RepoNotFound"), "", "there is no model org/name at "),
     ((401, ""), "", "there is no model org/name at "),
@@ -30,105 +30,108 @@ CAUSES = [
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("NO_PROXY", "*")
     with FakeHub(FILES) as fake:
         yield fake
 
 
-def hub(fake: FakeHub, token: str = "", name: str = "org/name") -> Hub:
-    return Hub(fake.url, name, token, "weft/1")
+def make_hub_client(fake_hub: FakeHub, token: str = "", name: str = "org/name") -> HubClient:
+    return HubClient(fake_hub.url, name, token, "weft/1")
 
 
-def read(fake: FakeHub, start: int = 0) -> list[tuple[int, bytes]]:
-    asked = hub(fake, "t")
-    return list(asked.read(asked.file("model.safetensors", COMMIT), COMMIT, start))
+def read_weights(fake_hub: FakeHub, start: int = 0) -> list[tuple[int, bytes]]:
+    asked = make_hub_client(fake_hub, "t")
+    return list(asked.read_chunks(asked.fetch_file_metadata("model.safetensors", COMMIT), COMMIT, start))
 
 
-def test_a_listing_has_the_commit_and_the_files_that_are_in_no_folder(fake: FakeHub) -> None:
-    listing = hub(fake).listing("main")
-    assert (listing.commit, listing.names) == (COMMIT, ("config.json", "model.safetensors"))
+def test_listing_has_the_commit_and_the_top_level_files(fake_hub: FakeHub) -> None:
+    listing = make_hub_client(fake_hub).fetch_listing("main")
+    assert (listing.commit, listing.file_names) == (COMMIT, ("config.json", "model.safetensors"))
 
 
-def test_a_revision_with_folders_is_one_part_of_the_address(fake: FakeHub) -> None:
+def test_revision_with_slashes_is_escaped(fake_hub: FakeHub) -> None:
     with pytest.raises(ValueError, match="no revision refs/pr/1"):
-        hub(fake).listing("refs/pr/1")
-    assert fake.asked[0].path == "/api/models/org/name/revision/refs%2Fpr%2F1"
+        make_hub_client(fake_hub).fetch_listing("refs/pr/1")
+    assert fake_hub.received_requests[0].path == "/api/models/org/name/revision/refs%2Fpr%2F1"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_is_named_by_its_content_whether_it_is_small_or_large(fake: FakeHub, name: str) -> None:
-    file = hub(fake).file(name, COMMIT)
-    assert (file.name, file.etag, file.size) == (name, fake.etag(name), len(FILES[name]))
+def test_file_metadata_has_etag_and_size(fake_hub: FakeHub, name: str) -> None:
+    file = make_hub_client(fake_hub).fetch_file_metadata(name, COMMIT)
+    assert (file.name, file.etag, file.num_bytes) == (name, fake_hub.compute_etag(name), len(FILES[name]))
 
 
-def test_what_a_file_is_only_the_hub_itself_is_asked(fake: FakeHub) -> None:
-    hub(fake).file("model.safetensors", COMMIT)
-    assert fake.num_asked("HEAD") == 1
+def test_file_metadata_takes_one_request_to_the_hub(fake_hub: FakeHub) -> None:
+    make_hub_client(fake_hub).fetch_file_metadata("model.safetensors", COMMIT)
+    assert fake_hub.count_requests("HEAD") == 1
 
 
-def test_a_file_can_be_read_from_some_place_on(fake: FakeHub) -> None:
-    assert (read(fake), read(fake, 4)) == ([(0, b"0123456789")], [(4, b"456789")])
+def test_file_can_be_read_from_an_offset(fake_hub: FakeHub) -> None:
+    assert (read_weights(fake_hub), read_weights(fake_hub, 4)) == ([(0, b"0123456789")], [(4, b"456789")])
 
 
-def test_a_store_that_cannot_skip_begins_at_the_beginning(fake: FakeHub) -> None:
-    fake.ranges = False
-    assert read(fake, 4) == [(0, b"0123456789")]
+def test_storage_without_ranges_sends_from_the_start(fake_hub: FakeHub) -> None:
+    fake_hub.supports_ranges = False
+    assert read_weights(fake_hub, 4) == [(0, b"0123456789")]
 
 
-def test_the_token_goes_to_the_hub_and_not_to_the_store(fake: FakeHub) -> None:
-    read(fake)
-    hub(fake, "t").file("config.json", COMMIT)
-    assert {asked.token for asked in fake.asked if asked.path.startswith("/store")} == {""}
-    assert {asked.token for asked in fake.asked if not asked.path.startswith("/store")} == {"Bearer t"}
-    assert fake.num_asked("/cached/") == 1
-    assert {asked.client for asked in fake.asked} == {"weft/1"}
+def test_token_is_sent_to_the_hub_but_not_to_the_storage(fake_hub: FakeHub) -> None:
+    read_weights(fake_hub)
+    make_hub_client(fake_hub, "t").fetch_file_metadata("config.json", COMMIT)
+    assert {asked.token for asked in fake_hub.received_requests if asked.path.startswith("/store")} == {""}
+    assert {asked.token for asked in fake_hub.received_requests if not asked.path.startswith("/store")} == {"Bearer t"}
+    assert fake_hub.count_requests("/cached/") == 1
+    assert {asked.user_agent for asked in fake_hub.received_requests} == {"weft/1"}
 
 
-@pytest.mark.parametrize(("answer", "token", "line"), CAUSES)
-def test_a_refusal_says_what_to_do(fake: FakeHub, answer: tuple[int, str], token: str, line: str) -> None:
+@pytest.mark.parametrize(("answer", "token", "line"), ERROR_CASES)
+def test_rejections_say_what_to_do(fake_hub: FakeHub, answer: tuple[int, str], token: str, line: str) -> None:
     status, code = answer
-    fake.answers.append((status, {"X-Error-Code": code} if code else {}))
+    fake_hub.scripted_answers.append((status, {"X-Error-Code": code} if code else {}))
     with pytest.raises(ValueError, match=line):
-        hub(fake, token).listing("v2")
+        make_hub_client(fake_hub, token).fetch_listing("v2")
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_what_may_be_otherwise_in_a_moment_is_no_refusal(fake: FakeHub, status: int) -> None:
-    fake.answers.append((status, {"Retry-After": "7"}))
-    with pytest.raises(Unreachable, match=f"the Hub at .* answers {status} ") as told:
-        hub(fake).listing("main")
-    assert (told.value.heard, told.value.seconds) == (True, 7.0)
+def test_temporary_errors_are_unreachable_rather_than_rejections(fake_hub: FakeHub, status: int) -> None:
+    fake_hub.scripted_answers.append((status, {"Retry-After": "7"}))
+    with pytest.raises(ServerUnreachableError, match=f"the Hub at .* answers {status} ") as told:
+        make_hub_client(fake_hub).fetch_listing("main")
+    assert (told.value.has_response, told.value.retry_after_seconds) == (True, 7.0)
 
 
-def test_a_hub_that_is_not_there_is_told_with_its_address() -> None:
-    with pytest.raises(Unreachable, match=r"cannot reach the Hub at http://127.0.0.1:9: .*Connection refused") as told:
-        Hub("http://127.0.0.1:9", "org/name", "", "weft/1").listing("main")
-    assert not told.value.heard
+def test_unreachable_hub_is_reported_with_its_address() -> None:
+    with pytest.raises(ServerUnreachableError,
+                       match=r"cannot reach the Hub at http://127.0.0.1:9: .*Connection refused") as told:
+        HubClient("http://127.0.0.1:9", "org/name", "", "weft/1").fetch_listing("main")
+    assert not told.value.has_response
 
 
-def test_a_file_that_the_hub_cannot_describe_is_not_downloaded(fake: FakeHub) -> None:
-    fake.answers.append((200, {"ETag": '"../../x"'}))
-    with pytest.raises(Unreachable, match=r"does not say what config.json is: ETag '../../x', size '0'"):
-        hub(fake).file("config.json", COMMIT)
+def test_file_without_valid_metadata_is_not_downloaded(fake_hub: FakeHub) -> None:
+    fake_hub.scripted_answers.append((200, {"ETag": '"../../x"'}))
+    with pytest.raises(ServerUnreachableError, match=r"does not say what config.json is: ETag '../../x', size '0'"):
+        make_hub_client(fake_hub).fetch_file_metadata("config.json", COMMIT)
 
 
-def test_a_page_that_leads_from_https_to_http_is_not_followed() -> None:
+def test_redirect_from_https_to_http_is_not_followed() -> None:
     with pytest.raises(HTTPError, match="leads from https to http") as refused:
-        Redirects().redirect_request(Request("https://hub"), BytesIO(), 302, "", Message(), "http://elsewhere")
+        TokenSafeRedirectHandler().redirect_request(Request("https://hub"), BytesIO(), 302, "", Message(),
+                                                    "http://elsewhere")
     refused.value.close()
 
 
 @pytest.mark.parametrize("text", [
     b"<html>", b"[]", b"{}", b'{"sha": "x"}', b'{"sha": "../..", "siblings": []}', b'{"sha": 5, "siblings": []}',
     b'{"sha": null, "siblings": [{}]}', pytest.param(b"[" * 100_000, id="deep")])
-def test_an_answer_that_is_no_listing_is_told(text: bytes) -> None:
-    with pytest.raises(Unreachable, match=r"https://hub (answers with something else|names a commit that is none)"):
-        read_listing(text, "https://hub")
+def test_invalid_listing_is_reported(text: bytes) -> None:
+    with pytest.raises(ServerUnreachableError,
+                       match=r"https://hub (answers with something else|names a commit that is none)"):
+        parse_listing(text, "https://hub")
 
 
 @pytest.mark.parametrize("name", [
     "../config.json", "a/b", "/etc/passwd", ".", "..", ".hidden", "x" * 200, "a\0b", "\uff41", 5])
-def test_names_that_lead_elsewhere_are_left_out(name: Any) -> None:
+def test_unsafe_file_names_are_left_out(name: Any) -> None:
     text = json.dumps({"sha": COMMIT, "siblings": [{"rfilename": name}]}).encode()
-    assert read_listing(text, "https://hub").names == ()
+    assert parse_listing(text, "https://hub").file_names == ()

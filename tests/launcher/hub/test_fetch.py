@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from support.fake_hub import COMMIT, FakeHub
-from support.process_list import child_pids, command_line
+from support.process_list import list_child_pids, read_command_line
 
-from launcher.hub.fetch import Order, order, what_is_missing
+from launcher.hub.fetch import DownloadRequest, find_needed_download, make_download_request
 from launcher.hub.resolve import find_model
 
-WEIGHTS = "model.safetensors"
-FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', WEIGHTS: os.urandom(100_000)}
+WEIGHTS_FILE = "model.safetensors"
+FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', WEIGHTS_FILE: os.urandom(100_000)}
 # Reports every connection, address lookup and new process on stderr.
-WATCHED = r"""
+AUDITED_PROGRAM = r"""
 import sys
 def watch(event, arguments):
     if event in {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "os.posix_spawn"}:
@@ -28,42 +28,42 @@ main()
 """
 
 
-class Bench:
+class WeftCommandHarness:
     """Runner of `weft` with a fake Hub and an empty home folder."""
 
-    def __init__(self, fake: FakeHub, home: Path) -> None:
-        self.fake, self.cache = fake, home / "hub"
+    def __init__(self, fake_hub: FakeHub, home: Path) -> None:
+        self.fake_hub, self.cache = fake_hub, home / "hub"
         own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        self.variables = own | {"HF_HOME": str(home), "HF_ENDPOINT": fake.url, "NO_PROXY": "*"}
+        self.variables = own | {"HF_HOME": str(home), "HF_ENDPOINT": fake_hub.url, "NO_PROXY": "*"}
 
-    def start(self, *arguments: str, program: tuple[str, ...] = ("-m", "launcher.cli"),
-              **variables: str) -> "subprocess.Popen[str]":
+    def start_weft(self, *arguments: str, program: tuple[str, ...] = ("-m", "launcher.cli"),
+                   **variables: str) -> "subprocess.Popen[str]":
         return subprocess.Popen([sys.executable, "-P", *program, *arguments], env=self.variables | variables, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def end(self, process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    def wait_for_exit(self, process: "subprocess.Popen[str]") -> tuple[int, str, str]:
         output, errors = process.communicate()
         return process.returncode, output, errors
 
-    def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        return self.end(self.start(*arguments, **variables))
+    def run_weft(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        return self.wait_for_exit(self.start_weft(*arguments, **variables))
 
-    def watched(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        return self.end(self.start(*arguments, program=("-c", WATCHED), **variables))
+    def run_audited_weft(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        return self.wait_for_exit(self.start_weft(*arguments, program=("-c", AUDITED_PROGRAM), **variables))
 
-    def beginning(self) -> Path:
-        return self.cache / "models--org--name" / "blobs" / f"{self.fake.etag(WEIGHTS)}.incomplete"
+    def get_partial_file_path(self) -> Path:
+        return self.cache / "models--org--name" / "blobs" / f"{self.fake_hub.compute_etag(WEIGHTS_FILE)}.incomplete"
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def harness(tmp_path: Path) -> Iterator[WeftCommandHarness]:
     with FakeHub(FILES) as fake:
-        yield Bench(fake, tmp_path)
+        yield WeftCommandHarness(fake, tmp_path)
 
 
-def home(tmp_path: Path, *, whole: bool = False, **variables: str) -> dict[str, str]:
-    """Return an environment whose cache is empty, or holds one model if `whole`."""
-    if whole:
+def make_hub_environment(tmp_path: Path, *, has_model: bool = False, **variables: str) -> dict[str, str]:
+    """Return an environment whose cache is empty, or holds one model if `has_model`."""
+    if has_model:
         (snapshot := tmp_path / "models--org--name" / "snapshots" / COMMIT).mkdir(parents=True)
         for name, content in FILES.items():
             (snapshot / name).write_bytes(content)
@@ -73,26 +73,27 @@ def home(tmp_path: Path, *, whole: bool = False, **variables: str) -> dict[str, 
 # -- whether a download is needed
 
 
-def test_what_is_not_here_is_ordered(tmp_path: Path) -> None:
-    environment = home(tmp_path, HF_TOKEN="hf_secret", HF_HUB_DISABLE_PROGRESS_BARS="1")
-    wanted = Order("org/name", "main", str(tmp_path), "http://hub", "weft/1", quiet=True,
-                   no_folder=str(Path("org/name").absolute()))
-    assert what_is_missing("org/name", "", environment, "weft/1") == wanted
+def test_missing_model_gives_a_download_request(tmp_path: Path) -> None:
+    environment = make_hub_environment(tmp_path, HF_TOKEN="hf_secret", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    wanted = DownloadRequest("org/name", "main", str(tmp_path), "http://hub", "weft/1", hides_progress=True,
+                             missing_folder=str(Path("org/name").absolute()))
+    assert find_needed_download("org/name", "", environment, "weft/1") == wanted
 
 
 @pytest.mark.parametrize("variables", [{}, {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "nonsense"}])
-def test_for_what_is_here_the_hub_is_not_asked(tmp_path: Path, variables: dict[str, str]) -> None:
-    assert what_is_missing("org/name", COMMIT, home(tmp_path, whole=True, **variables), "weft/1") is None
+def test_present_model_needs_no_request(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert find_needed_download("org/name", COMMIT, make_hub_environment(tmp_path, has_model=True, **variables),
+                                "weft/1") is None
 
 
-def test_a_folder_that_lacks_something_is_not_replaced_by_a_model_of_the_hub(tmp_path: Path) -> None:
+def test_incomplete_folder_is_not_replaced_by_a_hub_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config.json"):
-        what_is_missing(str(tmp_path), "main", home(tmp_path), "weft/1")
+        find_needed_download(str(tmp_path), "main", make_hub_environment(tmp_path), "weft/1")
 
 
-def test_offline_it_is_told_what_is_missing_and_why_it_is_not_downloaded(tmp_path: Path) -> None:
+def test_offline_error_says_what_is_missing_and_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no model org/name: .*; HF_HUB_OFFLINE is set, so nothing is"):
-        what_is_missing("org/name", "main", home(tmp_path, HF_HUB_OFFLINE="1"), "weft/1")
+        find_needed_download("org/name", "main", make_hub_environment(tmp_path, HF_HUB_OFFLINE="1"), "weft/1")
 
 
 @pytest.mark.parametrize(("name", "revision", "line"), [
@@ -100,77 +101,79 @@ def test_offline_it_is_told_what_is_missing_and_why_it_is_not_downloaded(tmp_pat
     ("org/name", "../main", "--revision must be a branch, a tag or a commit"),
     ("weft/demo", "main", "weft/demo comes with weft, so there is nothing to download"),
 ])
-def test_what_can_be_no_model_of_the_hub_is_not_asked_for(tmp_path: Path, name: str, revision: str, line: str) -> None:
+def test_invalid_model_names_are_rejected(tmp_path: Path, name: str, revision: str, line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        order(name, revision, home(tmp_path), "weft/1")
+        make_download_request(name, revision, make_hub_environment(tmp_path), "weft/1")
 
 
 # -- processes
 
 
 @pytest.mark.slow
-def test_the_folder_is_printed_and_found_without_the_hub_afterwards(bench: Bench) -> None:
-    code, output, errors = bench.watched("download", "org/name", HF_TOKEN="hf_secret", HF_HUB_DISABLE_PROGRESS_BARS="1")
-    assert (code, output.strip()) == (0, find_model("org/name", "main", bench.cache).folder)
+def test_download_prints_the_folder_found_later_without_the_hub(harness: WeftCommandHarness) -> None:
+    code, output, errors = harness.run_audited_weft("download", "org/name", HF_TOKEN="hf_secret",
+                                                    HF_HUB_DISABLE_PROGRESS_BARS="1")
+    assert (code, output.strip()) == (0, find_model("org/name", "main", harness.cache).folder)
     started, said = errors.splitlines()
     assert "subprocess.Popen" in started  # the audit hook works
     assert said.startswith("weft: org/name is here: commit 01234567, 3 files, 100.0 kB, ")
-    assert {asked.token for asked in bench.fake.asked if "/store" not in asked.path} == {"Bearer hf_secret"}
+    assert {asked.token for asked in harness.fake_hub.received_requests
+            if "/store" not in asked.path} == {"Bearer hf_secret"}
 
 
 @pytest.mark.slow
-def test_offline_nothing_is_connected_looked_up_or_started(bench: Bench) -> None:
+def test_offline_command_opens_no_connection_or_process(harness: WeftCommandHarness) -> None:
     line = "HF_HUB_OFFLINE is set, so nothing is downloaded\n"
-    assert bench.watched("download", "org/name", HF_HUB_OFFLINE="1") == (2, "", f"weft: {line}")
-    code, _, errors = bench.watched("serve", "org/name", HF_HUB_OFFLINE="1")
+    assert harness.run_audited_weft("download", "org/name", HF_HUB_OFFLINE="1") == (2, "", f"weft: {line}")
+    code, _, errors = harness.run_audited_weft("serve", "org/name", HF_HUB_OFFLINE="1")
     assert (code, errors.partition(": looked")[0], errors.endswith(f"; {line}")) == (
         2, "weft: there is no model org/name", True)
-    assert bench.fake.asked == []
+    assert harness.fake_hub.received_requests == []
 
 
 @pytest.mark.slow
-def test_serving_what_the_hub_does_not_have_is_one_line(bench: Bench) -> None:
-    code, output, errors = bench.run("serve", "org/other", "--port", "0")
+def test_serving_an_unknown_model_is_a_one_line_error(harness: WeftCommandHarness) -> None:
+    code, output, errors = harness.run_weft("serve", "org/other", "--port", "0")
     assert (code, output, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith(f"weft: there is no model org/other at {bench.fake.url}, or it is private")
+    assert errors.startswith(f"weft: there is no model org/other at {harness.fake_hub.url}, or it is private")
     assert errors.endswith(f"; nor is there a folder {Path.cwd()}/org/other\n")
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_told_before_the_download(bench: Bench) -> None:
-    code, _, errors = bench.run("serve", "org/name", "--port", bench.fake.url.rpartition(":")[2])
-    assert (code, bench.fake.asked) == (1, [])
+def test_taken_port_is_reported_before_the_download(harness: WeftCommandHarness) -> None:
+    code, _, errors = harness.run_weft("serve", "org/name", "--port", harness.fake_hub.url.rpartition(":")[2])
+    assert (code, harness.fake_hub.received_requests) == (1, [])
     assert errors.startswith("weft: cannot listen on 127.0.0.1:")
 
 
 @pytest.mark.slow
-def test_a_file_that_is_damaged_ends_with_code_1(bench: Bench) -> None:
-    bench.fake.damaged.add(WEIGHTS)
-    code, _, errors = bench.run("download", "org/name")
+def test_damaged_file_gives_exit_code_1(harness: WeftCommandHarness) -> None:
+    harness.fake_hub.corrupted_files.add(WEIGHTS_FILE)
+    code, _, errors = harness.run_weft("download", "org/name")
     assert (code, errors.count("\n")) == (1, 2)
     assert errors.splitlines()[1].startswith("weft: model.safetensors of org/name arrived damaged (sha256 ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
-def test_a_download_that_is_stopped_ends_at_once_and_can_be_gone_on_with(
-        bench: Bench, number: signal.Signals, code: int) -> None:
-    bench.fake.stalls[WEIGHTS] = 60_000
-    process = bench.start("serve", "org/name", "--port", "0", HF_TOKEN="hf_secret")
-    assert bench.fake.stalled.wait(60)
-    while bench.beginning().stat().st_size < 60_000:
+def test_stopped_download_ends_at_once_and_can_be_resumed(
+        harness: WeftCommandHarness, number: signal.Signals, code: int) -> None:
+    harness.fake_hub.stall_after_bytes[WEIGHTS_FILE] = 60_000
+    process = harness.start_weft("serve", "org/name", "--port", "0", HF_TOKEN="hf_secret")
+    assert harness.fake_hub.stall_started.wait(60)
+    while harness.get_partial_file_path().stat().st_size < 60_000:
         pass
-    children = child_pids(process.pid)
+    children = list_child_pids(process.pid)
     assert children
-    assert not any("hf_secret" in argument for pid in [process.pid, *children] for argument in command_line(pid))
+    assert not any("hf_secret" in argument for pid in [process.pid, *children] for argument in read_command_line(pid))
     process.send_signal(number)
-    assert bench.end(process) == (code, "", "weft: downloading org/name: 0 %, 0 B of 100.0 kB\n")
-    assert bench.run("download", "org/name")[0] == 0
-    assert bench.fake.num_asked("GET", "/store", "bytes=60000-") == 1
+    assert harness.wait_for_exit(process) == (code, "", "weft: downloading org/name: 0 %, 0 B of 100.0 kB\n")
+    assert harness.run_weft("download", "org/name")[0] == 0
+    assert harness.fake_hub.count_requests("GET", "/store", "bytes=60000-") == 1
 
 
 @pytest.mark.slow
-def test_two_servers_that_start_at_once_download_once(bench: Bench) -> None:
-    both = [bench.start("download", "org/name") for _ in range(2)]
-    assert [bench.end(process)[0] for process in both] == [0, 0]
-    assert bench.fake.num_asked("GET", "/store") == 1
+def test_concurrent_downloads_transfer_once(harness: WeftCommandHarness) -> None:
+    both = [harness.start_weft("download", "org/name") for _ in range(2)]
+    assert [harness.wait_for_exit(process)[0] for process in both] == [0, 0]
+    assert harness.fake_hub.count_requests("GET", "/store") == 1

@@ -8,157 +8,159 @@ from threading import Event
 import pytest
 from support.fake_hub import COMMIT, FakeHub
 
-from launcher.hub.cache import Kept
-from launcher.hub.client import Hub, RemoteFile, Unreachable
-from launcher.hub.retry_policy import Patience
-from launcher.hub.transfer import NotDownloaded, Transfer
+from launcher.hub.cache import CachedRepository
+from launcher.hub.client import HubClient, RemoteFile, ServerUnreachableError
+from launcher.hub.retry_policy import RetryPolicy
+from launcher.hub.transfer import DownloadError, FileDownloader
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-FILES = {CONFIG: b'{"a": 1}', WEIGHTS: bytes(range(256)) * 4000}
-SIZE = len(FILES[WEIGHTS])
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+FILES = {CONFIG_FILE: b'{"a": 1}', WEIGHTS_FILE: bytes(range(256)) * 4000}
+WEIGHTS_BYTES = len(FILES[WEIGHTS_FILE])
 
 
-class Bench:
+class FileDownloadHarness:
     """Fake Hub, a cache, and a transfer between them that retries without pauses."""
 
-    def __init__(self, fake: FakeHub, folder: Path) -> None:
-        self.fake, self.kept = fake, Kept(folder, "org/name")
-        self.kept.prepare()
-        self.counted: list[int] = []
-        self.said: list[str] = []
-        self.stopped = Event()
-        hub = Hub(fake.url, "org/name", "", "weft/1")
-        self.transfer = Transfer(hub, self.kept, COMMIT, self.stopped, self.patience, pytest.fail, self.counted.append)
+    def __init__(self, fake_hub: FakeHub, folder: Path) -> None:
+        self.fake_hub, self.cached_repository = fake_hub, CachedRepository(folder, "org/name")
+        self.cached_repository.create_blobs_folder()
+        self.byte_counts: list[int] = []
+        self.messages: list[str] = []
+        self.stop_event = Event()
+        hub = HubClient(fake_hub.url, "org/name", "", "weft/1")
+        self.downloader = FileDownloader(hub, self.cached_repository, COMMIT, self.stop_event, self.make_retry_policy,
+                                         pytest.fail, self.byte_counts.append)
 
-    def patience(self) -> Patience:
-        return Patience(self.stopped, self.said.append, (0.0, 0.0))
+    def make_retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.stop_event, self.messages.append, (0.0, 0.0))
 
-    def file(self, name: str = WEIGHTS) -> RemoteFile:
-        return self.transfer.hub.file(name, COMMIT)
+    def get_remote_file(self, name: str = WEIGHTS_FILE) -> RemoteFile:
+        return self.downloader.hub_client.fetch_file_metadata(name, COMMIT)
 
-    def bring(self, name: str = WEIGHTS) -> bytes:
-        file = self.file(name)
-        self.transfer.bring(file)
-        return self.kept.blob(file.etag).read_bytes()
+    def download_file(self, name: str = WEIGHTS_FILE) -> bytes:
+        file = self.get_remote_file(name)
+        self.downloader.download_file(file)
+        return self.cached_repository.get_blob_path(file.etag).read_bytes()
 
-    def beginning(self, name: str = WEIGHTS) -> Path:
-        return self.kept.beginning(self.fake.etag(name))
+    def get_partial_file_path(self, name: str = WEIGHTS_FILE) -> Path:
+        return self.cached_repository.get_partial_blob_path(self.fake_hub.compute_etag(name))
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileDownloadHarness]:
     monkeypatch.setenv("NO_PROXY", "*")
     with FakeHub(FILES) as fake:
-        yield Bench(fake, tmp_path)
+        yield FileDownloadHarness(fake, tmp_path)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_arrives_whole_and_every_byte_is_counted(bench: Bench, name: str) -> None:
-    assert bench.bring(name) == FILES[name]
-    assert sum(bench.counted) == len(FILES[name])
-    assert not bench.beginning(name).exists()
+def test_file_arrives_whole_and_every_byte_is_counted(harness: FileDownloadHarness, name: str) -> None:
+    assert harness.download_file(name) == FILES[name]
+    assert sum(harness.byte_counts) == len(FILES[name])
+    assert not harness.get_partial_file_path(name).exists()
 
 
-def test_a_file_that_is_here_is_not_asked_for(bench: Bench) -> None:
-    bench.bring()
-    bench.fake.asked.clear()
-    bench.bring()
-    assert bench.fake.num_asked("GET") == 0
+def test_present_file_is_not_requested(harness: FileDownloadHarness) -> None:
+    harness.download_file()
+    harness.fake_hub.received_requests.clear()
+    harness.download_file()
+    assert harness.fake_hub.count_requests("GET") == 0
 
 
-def test_a_connection_that_is_cut_is_taken_up_where_it_ended(bench: Bench) -> None:
-    bench.fake.cuts[WEIGHTS] = 1000
-    assert bench.bring() == FILES[WEIGHTS]
-    assert bench.fake.num_asked("/store", "bytes=1000-") == 1
-    assert sum(bench.counted) == SIZE
-    assert f"sent 1,000 of {SIZE:,} bytes of {WEIGHTS}; trying again" in bench.said[0]
+def test_cut_connection_is_resumed(harness: FileDownloadHarness) -> None:
+    harness.fake_hub.cut_after_bytes[WEIGHTS_FILE] = 1000
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert harness.fake_hub.count_requests("/store", "bytes=1000-") == 1
+    assert sum(harness.byte_counts) == WEIGHTS_BYTES
+    assert f"sent 1,000 of {WEIGHTS_BYTES:,} bytes of {WEIGHTS_FILE}; trying again" in harness.messages[0]
 
 
-def test_a_connection_that_falls_silent_is_taken_up_where_it_ended(
-        bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.fake.stalls[WEIGHTS] = 1000
-    monkeypatch.setattr("launcher.hub.client.TIMEOUT", 0.1)
-    assert bench.bring() == FILES[WEIGHTS]
-    assert bench.fake.num_asked("/store", "bytes=1000-") == 1
-    assert "timed out; trying again" in bench.said[0]
+def test_silent_connection_is_resumed(
+        harness: FileDownloadHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.fake_hub.stall_after_bytes[WEIGHTS_FILE] = 1000
+    monkeypatch.setattr("launcher.hub.client.TIMEOUT_SECONDS", 0.1)
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert harness.fake_hub.count_requests("/store", "bytes=1000-") == 1
+    assert "timed out; trying again" in harness.messages[0]
 
 
-def test_the_next_start_goes_on_where_the_last_one_ended(bench: Bench) -> None:
-    bench.beginning().write_bytes(FILES[WEIGHTS][:5000])
-    assert bench.bring() == FILES[WEIGHTS]
-    assert bench.fake.num_asked("/store", "bytes=5000-") == bench.fake.num_asked("GET", "/store") == 1
-    assert sum(bench.counted) == SIZE - 5000
+def test_next_start_resumes_a_partial_file(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE][:5000])
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert harness.fake_hub.count_requests("/store",
+                                           "bytes=5000-") == harness.fake_hub.count_requests("GET", "/store") == 1
+    assert sum(harness.byte_counts) == WEIGHTS_BYTES - 5000
 
 
-def test_a_start_that_ended_before_the_last_file_was_named_needs_no_bytes(bench: Bench) -> None:
-    bench.beginning().write_bytes(FILES[WEIGHTS])
-    assert bench.bring() == FILES[WEIGHTS]
-    assert bench.fake.num_asked("GET") == 0
+def test_complete_partial_file_needs_no_bytes(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE])
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert harness.fake_hub.count_requests("GET") == 0
 
 
-def test_a_store_that_cannot_skip_sends_all_again(bench: Bench) -> None:
-    bench.beginning().write_bytes(FILES[WEIGHTS][:5000])
-    bench.fake.ranges = False
-    assert bench.bring() == FILES[WEIGHTS]
-    assert sum(bench.counted) == SIZE - 5000
+def test_storage_without_ranges_sends_all_again(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE][:5000])
+    harness.fake_hub.supports_ranges = False
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert sum(harness.byte_counts) == WEIGHTS_BYTES - 5000
 
 
-def test_a_beginning_that_is_longer_than_the_file_is_none(bench: Bench) -> None:
-    bench.beginning().write_bytes(b"x" * (SIZE + 1))
-    assert bench.bring() == FILES[WEIGHTS]
-    assert sum(bench.counted) == 0  # it was counted as there from the start
+def test_too_long_partial_file_is_discarded(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(b"x" * (WEIGHTS_BYTES + 1))
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
+    assert sum(harness.byte_counts) == 0  # it was counted as there from the start
 
 
-def test_a_file_of_another_size_under_the_right_name_is_replaced(bench: Bench) -> None:
-    bench.kept.blob(bench.fake.etag(WEIGHTS)).write_bytes(b"half")
-    assert bench.bring() == FILES[WEIGHTS]
+def test_blob_of_the_wrong_size_is_replaced(harness: FileDownloadHarness) -> None:
+    harness.cached_repository.get_blob_path(harness.fake_hub.compute_etag(WEIGHTS_FILE)).write_bytes(b"half")
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
 
 
-@pytest.mark.parametrize(("name", "kind"), [(WEIGHTS, "sha256"), (CONFIG, "sha1")])
-def test_a_damaged_file_is_named_and_removed(bench: Bench, name: str, kind: str) -> None:
-    bench.fake.damaged.add(name)
+@pytest.mark.parametrize(("name", "kind"), [(WEIGHTS_FILE, "sha256"), (CONFIG_FILE, "sha1")])
+def test_damaged_file_is_reported_and_removed(harness: FileDownloadHarness, name: str, kind: str) -> None:
+    harness.fake_hub.corrupted_files.add(name)
     wrong = getattr(hashlib, kind)(b"").name
-    with pytest.raises(NotDownloaded, match=f"{name} of org/name arrived damaged .{wrong} .* instead of "
-                                            f"{bench.fake.etag(name)}. and was removed; start again"):
-        bench.bring(name)
-    assert list(bench.kept.folder.glob("blobs/*")) == []
+    with pytest.raises(DownloadError, match=f"{name} of org/name arrived damaged .{wrong} .* instead of "
+                       f"{harness.fake_hub.compute_etag(name)}. and was removed; start again"):
+        harness.download_file(name)
+    assert list(harness.cached_repository.folder.glob("blobs/*")) == []
 
 
-def test_damage_from_an_earlier_start_is_found_and_mended_by_the_next(bench: Bench) -> None:
-    bench.beginning().write_bytes(b"x" * 5000)
-    with pytest.raises(NotDownloaded, match="arrived damaged"):
-        bench.bring()
-    assert bench.bring() == FILES[WEIGHTS]
+def test_earlier_damage_is_found_and_repaired_by_the_next_start(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(b"x" * 5000)
+    with pytest.raises(DownloadError, match="arrived damaged"):
+        harness.download_file()
+    assert harness.download_file() == FILES[WEIGHTS_FILE]
 
 
-def test_what_no_checksum_names_is_judged_by_its_size(bench: Bench) -> None:
-    file = RemoteFile(WEIGHTS, "of-another-hub", SIZE)
-    bench.transfer.bring(file)
-    assert bench.kept.blob("of-another-hub").read_bytes() == FILES[WEIGHTS]
-    with pytest.raises(NotDownloaded, match=rf"arrived damaged \({SIZE:,} bytes instead of 9\)"):
-        bench.transfer.bring(RemoteFile(WEIGHTS, "shorter", 9))
+def test_file_without_a_checksum_is_checked_by_size(harness: FileDownloadHarness) -> None:
+    file = RemoteFile(WEIGHTS_FILE, "of-another-hub", WEIGHTS_BYTES)
+    harness.downloader.download_file(file)
+    assert harness.cached_repository.get_blob_path("of-another-hub").read_bytes() == FILES[WEIGHTS_FILE]
+    with pytest.raises(DownloadError, match=rf"arrived damaged \({WEIGHTS_BYTES:,} bytes instead of 9\)"):
+        harness.downloader.download_file(RemoteFile(WEIGHTS_FILE, "shorter", 9))
 
 
-def test_a_hub_that_fails_for_a_moment_is_asked_again(bench: Bench) -> None:
-    file = bench.file()
-    bench.fake.answers.extend([500, 429])
-    bench.transfer.bring(file)
-    assert [text.partition("answers ")[2] for text in bench.said] == [
+def test_temporary_hub_errors_are_retried(harness: FileDownloadHarness) -> None:
+    file = harness.get_remote_file()
+    harness.fake_hub.scripted_answers.extend([500, 429])
+    harness.downloader.download_file(file)
+    assert [text.partition("answers ")[2] for text in harness.messages] == [
         "500 Internal Server Error; trying again in 0 s", "429 asks for fewer requests; trying again in 0 s"]
 
 
-def test_a_hub_that_goes_on_failing_is_given_up_and_what_came_stays(bench: Bench) -> None:
-    file = bench.file()
-    bench.beginning().write_bytes(FILES[WEIGHTS][:5000])
-    bench.fake.answers.extend([503] * 9)
-    with pytest.raises(Unreachable, match=r"answers 503 Service Unavailable$"):
-        bench.transfer.bring(file)
-    assert bench.beginning().stat().st_size == 5000
+def test_persistent_hub_error_is_reported_and_the_partial_file_kept(harness: FileDownloadHarness) -> None:
+    file = harness.get_remote_file()
+    harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE][:5000])
+    harness.fake_hub.scripted_answers.extend([503] * 9)
+    with pytest.raises(ServerUnreachableError, match=r"answers 503 Service Unavailable$"):
+        harness.downloader.download_file(file)
+    assert harness.get_partial_file_path().stat().st_size == 5000
 
 
-def test_a_transfer_that_is_stopped_leaves_what_came(bench: Bench) -> None:
-    bench.beginning().write_bytes(FILES[WEIGHTS][:5000])
-    bench.stopped.set()
-    with pytest.raises(NotDownloaded, match=f"{WEIGHTS} was stopped"):
-        bench.bring()
-    assert bench.beginning().stat().st_size == 5000
+def test_stopped_transfer_keeps_the_partial_file(harness: FileDownloadHarness) -> None:
+    harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE][:5000])
+    harness.stop_event.set()
+    with pytest.raises(DownloadError, match=f"{WEIGHTS_FILE} was stopped"):
+        harness.download_file()
+    assert harness.get_partial_file_path().stat().st_size == 5000

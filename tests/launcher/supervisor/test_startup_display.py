@@ -7,96 +7,98 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from launcher.supervisor import startup_display
-from launcher.supervisor.startup_display import Display, Start
+from launcher.supervisor.startup_display import StartupDisplay, StartupProgress
 
 GIB = 2**30
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def told(*news: tuple[str, str, int, int]) -> str:
-    start = Start()
-    for one in news:
-        start.hear(*one)
+def format_progress(*updates: tuple[str, str, int, int]) -> str:
+    start = StartupProgress()
+    for one in updates:
+        start.update(*one)
     return str(start)
 
 
-def test_a_phase_is_shown_in_percent_of_its_bytes() -> None:
-    assert told(("shard 0", "load", GIB, 4 * GIB)) == "weft: load 25 % of 4.00 GiB"
+def test_phase_is_shown_in_percent_of_its_bytes() -> None:
+    assert format_progress(("shard 0", "load", GIB, 4 * GIB)) == "weft: load 25 % of 4.00 GiB"
 
 
-def test_shards_that_read_the_same_files_are_shown_as_one() -> None:
-    assert told(("shard 0", "load", GIB, 4 * GIB), ("shard 1", "load", 3 * GIB, 4 * GIB)) == (
+def test_progress_of_all_shards_is_shown_as_one() -> None:
+    assert format_progress(("shard 0", "load", GIB, 4 * GIB), ("shard 1", "load", 3 * GIB, 4 * GIB)) == (
         "weft: load 50 % of 4.00 GiB")
 
 
-def test_the_last_phase_that_was_reached_counts() -> None:
-    assert told(("shard 0", "load", 4, 4), ("shard 0", "check", 0, 0), ("shard 1", "load", 4, 4)) == "weft: check"
-    assert told(("shard 0", "check", 0, 0), ("router", "warm-up", 0, 0)) == "weft: warm-up"
+def test_latest_reached_phase_is_shown() -> None:
+    assert format_progress(("shard 0", "load", 4, 4), ("shard 0", "check", 0, 0),
+                           ("shard 1", "load", 4, 4)) == "weft: check"
+    assert format_progress(("shard 0", "check", 0, 0), ("router", "warm-up", 0, 0)) == "weft: warm-up"
 
 
-def test_a_phase_that_we_do_not_know_is_shown_as_well() -> None:
-    assert told(("shard 0", "dream", 0, 0)) == "weft: dream"
+def test_unknown_phase_is_shown() -> None:
+    assert format_progress(("shard 0", "dream", 0, 0)) == "weft: dream"
 
 
-class Looks:
+class FakeTimerLoop:
     """Fake event loop whose timers fire only when a test calls them."""
 
     def __init__(self) -> None:
-        self.due: list[Callable[[], object]] = []
+        self.pending_callbacks: list[Callable[[], object]] = []
 
-    def call_later(self, _: float, look: Callable[[], object]) -> "Looks":
-        self.due.append(look)
+    def call_later(self, _: float, callback: Callable[[], object]) -> "FakeTimerLoop":
+        self.pending_callbacks.append(callback)
         return self
 
     def cancel(self) -> None:
-        self.due.clear()
+        self.pending_callbacks.clear()
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    looks = Looks()
+def timer_loop(monkeypatch: pytest.MonkeyPatch) -> FakeTimerLoop:
+    looks = FakeTimerLoop()
     monkeypatch.setattr(startup_display.asyncio, "get_running_loop", lambda: looks)
     return looks
 
 
-def shown(out: io.StringIO, looks: Looks, steps: Iterable[str]) -> str:
-    """Return the output of these steps and the end: `look` refreshes the display, another step reports a phase."""
-    display = Display(out)
+def run_display(stream: io.StringIO, timer_loop: FakeTimerLoop, steps: Iterable[str]) -> str:
+    """Return the output of these steps and the end: `callback` refreshes the display, another step reports a phase."""
+    display = StartupDisplay(stream)
     for step in steps:
-        looks.due.pop()() if step == "look" else display.hear("shard 0", step, GIB, 2 * GIB)
-    display.end()
-    assert not looks.due
-    return out.getvalue()
+        timer_loop.pending_callbacks.pop()() if step == "look" else display.update_progress("shard 0", step, GIB,
+                                                                                            2 * GIB)
+    display.stop()
+    assert not timer_loop.pending_callbacks
+    return stream.getvalue()
 
 
-def test_a_short_start_leaves_no_trace_in_a_log(looks: Looks) -> None:
-    assert shown(io.StringIO(), looks, ["load", "check", "warm-up"]) == ""
+def test_short_start_writes_nothing_to_a_log(timer_loop: FakeTimerLoop) -> None:
+    assert run_display(io.StringIO(), timer_loop, ["load", "check", "warm-up"]) == ""
 
 
-def test_a_long_one_has_a_line_now_and_then_and_one_for_every_phase(looks: Looks) -> None:
-    text = shown(io.StringIO(), looks, ["load", "look", "load", "load", "look", "check", "warm-up", "look"])
+def test_long_start_logs_each_phase_and_periodic_lines(timer_loop: FakeTimerLoop) -> None:
+    text = run_display(io.StringIO(), timer_loop, ["load", "look", "load", "load", "look", "check", "warm-up", "look"])
     assert [line.split()[1] for line in text.splitlines()] == ["load", "load", "check", "warm-up", "warm-up"]
 
 
-def test_on_a_terminal_one_line_is_drawn_again_and_cleared(looks: Looks) -> None:
-    text = shown(Terminal(), looks, ["load", "look", "load", "look"])
+def test_terminal_line_is_redrawn_and_cleared(timer_loop: FakeTimerLoop) -> None:
+    text = run_display(FakeTerminal(), timer_loop, ["load", "look", "load", "look"])
     assert [line.rstrip() for line in text.split("\r")] == ["weft: load 50 % of 2.00 GiB"] * 2 + ["", ""]
     assert "\n" not in text
 
 
-def test_timers_of_a_real_loop_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_display, "REDRAW", 0.0)
+def test_timers_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_display, "REDRAW_SECONDS", 0.0)
 
-    async def story() -> None:
-        display = Display(Terminal())
+    async def scenario() -> None:
+        display = StartupDisplay(FakeTerminal())
         drawn = asyncio.Event()
-        monkeypatch.setattr(display, "_say", drawn.set)
-        display.hear("shard 0", "load", 1, 2)
+        monkeypatch.setattr(display, "_show_progress", drawn.set)
+        display.update_progress("shard 0", "load", 1, 2)
         await drawn.wait()
-        display.end()
+        display.stop()
         assert display._timer is None
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -13,20 +13,30 @@ from typing import Any
 
 import pytest
 
-from launcher.supervisor.plan import Child, Plan
-from launcher.supervisor.startup_display import Display
-from launcher.supervisor.supervisor import Failed, GaveUp, Misconfigured, Process, Server, bind, end_all
+from launcher.supervisor.plan import ChildSpec, LaunchPlan
+from launcher.supervisor.startup_display import StartupDisplay
+from launcher.supervisor.supervisor import (
+    ChildProcess,
+    ConfigurationError,
+    LaunchError,
+    Supervisor,
+    TooManyDeathsError,
+    bind_listener,
+    terminate_all,
+)
 
-START = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
-BORN = START + "open(told['births'], 'a').write(told['name'] + '\\n'); "
-READY = "os.write(told['ready_fd'], b'ready\\n'); "
-WAIT = "os.read(told['parent_fd'], 1)"
-STUBBORN = START + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
-LASTING = BORN + READY + WAIT
-MEETING = START + "open(told['births'], 'a').write(told['meeting_point'] + '\\n'); " + READY + WAIT
+PARSE_ARGUMENTS = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
+RECORD_START = PARSE_ARGUMENTS + "open(told['births'], 'a').write(told['name'] + '\\n'); "
+REPORT_READY = "os.write(told['ready_fd'], b'ready\\n'); "
+WAIT_FOR_PARENT = "os.read(told['parent_fd'], 1)"
+SIGTERM_IGNORING_PROGRAM = (PARSE_ARGUMENTS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + REPORT_READY
+                            + WAIT_FOR_PARENT)
+LASTING_PROGRAM = RECORD_START + REPORT_READY + WAIT_FOR_PARENT
+MEETING_POINT_PROGRAM = (PARSE_ARGUMENTS + "open(told['births'], 'a').write(told['meeting_point'] + '\\n'); "
+                         + REPORT_READY + WAIT_FOR_PARENT)
 
 
-class Births:
+class ChildStartLog:
     """The names of the children in the order in which they were started."""
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +44,7 @@ class Births:
         os.mkfifo(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
-    async def next(self, count: int) -> set[str]:
+    async def read_next(self, count: int) -> set[str]:
         loop, names = asyncio.get_running_loop(), []
         while len(names) < count:
             readable = loop.create_future()
@@ -49,115 +59,119 @@ class Births:
 
 
 @pytest.fixture
-def births(tmp_path: Path) -> Iterator[Births]:
-    births = Births(tmp_path / "births")
+def child_starts(tmp_path: Path) -> Iterator[ChildStartLog]:
+    births = ChildStartLog(tmp_path / "births")
     yield births
     births.close()
 
 
-def child(name: str, program: str, births: Births | None = None) -> Child:
-    told = {"name": name, "births": str(births.path) if births else ""}
-    return Child(name, (sys.executable, "-I", "-S", "-c", program), told)
+def make_child(name: str, program: str, child_starts: ChildStartLog | None = None) -> ChildSpec:
+    told = {"name": name, "births": str(child_starts.path) if child_starts else ""}
+    return ChildSpec(name, (sys.executable, "-I", "-S", "-c", program), told)
 
 
 @asynccontextmanager
-async def started(program: str, display: Display | None = None) -> AsyncIterator[Process]:
+async def run_process(program: str, display: StartupDisplay | None = None) -> AsyncIterator[ChildProcess]:
     parent_fd, held_open = os.pipe()
-    process = await Process.start(child("router", program), display or Display(io.StringIO()), parent_fd=parent_fd)
+    process = await ChildProcess.start(make_child("router", program), display or StartupDisplay(io.StringIO()),
+                                       parent_fd=parent_fd)
     yield process
-    await end_all([process], 0)
+    await terminate_all([process], 0)
     os.close(parent_fd)
     os.close(held_open)
 
 
-class Served:
+class ServerHarness:
     """A server of two shards and a router, and the task that keeps it."""
 
-    def __init__(self, births: Births, shard: str, router: str, pauses: tuple[float, ...], parent_fd: int) -> None:
+    def __init__(self, child_starts: ChildStartLog, shard: str, router: str, pauses: tuple[float, ...],
+                 parent_fd: int) -> None:
         self.ready = asyncio.Event()
-        plan = Plan((child("s0", shard, births), child("s1", shard, births)), child("router", router, births), "")
-        self.told: list[dict[str, Any]] = []
-        self.display = Display(io.StringIO())
-        self.server = Server(plan, bind("127.0.0.1", 0), parent_fd, self._serve, display=self.display, pauses=pauses)
-        self.keep = asyncio.create_task(self.server.keep())
+        plan = LaunchPlan((make_child("s0", shard, child_starts), make_child("s1", shard, child_starts)),
+                          make_child("router", router, child_starts), "")
+        self.ready_infos: list[dict[str, Any]] = []
+        self.display = StartupDisplay(io.StringIO())
+        self.server = Supervisor(plan, bind_listener("127.0.0.1", 0), parent_fd, self._on_ready, display=self.display,
+                                 pauses=pauses)
+        self.keep_task = asyncio.create_task(self.server.run_processes())
 
-    def _serve(self, told: dict[str, Any]) -> None:
-        self.told.append(told)
+    def _on_ready(self, ready_info: dict[str, Any]) -> None:
+        self.ready_infos.append(ready_info)
         self.ready.set()
 
     async def stop(self) -> None:
-        self.keep.cancel()
-        await asyncio.wait([self.keep])
-        await self.server.stop(5.0)
+        self.keep_task.cancel()
+        await asyncio.wait([self.keep_task])
+        await self.server.stop_processes(5.0)
 
 
 @pytest.fixture
-def serving(births: Births) -> Callable[..., None]:
+def run_with_server(child_starts: ChildStartLog) -> Callable[..., None]:
     """Return a function that runs a story with a server and stops the server at the end."""
-    def run(story: Callable[[Served], Awaitable[None]], shard: str = LASTING, router: str = LASTING,
-            pauses: tuple[float, ...] = (0, 0)) -> None:
-        async def main() -> None:
+    def run(scenario: Callable[[ServerHarness], Awaitable[None]], shard: str = LASTING_PROGRAM,
+            router: str = LASTING_PROGRAM, pauses: tuple[float, ...] = (0, 0)) -> None:
+        async def run_scenario() -> None:
             parent_fd, held_open = os.pipe()
-            served = Served(births, shard, router, pauses, parent_fd)
+            server = ServerHarness(child_starts, shard, router, pauses, parent_fd)
             try:
-                await story(served)
+                await scenario(server)
             finally:
-                await served.stop()
+                await server.stop()
                 os.close(parent_fd)
                 os.close(held_open)
-        asyncio.run(main())
+        asyncio.run(run_scenario())
     return run
 
 
 # -- one child
 
 
-def test_a_child_says_when_it_is_ready() -> None:
-    async def story() -> None:
-        async with started(START + READY + WAIT) as process:
-            assert await process.ready
-    asyncio.run(story())
+def test_child_reports_when_it_is_ready() -> None:
+    async def scenario() -> None:
+        async with run_process(PARSE_ARGUMENTS + REPORT_READY + WAIT_FOR_PARENT) as process:
+            assert await process.ready_task
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("program", "how"), [
     ("raise SystemExit(3)", "router ended with exit code 3"),
     ("import os; os.kill(os.getpid(), 9)", "router was ended by signal 9"),
-    (START + "os.write(told['ready_fd'], b'failed no more room\\n')", "router: no more room"),
+    (PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no more room\\n')", "router: no more room"),
 ])
-def test_how_a_child_ended_that_never_was_ready(program: str, how: str) -> None:
-    async def story() -> None:
-        async with started(program) as process:
-            assert not await process.ready
-            assert process.how() == how
-    asyncio.run(story())
+def test_early_exit_of_a_child_is_described(program: str, how: str) -> None:
+    async def scenario() -> None:
+        async with run_process(program) as process:
+            assert not await process.ready_task
+            assert process.describe_exit() == how
+    asyncio.run(scenario())
 
 
-def test_what_a_child_tells_of_its_start_is_shown_and_what_it_serves_is_kept() -> None:
+def test_child_progress_is_shown_and_its_ready_info_kept() -> None:
     lines = r"""progress load 1 2\nprogress check 0 0\nready 80 {"dtype": "x"}\n"""
-    program = START + f"os.write(told['ready_fd'], b'{lines}'); "
-    heard: list[tuple[str, str, int, int]] = []
+    program = PARSE_ARGUMENTS + f"os.write(told['ready_fd'], b'{lines}'); "
+    updates: list[tuple[str, str, int, int]] = []
 
-    class Listening(Display):
-        def hear(self, *news: Any) -> None:
-            heard.append(news)
+    class RecordingDisplay(StartupDisplay):
+        def update_progress(self, *news: Any) -> None:
+            updates.append(news)
 
-    async def story() -> None:
-        async with started(program + WAIT, Listening(io.StringIO())) as process:
-            assert await process.ready
-            assert process.told == {"dtype": "x"}
-            assert heard == [("router", "load", 1, 2), ("router", "check", 0, 0)]
-    asyncio.run(story())
+    async def scenario() -> None:
+        async with run_process(program + WAIT_FOR_PARENT, RecordingDisplay(io.StringIO())) as process:
+            assert await process.ready_task
+            assert process.ready_message == {"dtype": "x"}
+            assert updates == [("router", "load", 1, 2), ("router", "check", 0, 0)]
+    asyncio.run(scenario())
 
 
-def test_what_children_log_comes_through_whole(capfd: pytest.CaptureFixture[str]) -> None:
-    program = START + "[print(sys.argv[1] * 5, number, file=file, flush=True) for number in range(300) " \
-        "for file in (sys.stdout, sys.stderr)]; " + READY + WAIT
+def test_child_logs_are_passed_on_in_whole_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    program = PARSE_ARGUMENTS + "[print(sys.argv[1] * 5, number, file=file, flush=True) for number in range(300) " \
+        "for file in (sys.stdout, sys.stderr)]; " + REPORT_READY + WAIT_FOR_PARENT
 
-    async def story() -> None:
-        async with started(program) as one, started(program) as other:
-            assert await one.ready
-            assert await other.ready
-    asyncio.run(story())
+    async def scenario() -> None:
+        async with run_process(program) as one, run_process(program) as other:
+            assert await one.ready_task
+            assert await other.ready_task
+    asyncio.run(scenario())
     out, errors = capfd.readouterr()
     assert out == ""
     numbers = [int(line.rsplit("} ", 1)[1]) for line in errors.splitlines()]
@@ -165,243 +179,253 @@ def test_what_children_log_comes_through_whole(capfd: pytest.CaptureFixture[str]
     assert {line.count('"name"') for line in errors.splitlines()} == {5}
 
 
-def test_a_child_that_does_not_end_when_asked_is_made_to() -> None:
-    async def story() -> None:
-        async with started(STUBBORN) as process:
-            await process.ready
-            await end_all([process], 0.01)
-            assert process.ended.result() == -signal.SIGKILL
-    asyncio.run(story())
+def test_child_that_ignores_sigterm_is_killed() -> None:
+    async def scenario() -> None:
+        async with run_process(SIGTERM_IGNORING_PROGRAM) as process:
+            await process.ready_task
+            await terminate_all([process], 0.01)
+            assert process.exit_task.result() == -signal.SIGKILL
+    asyncio.run(scenario())
 
 
 # -- a whole server
 
 
-def test_a_server_is_ready_when_all_are_and_they_start_together(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        assert await births.next(3) == {"s0", "s1", "router"}
+def test_server_is_ready_when_all_children_are(run_with_server: Callable[..., None],
+                                               child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        assert await child_starts.read_next(3) == {"s0", "s1", "router"}
         await served.ready.wait()
-    serving(story)
+    run_with_server(scenario)
 
 
-def test_a_router_that_is_ready_is_not_enough(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
-        assert await served.server._router[0].ready
+def test_ready_router_alone_is_not_enough(run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
+        assert await served.server._router_processes[0].ready_task
         assert not served.ready.is_set()
-    serving(story, shard=BORN + WAIT)
+    run_with_server(scenario, shard=RECORD_START + WAIT_FOR_PARENT)
 
 
-def test_shards_that_are_broken_are_replaced_though_the_router_cannot_become_ready(
-        serving: Callable[..., None], births: Births, capfd: pytest.CaptureFixture[str]) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_broken_shards_are_replaced_while_the_router_is_not_ready(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._router[0].send(signal.SIGKILL)
-        assert await births.next(3) == {"router", "s0", "s1"}
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        assert await child_starts.read_next(3) == {"router", "s0", "s1"}
     note = "times = open(told['births'] + '.times', 'a+'); times.write('x'); times.seek(0); "
     told = "os.write(told['ready_fd'], b'broken no answer\\n' if len(times.read()) > 1 else b'ready\\n'); "
-    serving(story, router=BORN + note + told + WAIT)
+    run_with_server(scenario, router=RECORD_START + note + told + WAIT_FOR_PARENT)
     assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["shard", "router"])
-def test_who_cannot_start_says_why_and_that_is_all(serving: Callable[..., None], part: str) -> None:
-    async def story(served: Served) -> None:
-        with pytest.raises(Failed, match="no more room"):
-            await served.keep
+def test_failed_start_ends_the_server_with_the_reason(run_with_server: Callable[..., None], part: str) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        with pytest.raises(LaunchError, match="no more room"):
+            await served.keep_task
         assert not served.ready.is_set()
-    serving(story, **{part: START + "os.write(told['ready_fd'], b'failed no more room\\n')"})
+    run_with_server(scenario, **{part: PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no more room\\n')"})
 
 
 @pytest.mark.parametrize("part", ["shard", "router"])
 @pytest.mark.parametrize(("program", "kind"), [
-    (START + "os.write(told['ready_fd'], b'failed no such flag\\n'); sys.exit(2)", Misconfigured),
-    (START + "os.write(told['ready_fd'], b'failed no more room\\n'); sys.exit(1)", Failed),
-    (START + "sys.exit(2)", Failed)])
-def test_who_gives_a_reason_says_by_its_exit_code_whether_that_will_pass(
-        serving: Callable[..., None], part: str, program: str, kind: type[Failed]) -> None:
+    (PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no such flag\\n'); sys.exit(2)", ConfigurationError),
+    (PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no more room\\n'); sys.exit(1)", LaunchError),
+    (PARSE_ARGUMENTS + "sys.exit(2)", LaunchError)])
+def test_exit_code_of_a_failed_child_selects_the_error_type(
+        run_with_server: Callable[..., None], part: str, program: str, kind: type[LaunchError]) -> None:
     """An exit code alone may come from anything, such as a Python that is broken."""
-    async def story(served: Served) -> None:
-        with pytest.raises(Failed) as failed:
-            await served.keep
+    async def scenario(served: ServerHarness) -> None:
+        with pytest.raises(LaunchError) as failed:
+            await served.keep_task
         assert failed.type is kind
-    serving(story, **{part: program})
+    run_with_server(scenario, **{part: program})
 
 
-def test_a_port_that_nobody_may_have_is_not_one_that_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+def test_forbidden_port_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_permission_error(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("launcher.supervisor.supervisor.bound", refused)
+    monkeypatch.setattr("launcher.supervisor.supervisor.bind_socket", raise_permission_error)
     monkeypatch.setattr("socket.socket", lambda *_: None)
-    with pytest.raises(Misconfigured, match=r"cannot listen on 127\.0\.0\.1:80 \(Permission denied\)"):
-        bind("127.0.0.1", 80)
+    with pytest.raises(ConfigurationError, match=r"cannot listen on 127\.0\.0\.1:80 \(Permission denied\)"):
+        bind_listener("127.0.0.1", 80)
 
 
-def test_a_shard_that_cannot_start_is_noticed_while_another_waits_for_it(serving: Callable[..., None]) -> None:
-    async def story(served: Served) -> None:
-        with pytest.raises(Failed, match="s1 ended with exit code 3"):
-            await served.keep
-    serving(story, shard=START + "told['name'] == 's1' and sys.exit(3); " + WAIT)
+def test_failing_shard_is_noticed_while_another_waits(run_with_server: Callable[..., None]) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        with pytest.raises(LaunchError, match="s1 ended with exit code 3"):
+            await served.keep_task
+    run_with_server(scenario, shard=PARSE_ARGUMENTS + "told['name'] == 's1' and sys.exit(3); " + WAIT_FOR_PARENT)
 
 
-def test_when_a_shard_dies_all_shards_are_replaced_and_the_router_stays(
-        serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_dead_shard_replaces_all_shards_but_not_the_router(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._shards[1].send(signal.SIGKILL)
-        assert await births.next(2) == {"s0", "s1"}
-        assert not served.server._router[0].ended.done()
-    serving(story)
+        served.server._shard_processes[1].send_signal(signal.SIGKILL)
+        assert await child_starts.read_next(2) == {"s0", "s1"}
+        assert not served.server._router_processes[0].exit_task.done()
+    run_with_server(scenario)
 
 
-def test_every_start_of_the_shards_meets_at_a_place_of_its_own(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        [first] = await births.next(2)
+def test_every_shard_generation_has_its_own_meeting_point(run_with_server: Callable[..., None],
+                                                          child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        [first] = await child_starts.read_next(2)
         await served.ready.wait()
-        served.server._shards[0].send(signal.SIGKILL)
-        [second] = await births.next(2)
+        served.server._shard_processes[0].send_signal(signal.SIGKILL)
+        [second] = await child_starts.read_next(2)
         assert (first, second) == ("/meeting-1", "/meeting-2")
-    serving(story, shard=MEETING, router=START + READY + WAIT)
+    run_with_server(scenario, shard=MEETING_POINT_PROGRAM, router=PARSE_ARGUMENTS + REPORT_READY + WAIT_FOR_PARENT)
 
 
-def test_when_the_router_dies_it_is_replaced_and_the_shards_stay(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_dead_router_is_replaced_but_not_the_shards(run_with_server: Callable[..., None],
+                                                    child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._router[0].send(signal.SIGKILL)
-        assert await births.next(1) == {"router"}
-        assert not any(shard.ended.done() for shard in served.server._shards)
-    serving(story)
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        assert await child_starts.read_next(1) == {"router"}
+        assert not any(shard.exit_task.done() for shard in served.server._shard_processes)
+    run_with_server(scenario)
 
 
-def test_shards_that_the_router_finds_broken_are_replaced(
-        serving: Callable[..., None], births: Births, capfd: pytest.CaptureFixture[str]) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_shards_reported_broken_by_the_router_are_replaced(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._router[0].send(signal.SIGUSR1)
-        assert await births.next(2) == {"s0", "s1"}
+        served.server._router_processes[0].send_signal(signal.SIGUSR1)
+        assert await child_starts.read_next(2) == {"s0", "s1"}
     on_signal = "signal.signal(signal.SIGUSR1, lambda *_: os.write(told['ready_fd'], b'broken no answer\\n')); "
-    serving(story, router=START + on_signal + BORN.removeprefix(START) + READY + WAIT)
+    run_with_server(scenario, router=PARSE_ARGUMENTS + on_signal + RECORD_START.removeprefix(PARSE_ARGUMENTS)
+                    + REPORT_READY + WAIT_FOR_PARENT)
     assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 
-def test_the_first_router_that_dies_is_replaced_at_once(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_first_router_death_is_replaced_at_once(run_with_server: Callable[..., None],
+                                                child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._router[0].send(signal.SIGKILL)
-        assert await births.next(1) == {"router"}
-    serving(story, pauses=(3600.0,))
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        assert await child_starts.read_next(1) == {"router"}
+    run_with_server(scenario, pauses=(3600.0,))
 
 
-def test_who_waits_is_told_once_what_is_served(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_ready_callback_is_called_once(run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._router[0].send(signal.SIGKILL)
-        await births.next(1)
-        assert served.told == [{"tokens": 5}]
-    serving(story, router=BORN + """os.write(told['ready_fd'], b'ready 80 {"tokens": 5}\\n'); """ + WAIT)
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        await child_starts.read_next(1)
+        assert served.ready_infos == [{"tokens": 5}]
+    run_with_server(scenario, router=RECORD_START + """os.write(told['ready_fd'], b'ready 80 {"tokens": 5}\\n'); """
+                    + WAIT_FOR_PARENT)
 
 
-def test_what_is_shown_ends_when_shards_were_replaced(
-        serving: Callable[..., None], births: Births, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_display_ends_after_shards_are_replaced(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
         ends: asyncio.Queue[object] = asyncio.Queue()
-        end = served.display.end
-        monkeypatch.setattr(served.display, "end", lambda: ends.put_nowait(end()))
-        served.server._shards[0].send(signal.SIGKILL)
+        end = served.display.stop
+        monkeypatch.setattr(served.display, "stop", lambda: ends.put_nowait(end()))
+        served.server._shard_processes[0].send_signal(signal.SIGKILL)
         await ends.get()  # one is dead
         await ends.get()  # the new ones are ready
         assert served.display._timer is None
-    serving(story, shard=BORN + "os.write(told['ready_fd'], b'progress load 1 2\\n'); " + READY + WAIT)
+    run_with_server(scenario, shard=RECORD_START + "os.write(told['ready_fd'], b'progress load 1 2\\n'); "
+                    + REPORT_READY + WAIT_FOR_PARENT)
 
 
-def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_child_that_dies_too_often_is_not_replaced(run_with_server: Callable[..., None],
+                                                   child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
         for _ in range(4):
-            served.server._router[0].send(signal.SIGKILL)
-            assert await births.next(1) == {"router"}
-        served.server._router[0].send(signal.SIGKILL)
-        with pytest.raises(GaveUp, match=r"router was ended by signal 9; that was death number 5 .* giving up"):
-            await served.keep
-    serving(story)
+            served.server._router_processes[0].send_signal(signal.SIGKILL)
+            assert await child_starts.read_next(1) == {"router"}
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        with pytest.raises(TooManyDeathsError,
+                           match=r"router was ended by signal 9; that was death number 5 .* giving up"):
+            await served.keep_task
+    run_with_server(scenario)
 
 
-def test_the_deaths_of_shards_and_of_the_router_are_counted_apart(
-        serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        await births.next(3)
+def test_deaths_of_shards_and_router_are_counted_separately(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        await child_starts.read_next(3)
         await served.ready.wait()
-        served.server._shards[0].send(signal.SIGKILL)
-        await births.next(2)
-        served.server._router[0].send(signal.SIGKILL)
-        assert await births.next(1) == {"router"}
-    serving(story, pauses=(0.0,))
+        served.server._shard_processes[0].send_signal(signal.SIGKILL)
+        await child_starts.read_next(2)
+        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        assert await child_starts.read_next(1) == {"router"}
+    run_with_server(scenario, pauses=(0.0,))
 
 
-def test_the_router_ends_before_the_shards(serving: Callable[..., None]) -> None:
-    async def story(served: Served) -> None:
+def test_router_ends_before_the_shards(run_with_server: Callable[..., None]) -> None:
+    async def scenario(served: ServerHarness) -> None:
         await served.ready.wait()
         order: list[str] = []
-        for process in served.server._shards + served.server._router:
-            process.ended.add_done_callback(lambda _, name=process.name: order.append(name))
+        for process in served.server._shard_processes + served.server._router_processes:
+            process.exit_task.add_done_callback(lambda _, name=process.name: order.append(name))
         await served.stop()
         assert order[0] == "router"
-    serving(story)
+    run_with_server(scenario)
 
 
-def test_the_router_is_asked_for_a_recording_when_it_can_write_one(
-        serving: Callable[..., None], births: Births) -> None:
-    async def story(served: Served) -> None:
-        served.server.record()  # no router is running yet
+def test_router_is_asked_for_a_recording_when_ready(
+        run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
+    async def scenario(served: ServerHarness) -> None:
+        served.server.request_recording()  # no router is running yet
         await served.ready.wait()
-        await births.next(3)
-        served.server.record()
-        assert await births.next(1) == {"recorded"}
+        await child_starts.read_next(3)
+        served.server.request_recording()
+        assert await child_starts.read_next(1) == {"recorded"}
     note = "open(told['births'], 'a').write('recorded\\n')"
-    serving(story, router=START + f"signal.signal(signal.SIGUSR1, lambda *_: {note}); "
-            + BORN.removeprefix(START) + READY + WAIT + "; " + WAIT)
+    run_with_server(scenario, router=PARSE_ARGUMENTS + f"signal.signal(signal.SIGUSR1, lambda *_: {note}); "
+                    + RECORD_START.removeprefix(PARSE_ARGUMENTS) + REPORT_READY + WAIT_FOR_PARENT + "; "
+                    + WAIT_FOR_PARENT)
 
 
-def test_killing_cuts_a_stop_short(serving: Callable[..., None]) -> None:
-    async def story(served: Served) -> None:
+def test_kill_cuts_a_graceful_stop_short(run_with_server: Callable[..., None]) -> None:
+    async def scenario(served: ServerHarness) -> None:
         await served.ready.wait()
-        served.keep.cancel()
-        stop = asyncio.create_task(served.server.stop(3600.0))
+        served.keep_task.cancel()
+        stop = asyncio.create_task(served.server.stop_processes(3600.0))
         await asyncio.sleep(0)
-        served.server.kill()
+        served.server.kill_all_processes()
         await stop
-    serving(story, router=STUBBORN)
+    run_with_server(scenario, router=SIGTERM_IGNORING_PROGRAM)
 
 
 # -- socket
 
 
-def test_a_bound_socket_refuses_clients_until_somebody_listens() -> None:
-    with bind("127.0.0.1", 0) as listener:
+def test_bound_socket_refuses_clients_until_it_listens() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(listener.getsockname())
         listener.listen()
         socket.create_connection(listener.getsockname()).close()
 
 
-def test_a_taken_port_is_a_line_that_names_the_flag() -> None:
-    with bind("127.0.0.1", 0) as listener:
+def test_taken_port_error_names_the_flag() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(Failed, match=f"cannot listen on 127.0.0.1:{port} .*; choose another port with --port"):
-            bind("127.0.0.1", port)
+        with pytest.raises(LaunchError, match=f"cannot listen on 127.0.0.1:{port} .*; choose another port with --port"):
+            bind_listener("127.0.0.1", port)
 
 
-def test_an_address_of_nobody_is_a_line_that_names_the_flag() -> None:
-    with pytest.raises(Failed, match=r"cannot listen on 192.0.2.1:0 .* --hostname"):
-        bind("192.0.2.1", 0)
+def test_foreign_address_error_names_the_flag() -> None:
+    with pytest.raises(LaunchError, match=r"cannot listen on 192.0.2.1:0 .* --hostname"):
+        bind_listener("192.0.2.1", 0)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from router.adapters.reference import is_other_model
+from router.adapters.reference import is_other_base_model
 
 
 @pytest.mark.parametrize(("base", "model", "other"), [
     ("org/llama", "org/llama", False), ("org/Llama", "/models/llama/", False), ("org/llama", "org/qwen", True),
     ("", "org/qwen", False), ("org/llama", "", False)])
-def test_an_adapter_of_another_model_is_told_by_its_last_name(base: str, model: str, other: bool) -> None:
-    assert is_other_model(base, model) is other
+def test_adapter_for_another_base_model_is_recognized_by_last_path_component(base: str, model: str,
+                                                                             other: bool) -> None:
+    assert is_other_base_model(base, model) is other

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.fake_adapter_store import Store
+from support.fake_adapter_store import FakeAdapterStore
 
 from router.adapters import registry
-from router.adapters.reference import Borrowed, Merged, Named
-from router.adapters.registry import Adapters
+from router.adapters.reference import AdapterReference, MergedAdapterReference, ResolvedAdapter
+from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import (
-    AdapterFailed,
-    AdapterMissing,
+    AdapterLoadFailed,
+    AdapterNotFound,
     CannotStartNow,
     InvalidRequest,
     Overloaded,
@@ -22,310 +22,317 @@ from router.errors import (
     TimedOut,
 )
 from router.request import Resource
-from router.scheduler.plan import ModelFacts
-from router.shards.handshake import Meeting
-from router.shards.resource_loader import Resources, Told
+from router.scheduler.plan import ModelInfo
+from router.shards.handshake import HandshakeResult
+from router.shards.resource_loader import LoadCallbacks, ResourceLoader
 
-FACTS = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
+FACTS = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 
 
-class Ranks:
-    async def load(self, _: Any) -> str:
+class FakeShardRanks:
+    async def load_resource(self, _: Any) -> str:
         return ""
 
-    unload = load
+    unload_resource = load_resource
 
 
-class House:
+class RegistrySetup:
     def __init__(self, **settings: Any) -> None:
-        self.store = Store()
-        self.resources = Resources(Ranks(), Told(lambda _: None, lambda *_: None, lambda _: None))
-        self.adapters = Adapters(RouterConfig(**settings), self.store, self.resources)
+        self.adapter_store = FakeAdapterStore()
+        self.resource_loader = ResourceLoader(FakeShardRanks(),
+                                              LoadCallbacks(lambda _: None, lambda *_: None, lambda _: None))
+        self.registry = AdapterRegistry(RouterConfig(**settings), self.adapter_store, self.resource_loader)
 
-    async def of(self, name: str, token: str = "", **more: Any) -> Borrowed:
-        borrowed = await self.adapters.of(Named(name, token=token, **more))
+    async def resolve(self, name: str, token: str = "", **reference_fields: Any) -> ResolvedAdapter:
+        borrowed = await self.registry.resolve(AdapterReference(name, source_token=token, **reference_fields))
         assert borrowed is not None
         return borrowed
 
-    async def preload(self) -> None:
-        await self.resources.met(Meeting(FACTS, 1, frozenset(), frozenset()))
-        await self.adapters.preload(self.resources.keep)
+    async def preload_adapters(self) -> None:
+        await self.resource_loader.restore_after_handshake(HandshakeResult(FACTS, 1, frozenset(), frozenset()))
+        await self.registry.preload(self.resource_loader.load_and_pin)
 
-    async def refused(self, kind: type[RequestError], name: str, **more: Any) -> str:
-        with pytest.raises(kind) as error:
-            await self.of(name, **more)
+    async def expect_resolve_error(self, error_type: type[RequestError], name: str, **reference_fields: Any) -> str:
+        with pytest.raises(error_type) as error:
+            await self.resolve(name, **reference_fields)
         return str(error.value)
 
 
-def play(story: Callable[[House], Awaitable[Any]], **settings: Any) -> None:
-    async def told() -> None:
-        house = House(**settings)
-        await story(house)
-        await house.adapters.close()
-        assert house.store.is_closed
-    asyncio.run(told())
+def run_scenario(scenario: Callable[[RegistrySetup], Awaitable[Any]], **settings: Any) -> None:
+    async def main() -> None:
+        setup = RegistrySetup(**settings)
+        await scenario(setup)
+        await setup.registry.close()
+        assert setup.adapter_store.is_closed
+    asyncio.run(main())
 
 
-def test_a_name_stands_for_one_version_and_is_fetched_once() -> None:
-    async def story(house: House) -> None:
-        first, again = await house.of("a"), await house.of("a")
-        assert first == again == Borrowed(Resource("adapter", 1), "d-a", "a", "hub")
-        assert first.resource.takes == 40
-        assert [question["name"] for question in house.store.asked("fetch")] == ["a"]
-    play(story)
+def test_adapter_name_is_pinned_to_one_version_and_fetched_once() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        first, again = await setup.resolve("a"), await setup.resolve("a")
+        assert first == again == ResolvedAdapter(Resource("adapter", 1), "d-a", "a", "hub")
+        assert first.resource.max_bytes == 40
+        assert [question["name"] for question in setup.adapter_store.requests_of("fetch")] == ["a"]
+    run_scenario(scenario)
 
 
-def test_a_version_that_is_nowhere_in_use_is_asked_for_again() -> None:
+def test_unused_version_is_fetched_again() -> None:
     """The store may have removed it to make room."""
-    async def story(house: House) -> None:
-        await house.of("a")
-        await house.of("a")
-        assert len(house.store.asked("fetch")) == 2
-    play(story)
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.resolve("a")
+        await setup.resolve("a")
+        assert len(setup.adapter_store.requests_of("fetch")) == 2
+    run_scenario(scenario)
 
 
-def test_fetching_anew_makes_another_version_and_who_has_the_old_one_keeps_it() -> None:
-    async def story(house: House) -> None:
-        old = await house.of("a")
-        house.store.digests["a"] = "d-a2"
-        assert await house.of("a") == old
-        new = await house.adapters.fetch(Named("a"))
-        assert (new.digest, (await house.of("a")).digest) == ("d-a2", "d-a2")
+def test_fetching_latest_creates_a_version_while_holders_keep_the_old_one() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        old = await setup.resolve("a")
+        setup.adapter_store.digest_by_name["a"] = "d-a2"
+        assert await setup.resolve("a") == old
+        new = await setup.registry.fetch_latest(AdapterReference("a"))
+        assert (new.digest, (await setup.resolve("a")).digest) == ("d-a2", "d-a2")
         assert new.resource != old.resource
-        assert house.store.asked("fetch")[-1]["fresh"]
-    play(story)
+        assert setup.adapter_store.requests_of("fetch")[-1]["fresh"]
+    run_scenario(scenario)
 
 
-def test_what_somebody_has_is_pinned_while_others_are_fetched() -> None:
-    async def story(house: House) -> None:
-        kept = await house.of("a")
-        await house.of("b")
-        assert house.store.asked("pin")[-1]["digests"] == [kept.digest]
-    play(story)
+def test_versions_in_use_are_pinned_while_others_are_fetched() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        kept = await setup.resolve("a")
+        await setup.resolve("b")
+        assert setup.adapter_store.requests_of("pin")[-1]["digests"] == [kept.digest]
+    run_scenario(scenario)
 
 
-def test_many_who_ask_for_the_same_wait_for_one_fetch_that_outlives_who_asked_first() -> None:
-    async def story(house: House) -> None:
-        house.store.let_go.clear()
-        first, *others = [asyncio.create_task(house.of("a")) for _ in range(5)]
+def test_concurrent_requests_share_one_fetch_that_survives_cancellation_of_the_first() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        setup.adapter_store.may_answer.clear()
+        first, *others = [asyncio.create_task(setup.resolve("a")) for _ in range(5)]
         await asyncio.sleep(0)
         first.cancel()
-        house.store.let_go.set()
+        setup.adapter_store.may_answer.set()
         assert len({borrowed.digest for borrowed in await asyncio.gather(*others)}) == 1
-        assert len(house.store.asked("fetch")) == 1
-    play(story)
+        assert len(setup.adapter_store.requests_of("fetch")) == 1
+    run_scenario(scenario)
 
 
-def test_what_is_not_there_and_what_is_not_sound_are_told_apart() -> None:
-    async def story(house: House) -> None:
-        assert "there is no c" in await house.refused(AdapterMissing, "c")
-        assert "it has no end" in await house.refused(AdapterFailed, "broken")
-        house.store.digests["c"] = "d-c"
-        assert (await house.of("c")).digest == "d-c"
-    play(story)
+def test_missing_and_invalid_adapters_raise_different_errors() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        assert "there is no c" in await setup.expect_resolve_error(AdapterNotFound, "c")
+        assert "it has no end" in await setup.expect_resolve_error(AdapterLoadFailed, "broken")
+        setup.adapter_store.digest_by_name["c"] = "d-c"
+        assert (await setup.resolve("c")).digest == "d-c"
+    run_scenario(scenario)
 
 
-def test_a_private_adapter_is_only_for_who_may_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(house: House) -> None:
-        await house.refused(AdapterMissing, "secret")
-        mine = await house.of("secret", "key")
-        assert "you may not" in await house.refused(AdapterMissing, "secret", token="other")
-        assert "you may not" in await house.refused(AdapterMissing, "secret")
-        assert (await house.of("secret", "key")) == mine
-        assert len(house.store.asked("allowed")) == 2
-        later = registry.now() + registry.ACCESS_SECONDS + 1
+def test_private_adapter_requires_a_token_with_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.expect_resolve_error(AdapterNotFound, "secret")
+        mine = await setup.resolve("secret", "key")
+        assert "you may not" in await setup.expect_resolve_error(AdapterNotFound, "secret", token="other")
+        assert "you may not" in await setup.expect_resolve_error(AdapterNotFound, "secret")
+        assert (await setup.resolve("secret", "key")) == mine
+        assert len(setup.adapter_store.requests_of("allowed")) == 2
+        later = registry.now() + registry.ACCESS_CACHE_SECONDS + 1
         monkeypatch.setattr(registry, "now", lambda: later)
-        await house.of("secret", "key")
-        assert len(house.store.asked("allowed")) == 3
-    play(story)
+        await setup.resolve("secret", "key")
+        assert len(setup.adapter_store.requests_of("allowed")) == 3
+    run_scenario(scenario)
 
 
-def test_what_whoever_runs_the_server_has_named_is_for_everybody() -> None:
-    async def story(house: House) -> None:
-        await house.preload()
-        borrowed = await house.of("mine")
-        assert (borrowed.name, borrowed.resource.stays) == ("secret", True)
-        assert house.adapters.names == {"mine": Named("secret", "local"), "a": Named("a", "hub")}
-        static = await house.adapters.of(None)
+def test_operator_named_adapters_are_available_to_everyone() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.preload_adapters()
+        borrowed = await setup.resolve("mine")
+        assert (borrowed.name, borrowed.resource.is_pinned) == ("secret", True)
+        assert setup.registry.aliases == {"mine": AdapterReference("secret", "local"),
+                                          "a": AdapterReference("a", "hub")}
+        static = await setup.registry.resolve(None)
         assert static is not None
         assert static.digest == "d-a"
-    play(story, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
+    run_scenario(scenario, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
 
 
 @pytest.mark.parametrize(("name", "kind", "reason"), [
     ("broken", ValueError, "it has no end"), ("nobody", ValueError, "there is no nobody"),
     ("away", CannotStartNow, "the Hub does not answer")])
-def test_an_adapter_that_should_stay_and_cannot_ends_the_start(name: str, kind: type[ValueError], reason: str) -> None:
+def test_preloaded_adapter_that_cannot_load_aborts_startup(name: str, kind: type[ValueError], reason: str) -> None:
     """CannotStartNow marks a cause that may be gone at the next start."""
-    async def story(house: House) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
         with pytest.raises(ValueError, match=f"the adapter {name} cannot be served: .*{reason}") as error:
-            await house.preload()
+            await setup.preload_adapters()
         assert error.type is kind
-    play(story, preloaded_adapter_ids=(name,))
+    run_scenario(scenario, preloaded_adapter_ids=(name,))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 513, "a\0b", "a\nb"])
-def test_what_is_no_name_is_not_asked_for(name: str) -> None:
-    async def story(house: House) -> None:
-        assert "`adapter_id` must be a name" in await house.refused(InvalidRequest, name)
-        assert house.store.questions == []
-    play(story)
+def test_invalid_adapter_names_are_rejected_without_fetching(name: str) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        assert "`adapter_id` must be a name" in await setup.expect_resolve_error(InvalidRequest, name)
+        assert setup.adapter_store.requests == []
+    run_scenario(scenario)
 
 
-def test_time_that_runs_out_is_told() -> None:
-    async def story(house: House) -> None:
-        house.store.let_go.clear()
+def test_adapter_fetch_times_out_at_the_deadline() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        setup.adapter_store.may_answer.clear()
         with pytest.raises(TimedOut):
-            await house.adapters.of(Named("a"), registry.now() + 0.01)
-    play(story)
+            await setup.registry.resolve(AdapterReference("a"), registry.now() + 0.01)
+    run_scenario(scenario)
 
 
-def test_too_many_fetches_are_refused() -> None:
-    async def story(house: House) -> None:
-        house.store.let_go.clear()
-        first = asyncio.create_task(house.of("a"))
+def test_too_many_concurrent_fetches_are_rejected() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        setup.adapter_store.may_answer.clear()
+        first = asyncio.create_task(setup.resolve("a"))
         await asyncio.sleep(0)
-        await house.refused(Overloaded, "b")
-        house.store.let_go.set()
+        await setup.expect_resolve_error(Overloaded, "b")
+        setup.adapter_store.may_answer.set()
         await first
-    play(story, max_concurrent_requests=1)
+    run_scenario(scenario, max_concurrent_requests=1)
 
 
-def test_a_name_that_is_forgotten_is_fetched_again() -> None:
-    async def story(house: House) -> None:
-        kept = await house.of("a")
-        assert house.adapters.forget(Named("a"))
-        assert not house.adapters.forget(Named("a"))
-        assert await house.of("a") == kept
-        assert len(house.store.asked("fetch")) == 2
-    play(story)
+def test_forgotten_name_is_fetched_again() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        kept = await setup.resolve("a")
+        assert setup.registry.forget_version(AdapterReference("a"))
+        assert not setup.registry.forget_version(AdapterReference("a"))
+        assert await setup.resolve("a") == kept
+        assert len(setup.adapter_store.requests_of("fetch")) == 2
+    run_scenario(scenario)
 
 
-def test_a_name_goes_on_standing_for_what_it_did_if_what_is_new_cannot_be_loaded() -> None:
-    async def story(house: House) -> None:
+def test_name_keeps_its_old_version_if_the_new_one_fails_to_load() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
         async def load(resource: Resource) -> str:
             return "" if resource.id == 1 else "it is broken"
 
-        old = await house.adapters.fetch(Named("a"), load)
-        house.store.digests["a"] = "d-a2"
+        old = await setup.registry.fetch_latest(AdapterReference("a"), load)
+        setup.adapter_store.digest_by_name["a"] = "d-a2"
         for name in ("a", "b"):
-            with pytest.raises(AdapterFailed, match="it is broken"):
-                await house.adapters.fetch(Named(name), load)
-        assert [entry.version.digest for entry in house.adapters.known().values()] == [old.digest]
-    play(story)
+            with pytest.raises(AdapterLoadFailed, match="it is broken"):
+                await setup.registry.fetch_latest(AdapterReference(name), load)
+        assert [entry.version.digest for entry in setup.registry.get_entries().values()] == [old.digest]
+    run_scenario(scenario)
 
 
-def test_an_adapter_may_be_called_otherwise_until_it_is_forgotten() -> None:
-    async def story(house: House) -> None:
-        await house.of("a")
-        house.adapters.call("loom", Named("a"))
-        assert (await house.of("loom")).name == "a"
-        assert house.adapters.names == {"loom": Named("a", "hub")}
-        assert house.adapters.forget(Named("loom"))
-        assert house.adapters.names == {}
-    play(story)
+def test_alias_resolves_until_it_is_forgotten() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.resolve("a")
+        setup.registry.add_alias("loom", AdapterReference("a"))
+        assert (await setup.resolve("loom")).name == "a"
+        assert setup.registry.aliases == {"loom": AdapterReference("a", "hub")}
+        assert setup.registry.forget_version(AdapterReference("loom"))
+        assert setup.registry.aliases == {}
+    run_scenario(scenario)
 
 
-def test_what_whoever_runs_the_server_has_named_keeps_its_name() -> None:
-    async def story(house: House) -> None:
-        await house.preload()
-        house.adapters.call("mine", Named("b"))
-        house.adapters.forget(Named("mine"))
-        assert house.adapters.names == {"mine": Named("a", "hub")}
-        assert house.adapters.stays(Named("a", "hub"))
-        assert not house.adapters.stays(Named("b", "hub"))
-    play(story, preloaded_adapter_ids=("mine=a",))
+def test_operator_defined_alias_cannot_be_changed() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.preload_adapters()
+        setup.registry.add_alias("mine", AdapterReference("b"))
+        setup.registry.forget_version(AdapterReference("mine"))
+        assert setup.registry.aliases == {"mine": AdapterReference("a", "hub")}
+        assert setup.registry.is_pinned(AdapterReference("a", "hub"))
+        assert not setup.registry.is_pinned(AdapterReference("b", "hub"))
+    run_scenario(scenario, preloaded_adapter_ids=("mine=a",))
 
 
-def test_there_are_only_so_many_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(house: House) -> None:
-        monkeypatch.setattr(registry, "MOST_KNOWN", 1)
-        house.adapters.call("loom", Named("a"))
-        house.adapters.call("loom", Named("b"))
+def test_number_of_aliases_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        monkeypatch.setattr(registry, "MAX_KNOWN_ADAPTERS", 1)
+        setup.registry.add_alias("loom", AdapterReference("a"))
+        setup.registry.add_alias("loom", AdapterReference("b"))
         with pytest.raises(InvalidRequest, match="there are 1 names of adapters already"):
-            house.adapters.call("other", Named("a"))
+            setup.registry.add_alias("other", AdapterReference("a"))
         with pytest.raises(InvalidRequest, match="`alias` must be a name"):
-            house.adapters.call("", Named("a"))
-    play(story)
+            setup.registry.add_alias("", AdapterReference("a"))
+    run_scenario(scenario)
 
 
-def test_a_version_is_known_to_shards_as_long_as_anybody_has_it() -> None:
-    async def story(house: House) -> None:
-        kept = await house.of("a")
-        version = house.adapters.known()[Named("a", "hub")].version
-        assert house.adapters.resource(version) == kept.resource
+def test_version_keeps_its_resource_while_anyone_holds_it() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        kept = await setup.resolve("a")
+        version = setup.registry.get_entries()[AdapterReference("a", "hub")].version
+        assert setup.registry.get_resource_in_use(version) == kept.resource
         del kept
         gc.collect()
-        assert house.adapters.resource(version) is None
-    play(story)
+        assert setup.registry.get_resource_in_use(version) is None
+    run_scenario(scenario)
 
 
-def test_who_borrows_hears_whether_the_name_is_private() -> None:
-    async def story(house: House) -> None:
-        parts = (Named("a"), Named("secret", token="key"))
-        for wanted, private in ((parts[0], False), (parts[1], True), (Merged(parts, (1.0, 1.0)), True)):
-            borrowed = await house.adapters.of(wanted)
+def test_resolved_adapter_tells_whether_it_is_private() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        parts = (AdapterReference("a"), AdapterReference("secret", source_token="key"))
+        for wanted, private in ((parts[0], False), (parts[1], True), (MergedAdapterReference(parts, (1.0, 1.0)), True)):
+            borrowed = await setup.registry.resolve(wanted)
             assert borrowed is not None
             assert borrowed.is_private is private
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_a_request_will_go_by_is_known_before_it_is_there() -> None:
-    async def story(house: House) -> None:
-        await house.preload()
-        called = house.adapters.called
-        assert called(Named("b")) == Named("b", "hub")
-        assert called(Named("mine")) == Named("secret", "local")
-        assert called(Merged((Named("b", "s3"), Named("mine")), (1.0, 1.0))) == Named("b,secret", "s3")
-        assert called(Merged((), ())) is None
-        assert called(None) == await house.of("a", source="hub")
-        assert len(house.store.asked("fetch")) == 2
+def test_adapter_name_is_known_before_the_adapter_is_fetched() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        await setup.preload_adapters()
+        called = setup.registry.get_adapter_name
+        assert called(AdapterReference("b")) == AdapterReference("b", "hub")
+        assert called(AdapterReference("mine")) == AdapterReference("secret", "local")
+        assert called(MergedAdapterReference((AdapterReference("b", "s3"), AdapterReference("mine")),
+                                             (1.0, 1.0))) == AdapterReference("b,secret", "s3")
+        assert called(MergedAdapterReference((), ())) is None
+        assert called(None) == await setup.resolve("a", source="hub")
+        assert len(setup.adapter_store.requests_of("fetch")) == 2
         with pytest.raises(InvalidRequest):
-            called(Named("a\nb"))
-    play(story, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
+            called(AdapterReference("a\nb"))
+    run_scenario(scenario, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
 
 
-def test_who_was_let_in_keeps_what_is_forgotten_meanwhile() -> None:
-    async def story(house: House) -> None:
-        kept = await house.of("secret", "key")
-        house.store.let_go.clear()
-        house.store.is_asked.clear()
-        asking = asyncio.create_task(house.of("secret", "other key"))
-        await house.store.is_asked.wait()
-        house.adapters.forget(Named("secret"))
-        house.store.tokens.add("other key")
-        house.store.let_go.set()
+def test_request_waiting_for_access_keeps_an_adapter_forgotten_meanwhile() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        kept = await setup.resolve("secret", "key")
+        setup.adapter_store.may_answer.clear()
+        setup.adapter_store.request_received.clear()
+        asking = asyncio.create_task(setup.resolve("secret", "other key"))
+        await setup.adapter_store.request_received.wait()
+        setup.registry.forget_version(AdapterReference("secret"))
+        setup.adapter_store.allowed_tokens.add("other key")
+        setup.adapter_store.may_answer.set()
         assert await asking == kept
-    play(story)
+    run_scenario(scenario)
 
 
-def test_several_are_merged_by_their_versions() -> None:
-    async def story(house: House) -> None:
-        wanted = Merged((Named("a"), Named("b")), (0.5, 2.0), "ties", 0.3)
-        merged = await house.adapters.of(wanted)
+def test_several_adapters_are_merged_by_version_digest() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        wanted = MergedAdapterReference((AdapterReference("a"), AdapterReference("b")), (0.5, 2.0), "ties", 0.3)
+        merged = await setup.registry.resolve(wanted)
         assert merged is not None
         assert (merged.digest, merged.name) == ("m-d-ad-b", "a,b")
-        question = house.store.asked("merge")[0]
+        question = setup.adapter_store.requests_of("merge")[0]
         assert (question["weights"], question["strategy"], question["density"]) == ([0.5, 2.0], "ties", 0.3)
-        one = await house.adapters.of(Merged((Named("a"),), (0.5,)))
+        one = await setup.registry.resolve(MergedAdapterReference((AdapterReference("a"),), (0.5,)))
         assert one is not None
         assert one.digest == "d-a"
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("wanted", "reason"), [
-    (Merged((), ()), "at least one adapter ID must be provided"),
-    (Merged((Named("a"),) * 17, (1.0,) * 17), "at most 16 adapters can be merged, got 17"),
-    (Merged((Named("a"),), ()), "number of adapter IDs must match number of adapter weights"),
-    (Merged((Named("a"),), (1.0,), "sum"), "`merge_strategy` must be one of linear, ties, dare_linear, dare_ties"),
-    (Merged((Named("a"),), (1.0,), sign="max"), "`majority_sign_method` must be one of total, frequency"),
-    (Merged((Named("a"),), (1.0,), "ties", density=0.0), "`density` must be above 0 and at most 1, got 0.0"),
-    (Merged((Named("a"),), (float("inf"),)), "a weight must be at most"),
-    (Merged((Named("a"),), (float("nan"),)), "a weight must be at most"),
-])
-def test_what_cannot_be_merged_is_refused_before_anything_is_fetched(wanted: Merged, reason: str) -> None:
-    async def story(house: House) -> None:
+    (MergedAdapterReference((), ()), "at least one adapter ID must be provided"),
+    (MergedAdapterReference((AdapterReference("a"),) * 17, (1.0,) * 17), "at most 16 adapters can be merged, got 17"),
+    (MergedAdapterReference((AdapterReference("a"),), ()),
+     "number of adapter IDs must match number of adapter weights"),
+    (MergedAdapterReference((AdapterReference("a"),), (1.0,), "sum"),
+     "`merge_strategy` must be one of linear, ties, dare_linear, dare_ties"),
+    (MergedAdapterReference((AdapterReference("a"),), (1.0,), majority_sign_method="max"),
+     "`majority_sign_method` must be one of total, frequency"),
+    (MergedAdapterReference((AdapterReference("a"),), (1.0,), "ties", density=0.0),
+     "`density` must be above 0 and at most 1, got 0.0"),
+    (MergedAdapterReference((AdapterReference("a"),), (float("inf"),)), "a weight must be at most"),
+    (MergedAdapterReference((AdapterReference("a"),), (float("nan"),)), "a weight must be at most"),])
+def test_invalid_merge_is_rejected_before_anything_is_fetched(wanted: MergedAdapterReference,
+                                                              reason: str) -> None:
+    async def scenario(setup: RegistrySetup) -> None:
         with pytest.raises(InvalidRequest, match=reason):
-            await house.adapters.of(wanted)
-        assert house.store.questions == []
-    play(story)
+            await setup.registry.resolve(wanted)
+        assert setup.adapter_store.requests == []
+    run_scenario(scenario)

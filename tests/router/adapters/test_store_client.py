@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.adapters.store_client import Store
-from router.errors import AdapterFailed
+from router.adapters.store_client import AdapterStoreClient
+from router.errors import AdapterLoadFailed
 
 # Sends `op` and the token back. `hold` is answered after the next one, `die` ends the process, `odd` prints no JSON.
-SCRIPT = """
+STORE_PROCESS_SCRIPT = """
 import json, os, sys
 token = sys.stdin.readline().strip()
 held = []
@@ -30,50 +30,50 @@ for line in sys.stdin:
 """
 
 
-def play(story: Callable[[Store], Awaitable[Any]]) -> None:
-    async def told() -> None:
-        store = Store([sys.executable, "-c", SCRIPT], "secret")
-        await story(store)
+def run_scenario(scenario: Callable[[AdapterStoreClient], Awaitable[Any]]) -> None:
+    async def main() -> None:
+        store = AdapterStoreClient([sys.executable, "-c", STORE_PROCESS_SCRIPT], "secret")
+        await scenario(store)
         await store.close()
-    uvloop.run(told())
+    uvloop.run(main())
 
 
 @pytest.mark.slow
-def test_answers_come_to_who_asked_in_whatever_order() -> None:
-    async def story(store: Store) -> None:
-        later = asyncio.create_task(store.ask(op="hold"))
+def test_answers_are_matched_to_requests_in_any_order() -> None:
+    async def scenario(store: AdapterStoreClient) -> None:
+        later = asyncio.create_task(store.send_request(op="hold"))
         await asyncio.sleep(0)
-        sooner = await store.ask(op="x")
+        sooner = await store.send_request(op="x")
         assert (sooner["op"], sooner["token"], (await later)["op"]) == ("x", "secret", "hold")
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["die", "odd"])
-def test_a_process_that_ends_fails_who_waits_and_the_next_question_starts_another(end: str) -> None:
-    async def story(store: Store) -> None:
-        waiting = asyncio.create_task(store.ask(op="hold"))
+def test_process_exit_fails_pending_requests_and_the_next_request_restarts_it(end: str) -> None:
+    async def scenario(store: AdapterStoreClient) -> None:
+        waiting = asyncio.create_task(store.send_request(op="hold"))
         await asyncio.sleep(0)
-        for question in (store.ask(op=end), waiting):
-            with pytest.raises(AdapterFailed, match="ended; try again"):
+        for question in (store.send_request(op=end), waiting):
+            with pytest.raises(AdapterLoadFailed, match="ended; try again"):
                 await question
-        assert (await store.ask(op="x"))["op"] == "x"
-    play(story)
+        assert (await store.send_request(op="x"))["op"] == "x"
+    run_scenario(scenario)
 
 
-def test_without_a_question_there_is_no_process() -> None:
-    async def story(store: Store) -> None:
+def test_no_process_is_started_before_the_first_request() -> None:
+    async def scenario(store: AdapterStoreClient) -> None:
         assert store._process is None
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.slow
-def test_it_runs_on_the_loop_that_the_router_runs_on() -> None:
+def test_store_process_runs_on_uvloop() -> None:
     """uvloop accepts fewer options for a subprocess than asyncio's own loop."""
-    async def told() -> None:
-        store = Store([sys.executable, "-c", SCRIPT], "secret")
-        assert (await store.ask(op="fetch"))["token"] == "secret"
+    async def main() -> None:
+        store = AdapterStoreClient([sys.executable, "-c", STORE_PROCESS_SCRIPT], "secret")
+        assert (await store.send_request(op="fetch"))["token"] == "secret"
         await store.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(told())
+        runner.run(main())

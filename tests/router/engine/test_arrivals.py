@@ -6,61 +6,61 @@ from typing import Any
 
 import pytest
 
-from router.engine.arrivals import Arrivals
+from router.engine.arrivals import LoadWaiters
 from router.errors import NotReady
 from router.request import Resource
 
-A, B = Resource("adapter", 1), Resource("adapter", 2)
+ADAPTER_A, ADAPTER_B = Resource("adapter", 1), Resource("adapter", 2)
 
 
-def play(story: Callable[[Arrivals], Awaitable[Any]]) -> None:
-    asyncio.run(asyncio.wait_for(told(story), 5.0))
+def run_scenario(scenario: Callable[[LoadWaiters], Awaitable[Any]]) -> None:
+    asyncio.run(asyncio.wait_for(call_with_load_waiters(scenario), 5.0))
 
 
-async def told(story: Callable[[Arrivals], Awaitable[Any]]) -> None:
-    await story(Arrivals())
+async def call_with_load_waiters(scenario: Callable[[LoadWaiters], Awaitable[Any]]) -> None:
+    await scenario(LoadWaiters())
 
 
-async def waiting(arrivals: Arrivals, *resources: Resource) -> list["asyncio.Task[str]"]:
-    tasks = [asyncio.create_task(arrivals.of(resource)) for resource in resources]
+async def start_waiting(arrivals: LoadWaiters, *resources: Resource) -> list["asyncio.Task[str]"]:
+    tasks = [asyncio.create_task(arrivals.wait_for(resource)) for resource in resources]
     await asyncio.sleep(0)
     return tasks
 
 
-def test_everybody_who_waits_for_it_hears_of_it_and_nobody_else() -> None:
-    async def story(arrivals: Arrivals) -> None:
-        first, second, other = await waiting(arrivals, A, A, B)
-        assert arrivals.awaited == [A, B]
-        arrivals.came(A)
+def test_all_waiters_of_a_resource_are_notified_and_no_others() -> None:
+    async def scenario(arrivals: LoadWaiters) -> None:
+        first, second, other = await start_waiting(arrivals, ADAPTER_A, ADAPTER_A, ADAPTER_B)
+        assert arrivals.awaited_resources == [ADAPTER_A, ADAPTER_B]
+        arrivals.resolve(ADAPTER_A)
         assert await asyncio.gather(first, second) == ["", ""]
         assert not other.done()
-        arrivals.came(B, "it is broken")
+        arrivals.resolve(ADAPTER_B, "it is broken")
         assert await other == "it is broken"
-        assert arrivals.awaited == []
-    play(story)
+        assert arrivals.awaited_resources == []
+    run_scenario(scenario)
 
 
-def test_what_nobody_waits_for_is_no_news() -> None:
-    async def story(arrivals: Arrivals) -> None:
-        arrivals.came(A)
-    play(story)
+def test_notification_without_waiters_is_ignored() -> None:
+    async def scenario(arrivals: LoadWaiters) -> None:
+        arrivals.resolve(ADAPTER_A)
+    run_scenario(scenario)
 
 
-def test_who_leaves_takes_nothing_from_others() -> None:
-    async def story(arrivals: Arrivals) -> None:
-        leaves, stays = await waiting(arrivals, A, A)
+def test_cancelled_waiter_does_not_affect_the_others() -> None:
+    async def scenario(arrivals: LoadWaiters) -> None:
+        leaves, stays = await start_waiting(arrivals, ADAPTER_A, ADAPTER_A)
         leaves.cancel()
         await asyncio.wait([leaves])
-        arrivals.came(A)
+        arrivals.resolve(ADAPTER_A)
         assert await stays == ""
-    play(story)
+    run_scenario(scenario)
 
 
-def test_who_waits_when_everything_ends_is_told() -> None:
-    async def story(arrivals: Arrivals) -> None:
-        [task] = await waiting(arrivals, A)
-        arrivals.give_up("the server is shutting down")
+def test_waiters_fail_when_the_server_shuts_down() -> None:
+    async def scenario(arrivals: LoadWaiters) -> None:
+        [task] = await start_waiting(arrivals, ADAPTER_A)
+        arrivals.fail_all("the server is shutting down")
         with pytest.raises(NotReady, match="shutting down"):
             await task
-        assert arrivals.awaited == []
-    play(story)
+        assert arrivals.awaited_resources == []
+    run_scenario(scenario)

@@ -4,625 +4,632 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.expected_streams import Heard, ask
-from support.in_process_server import play, weft
-from support.metrics_page import read
+from support.expected_streams import ReceivedStream, make_text_request
+from support.in_process_server import play_scenario, run_in_process_weft
+from support.metrics_page import parse_metrics
 
 from router.engine import engine, health
-from router.engine.delivery import Delivery
+from router.engine.delivery import OutputBuilder
 from router.engine.engine import Engine
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.recording.file import Recording
 from router.recording.replay import Replay
-from router.recording.shelf import Shelf
-from router.request import ANYONE, FinishReason
-from router.scheduler.resource_cache import Standing
-from router.scheduler.timeline import RUNNING, Cause
+from router.recording.shelf import RecordingFolder
+from router.request import DEFAULT_TENANT, FinishReason
+from router.scheduler.resource_cache import AdapterStatus
+from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
-from router.shards.shard_group import Shards
-from router.text.tokenizer import byte_tokenizer
+from router.shards.shard_group import ShardGroup
+from router.text.tokenizer import create_byte_tokenizer
 from shard.pb import shard_pb2 as pb
 from shard.simulator.worker import SimulatedWorker
 
 
-def waited(story):
-    return sum(seconds for cause, seconds in story.seconds(0.0).items() if cause not in RUNNING)
+def get_waiting_seconds(timeline):
+    return sum(seconds for cause, seconds in timeline.seconds_by_phase(0.0).items() if cause not in RUNNING_PHASES)
 
 
 # -- starting and stopping
 
 
-def test_the_engine_learns_what_the_shards_are(tmp_path):
-    async def story(weft):
-        facts = weft.engine.facts
+def test_engine_learns_model_info_from_the_shards(tmp_path):
+    async def scenario(weft):
+        facts = weft.engine.model_info
         assert (facts.model, facts.num_blocks, facts.block_size, facts.world_size) == ("simulated", 50, 32, 2)
-        assert not weft.engine.ailment()
-        assert weft.calls == {"Info": 2, "Warmup": 1, "Reset": 1}
-    play(story, tmp_path, num_blocks=50, block_size=32, ranks=2)
+        assert not weft.engine.why_unavailable()
+        assert weft.rpc_counts == {"Info": 2, "Warmup": 1, "Reset": 1}
+    play_scenario(scenario, tmp_path, num_blocks=50, block_size=32, ranks=2)
 
 
-def test_a_router_that_is_started_again_begins_an_epoch_of_its_own(tmp_path):
-    async def story(weft):
-        await weft.hear_right(ask())
+def test_restarted_router_starts_a_new_epoch(tmp_path):
+    async def scenario(weft):
+        await weft.check_streams(make_text_request())
         await weft.engine.stop()
-        weft.engine = Engine(weft.config, Shards(weft.shards.addresses), byte_tokenizer())
+        weft.engine = Engine(weft.config, ShardGroup(weft.shards.addresses), create_byte_tokenizer())
         await weft.engine.start()
-        await weft.hear_right(ask())
-        assert (weft.calls["Warmup"], weft.ranks[0].worker.info().epoch) == (1, 2)
-    play(story, tmp_path)
+        await weft.check_streams(make_text_request())
+        assert (weft.rpc_counts["Warmup"], weft.ranks[0].worker.info().epoch) == (1, 2)
+    play_scenario(scenario, tmp_path)
 
 
-def test_shards_hear_to_which_span_every_chunk_belongs(tmp_path):
-    async def story(weft):
-        await asyncio.gather(*(Heard.all_of(weft.engine.submit(ask(prompt, 3), traceparent=traceparent))
-                               for prompt, traceparent in (("a" * 100, "00-long"), ("b", ""))))
-        chunks = [message.chunks for messages in weft.shards.sent for message in messages
+def test_shards_receive_the_trace_context_of_every_chunk(tmp_path):
+    async def scenario(weft):
+        await asyncio.gather(
+            *(ReceivedStream.from_stream(weft.engine.submit(make_text_request(prompt, 3), traceparent=traceparent))
+              for prompt, traceparent in (("a" * 100, "00-long"), ("b", ""))))
+        chunks = [message.chunks for messages in weft.shards.sent_messages for message in messages
                   if isinstance(message, pb.PrefillRequest)]
         told = [pair for part in chunks for pair in zip(part.lengths, part.traceparents, strict=False)]
         assert sum(length for length, traceparent in told if traceparent) == 100
         assert {traceparent for _, traceparent in told} <= {"", "00-long"}
         assert len(told) > 2
         await weft.check_idle()
-    play(story, tmp_path, max_batch_prefill_tokens=32)
+    play_scenario(scenario, tmp_path, max_batch_prefill_tokens=32)
 
 
-def test_stopping_fails_whoever_is_still_served(tmp_path):
-    async def story(weft):
-        waiting = [asyncio.create_task(Heard.all_of(weft.submit(f"{number}", 50))) for number in range(4)]
-        await weft.gate.arrival()
-        weft.gate.let(3)
-        await weft.shards.reach(4)
+def test_stopping_fails_unfinished_requests(tmp_path):
+    async def scenario(weft):
+        waiting = [asyncio.create_task(ReceivedStream.from_stream(weft.submit(f"{number}", 50))) for number in range(4)]
+        await weft.gate.wait_for_step()
+        weft.gate.release_steps(3)
+        await weft.shards.wait_for_num_steps(4)
         await weft.engine.stop()
         for heard in await asyncio.gather(*waiting):
             assert isinstance(heard.error, NotReady)
-            heard.check_beginning(weft.model)
-        assert weft.engine.ailment()
+            heard.check_partial_output(weft.model)
+        assert weft.engine.why_unavailable()
         with pytest.raises(NotReady):
             weft.submit()
-    play(story, tmp_path, gated=True, max_batch_size=2)
+    play_scenario(scenario, tmp_path, gated=True, max_batch_size=2)
 
 
-def test_who_is_finished_when_the_engine_stops_is_told_that(tmp_path, monkeypatch):
+def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkeypatch):
     """The core completed the step, but its tokens were not delivered yet."""
-    async def story(weft):
-        hearing = asyncio.create_task(Heard.all_of(weft.submit("a loom", 1)))
-        complete, done = weft.core.complete, asyncio.Event()
+    async def scenario(weft):
+        hearing = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 1)))
+        complete, done = weft.scheduler.complete, asyncio.Event()
 
-        def watched(*args):
+        def complete_and_signal(*args):
             done.set()
             return complete(*args)
 
-        monkeypatch.setattr(weft.core, "complete", watched)
-        await weft.gate.arrival()
-        weft.gate.let(1)
+        monkeypatch.setattr(weft.scheduler, "complete", complete_and_signal)
+        await weft.gate.wait_for_step()
+        weft.gate.release_steps(1)
         await done.wait()
         assert not hearing.done()
         await weft.engine.stop()
-        (await hearing).check(weft.model)
-    play(story, tmp_path, gated=True)
+        (await hearing).check_output(weft.model)
+    play_scenario(scenario, tmp_path, gated=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stopping_while_shards_hang_leaves_nothing_behind(tmp_path, ranks):
-    async def story(weft):
+    async def scenario(weft):
         stream = weft.submit()
-        await weft.shards.reach(2)
+        await weft.shards.wait_for_num_steps(2)
         await weft.engine.stop()
-        assert isinstance((await Heard.all_of(stream)).error, NotReady)
-    play(story, tmp_path, faults="hang@prefill:1", ranks=ranks)
+        assert isinstance((await ReceivedStream.from_stream(stream)).error, NotReady)
+    play_scenario(scenario, tmp_path, faults="hang@prefill:1", ranks=ranks)
 
 
-def test_stopping_while_the_shards_are_away(tmp_path):
-    async def story(weft):
+def test_engine_can_stop_while_the_shards_are_lost(tmp_path):
+    async def scenario(weft):
         stream = weft.submit("a loom", 100)
-        lost = weft.watch("shards_lost")
-        await weft.shards.reach(2)
+        lost = weft.watch_scheduler_calls("shards_lost")
+        await weft.shards.wait_for_num_steps(2)
         await weft.ranks.pop().kill()
         await lost.get()
         await weft.engine.stop()
-        assert isinstance((await Heard.all_of(stream)).error, NotReady)
-    play(story, tmp_path)
+        assert isinstance((await ReceivedStream.from_stream(stream)).error, NotReady)
+    play_scenario(scenario, tmp_path)
 
 
-def test_drained_means_that_nobody_is_left(tmp_path):
-    async def story(weft):
-        await weft.engine.drained()
+def test_drained_waits_until_no_request_is_unfinished(tmp_path):
+    async def scenario(weft):
+        await weft.engine.wait_until_drained()
         streams = [weft.submit("a loom", length) for length in (3, 9)]
-        assert weft.engine.num_unfinished == 2
-        await weft.engine.drained()
-        assert weft.engine.num_unfinished == 0
+        assert weft.engine.num_unfinished_requests == 2
+        await weft.engine.wait_until_drained()
+        assert weft.engine.num_unfinished_requests == 0
         for stream in streams:
-            Heard(stream.request).take(await stream.events())
-    play(story, tmp_path)
+            ReceivedStream(stream.request).add_events(await stream.wait_for_events())
+    play_scenario(scenario, tmp_path)
 
 
 # -- recordings
 
 
-async def recorded(weft, folder):
+async def restart_with_recording(weft, folder):
     """Restart the engine with a shelf for recordings, and return the shelf."""
     await weft.engine.stop()
-    shelf = Shelf(folder, weft.config)
-    weft.engine = Engine(weft.config, Shards(weft.shards.addresses), byte_tokenizer(), shelf=shelf)
+    recording_folder = RecordingFolder(folder, weft.config)
+    weft.engine = Engine(weft.config, ShardGroup(weft.shards.addresses), create_byte_tokenizer(),
+                         recording_folder=recording_folder)
     await weft.engine.start()
-    return shelf
+    return recording_folder
 
 
-async def replayed(shelf, folder):
-    await asyncio.to_thread(shelf.close)
+async def replay_recording(recording_folder, folder):
+    await asyncio.to_thread(recording_folder.close)
     path, = folder.glob("*")
     return Recording(path), Replay(Recording(path)).run()
 
 
-def test_what_was_served_can_be_written_down_and_replays(tmp_path):
-    async def story(weft):
-        shelf = await recorded(weft, tmp_path / "recordings")
-        await weft.hear_right(*(ask(f"{number} looms", 20) for number in range(6)))
+def test_recording_of_served_requests_replays_identically(tmp_path):
+    async def scenario(weft):
+        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        await weft.check_streams(*(make_text_request(f"{number} looms", 20) for number in range(6)))
         weft.engine.write_recording("a test")
-        _, outcome = await replayed(shelf, tmp_path / "recordings")
+        _, outcome = await replay_recording(shelf, tmp_path / "recordings")
         assert outcome.difference is None
         assert outcome.num_events > 40
-    play(story, tmp_path, num_blocks=12)
+    play_scenario(scenario, tmp_path, num_blocks=12)
 
 
-def test_an_engine_that_fails_leaves_a_recording(tmp_path, monkeypatch):
-    async def story(weft):
-        shelf = await recorded(weft, tmp_path / "recordings")
-        monkeypatch.setattr(weft.engine._clients, "read", None)
-        heard, = await weft.hear(ask())
+def test_failing_engine_writes_a_recording(tmp_path, monkeypatch):
+    async def scenario(weft):
+        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        monkeypatch.setattr(weft.engine._client_streams, "detokenize_result", None)
+        heard, = await weft.collect_streams(make_text_request())
         assert isinstance(heard.error, NotReady)
-        recording, outcome = await replayed(shelf, tmp_path / "recordings")
+        recording, outcome = await replay_recording(shelf, tmp_path / "recordings")
         assert "the engine's loop failed" in recording.path.read_text()
         assert outcome.difference is None
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_shards_that_make_no_sense_leave_a_recording(tmp_path):
-    async def story(weft):
-        shelf = await recorded(weft, tmp_path / "recordings")
-        await weft.hear_right(ask())
-        _, outcome = await replayed(shelf, tmp_path / "recordings")
+def test_invalid_shard_replies_write_a_recording(tmp_path):
+    async def scenario(weft):
+        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        await weft.check_streams(make_text_request())
+        _, outcome = await replay_recording(shelf, tmp_path / "recordings")
         assert outcome.difference is None
-    play(story, tmp_path, faults="wrong@decode:3:missing")
+    play_scenario(scenario, tmp_path, faults="wrong@decode:3:missing")
 
 
-def test_without_a_shelf_or_without_minutes_nothing_is_recorded(tmp_path, caplog):
-    async def story(weft):
+def test_nothing_is_recorded_without_a_folder_or_with_zero_minutes(tmp_path, caplog):
+    async def scenario(weft):
         weft.engine.write_recording("a test")
-        await recorded(weft, tmp_path / "recordings")
+        await restart_with_recording(weft, tmp_path / "recordings")
         weft.engine.write_recording("a test")
         assert caplog.messages.count("nothing is recorded (--record-minutes 0)") == 2
         assert not (tmp_path / "recordings").exists()
-    play(story, tmp_path, record_minutes=0)
+    play_scenario(scenario, tmp_path, record_minutes=0)
 
 
 # -- admission
 
 
-def test_more_requests_than_the_house_holds_are_refused(tmp_path):
-    async def story(weft):
+def test_requests_beyond_the_concurrency_limit_are_rejected(tmp_path):
+    async def scenario(weft):
         first = weft.submit()
         with pytest.raises(Overloaded, match="--max-concurrent-requests 1") as refused:
             weft.submit()
         assert refused.value.retry_after > 0
-        (await Heard.all_of(first)).check(weft.model)
-        await weft.hear_right(ask())
-    play(story, tmp_path, max_concurrent_requests=1)
+        (await ReceivedStream.from_stream(first)).check_output(weft.model)
+        await weft.check_streams(make_text_request())
+    play_scenario(scenario, tmp_path, max_concurrent_requests=1)
 
 
-def test_what_can_never_fit_fails_at_once_and_alone(tmp_path):
-    async def story(weft):
-        heard, other = await weft.hear(ask("a loom", 200), ask("a loom", 20))
+def test_request_that_never_fits_fails_at_once_without_affecting_others(tmp_path):
+    async def scenario(weft):
+        heard, other = await weft.collect_streams(make_text_request("a loom", 200), make_text_request("a loom", 20))
         assert isinstance(heard.error, GenerationFailed)
-        other.check(weft.model)
+        other.check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, num_blocks=8)
+    play_scenario(scenario, tmp_path, num_blocks=8)
 
 
-def test_who_comes_while_the_shards_are_away_is_served_when_they_are_back(tmp_path):
-    async def story(weft):
-        first = asyncio.create_task(Heard.all_of(weft.submit("a loom", 40)))
-        lost = weft.watch("shards_lost")
+def test_request_during_a_shard_loss_is_served_after_recovery(tmp_path):
+    async def scenario(weft):
+        first = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 40)))
+        lost = weft.watch_scheduler_calls("shards_lost")
         await lost.get()
-        assert weft.engine.ailment()
-        await weft.hear_right(ask("another"))
-        (await first).check(weft.model)
-        assert not weft.engine.ailment()
-    play(story, tmp_path, faults="die@decode:3")
+        assert weft.engine.why_unavailable()
+        await weft.check_streams(make_text_request("another"))
+        (await first).check_output(weft.model)
+        assert not weft.engine.why_unavailable()
+    play_scenario(scenario, tmp_path, faults="die@decode:3")
 
 
 # -- leaving
 
 
-def test_who_leaves_frees_its_blocks_at_once_and_on_the_shards_with_the_next_message(tmp_path):
-    async def story(weft):
+def test_cancelled_request_frees_blocks_at_once_and_on_shards_with_the_next_message(tmp_path):
+    async def scenario(weft):
         stays, leaves = weft.submit("a loom", 40), weft.submit("another", 40)
-        await weft.gate.arrival()
-        weft.gate.let(5)
-        await weft.shards.reach(6)
+        await weft.gate.wait_for_step()
+        weft.gate.release_steps(5)
+        await weft.shards.wait_for_num_steps(6)
         leaves.close()
-        assert len(weft.core.running) == 1
-        weft.gate.let(3)  # two steps under way, and the next
-        await weft.shards.reach(9)
+        assert len(weft.scheduler.running) == 1
+        weft.gate.release_steps(3)  # two steps under way, and the next
+        await weft.shards.wait_for_num_steps(9)
         assert len(weft.ranks[0].worker.ledger.sequences) == 1
-        weft.gate.open()
-        (await Heard.all_of(stays)).check(weft.model)
+        weft.gate.release_all()
+        (await ReceivedStream.from_stream(stays)).check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, gated=True)
+    play_scenario(scenario, tmp_path, gated=True)
 
 
-def test_who_leaves_while_the_shards_are_away_is_forgotten(tmp_path):
-    async def story(weft):
-        stream, lost = weft.submit("a loom", 40), weft.watch("shards_lost")
+def test_request_cancelled_while_the_shards_are_lost_is_dropped(tmp_path):
+    async def scenario(weft):
+        stream, lost = weft.submit("a loom", 40), weft.watch_scheduler_calls("shards_lost")
         await lost.get()
         stream.close()
-        await weft.engine.drained()
+        await weft.engine.wait_until_drained()
         await weft.check_idle()
-    play(story, tmp_path, faults="die@decode:3")
+    play_scenario(scenario, tmp_path, faults="die@decode:3")
 
 
-def test_leaving_twice_or_after_the_end_does_no_harm(tmp_path):
-    async def story(weft):
+def test_closing_a_stream_twice_or_after_its_end_is_harmless(tmp_path):
+    async def scenario(weft):
         stream = weft.submit("a loom", 5)
-        (await Heard.all_of(stream)).check(weft.model)
+        (await ReceivedStream.from_stream(stream)).check_output(weft.model)
         stream.close()
         other = weft.submit("a loom", 5)
         other.close()
         other.close()
         await weft.check_idle()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_who_leaves_when_its_end_is_known_but_not_told_does_no_harm(tmp_path):
-    async def story(weft):
+def test_closing_a_stream_before_its_end_is_delivered_is_harmless(tmp_path):
+    async def scenario(weft):
         stream = weft.submit("a loom", 3)
-        complete = weft.core.complete
+        complete = weft.scheduler.complete
 
-        def leaving(*args):
+        def complete_and_close_stream(*args):
             events = complete(*args)
             asyncio.get_running_loop().call_soon(stream.close)
             return events
 
-        weft.core.complete = leaving
+        weft.scheduler.complete = complete_and_close_stream
         await weft.check_idle()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
 # -- clients that do not read
 
-SLOW = {"slow_client_buffer": 4096, "slow_client_timeout": 60.0}
+SLOW_CLIENT_SETTINGS = {"slow_client_buffer": 4096, "slow_client_timeout": 60.0}
 
 
-async def until_held(weft, stream):
-    held = weft.watch("hold")
+async def wait_until_suspended(weft, stream):
+    held = weft.watch_scheduler_calls("suspend")
     await held.get()
-    assert stream.size > weft.config.slow_client_buffer
+    assert stream.num_bytes > weft.config.slow_client_buffer
 
 
-def test_who_does_not_read_is_held_while_the_others_go_on(tmp_path):
-    async def story(weft):
+def test_slow_client_is_suspended_while_others_continue(tmp_path):
+    async def scenario(weft):
         slow = weft.submit("a loom", 90)
-        await until_held(weft, slow)
-        await weft.hear_right(ask("another", 40))
-        await weft.settle()
-        assert not len(weft.core.running)
+        await wait_until_suspended(weft, slow)
+        await weft.check_streams(make_text_request("another", 40))
+        await weft.wait_for_steps_in_flight()
+        assert not len(weft.scheduler.running)
         assert not weft.ranks[0].worker.ledger.sequences
-        assert weft.engine.num_unfinished == 1
-        (await Heard.all_of(slow)).check(weft.model)
+        assert weft.engine.num_unfinished_requests == 1
+        (await ReceivedStream.from_stream(slow)).check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, **SLOW)
+    play_scenario(scenario, tmp_path, **SLOW_CLIENT_SETTINGS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look_ahead", [1, 2])
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
-def test_no_more_is_kept_than_the_limit_and_what_is_under_way(tmp_path, tokens_per_step, look_ahead):
-    async def story(weft):
+def test_buffered_output_stays_within_the_limit_plus_steps_in_flight(tmp_path, tokens_per_step, look_ahead):
+    async def scenario(weft):
         slow = weft.submit("a loom", 90)
-        await until_held(weft, slow)
-        await weft.hear_right(ask("another", 30))
-        assert slow.size <= weft.config.slow_client_buffer + 130 * tokens_per_step * (1 + look_ahead)
-        (await Heard.all_of(slow)).check(weft.model)
-    play(story, tmp_path, tokens_per_step=tokens_per_step, look_ahead=look_ahead, **SLOW)
+        await wait_until_suspended(weft, slow)
+        await weft.check_streams(make_text_request("another", 30))
+        assert slow.num_bytes <= weft.config.slow_client_buffer + 130 * tokens_per_step * (1 + look_ahead)
+        (await ReceivedStream.from_stream(slow)).check_output(weft.model)
+    play_scenario(scenario, tmp_path, tokens_per_step=tokens_per_step, look_ahead=look_ahead, **SLOW_CLIENT_SETTINGS)
 
 
-def test_who_is_slow_again_and_again_gets_every_token_once(tmp_path):
-    async def story(weft):
+def test_repeatedly_slow_client_gets_every_token_once(tmp_path):
+    async def scenario(weft):
         slow = weft.submit("a loom", 120)
-        heard, held = Heard(slow.request), weft.watch("hold")
+        heard, held = ReceivedStream(slow.request), weft.watch_scheduler_calls("suspend")
         for _ in range(3):
             await held.get()
-            await weft.hear_right(ask("another", 5))
-            heard.take(await slow.events())
-        while heard.end is None:
-            heard.take(await slow.events())
-        heard.check(weft.model)
-        assert weft.shards.num_sent_again == 3
+            await weft.check_streams(make_text_request("another", 5))
+            heard.add_events(await slow.wait_for_events())
+        while heard.finished_event is None:
+            heard.add_events(await slow.wait_for_events())
+        heard.check_output(weft.model)
+        assert weft.shards.num_reentered == 3
         await weft.check_idle()
-    play(story, tmp_path, **SLOW)
+    play_scenario(scenario, tmp_path, **SLOW_CLIENT_SETTINGS)
 
 
-def test_who_does_not_read_for_too_long_is_given_up(tmp_path):
-    async def story(weft):
+def test_client_that_does_not_read_for_too_long_is_cancelled(tmp_path):
+    async def scenario(weft):
         slow = weft.submit("a loom", 90)
-        other = asyncio.create_task(Heard.all_of(weft.submit("another", 50)))
-        (await other).check(weft.model)
-        await weft.engine.drained()
-        heard = await Heard.all_of(slow)
+        other = asyncio.create_task(ReceivedStream.from_stream(weft.submit("another", 50)))
+        (await other).check_output(weft.model)
+        await weft.engine.wait_until_drained()
+        heard = await ReceivedStream.from_stream(slow)
         assert isinstance(heard.error, Cancelled)
-        heard.check_beginning(weft.model)
+        heard.check_partial_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, slow_client_buffer=4096, slow_client_timeout=0.02)
+    play_scenario(scenario, tmp_path, slow_client_buffer=4096, slow_client_timeout=0.02)
 
 
-def test_who_leaves_while_being_held_is_forgotten(tmp_path):
-    async def story(weft):
+def test_suspended_request_can_be_cancelled(tmp_path):
+    async def scenario(weft):
         slow = weft.submit("a loom", 90)
-        await until_held(weft, slow)
+        await wait_until_suspended(weft, slow)
         slow.close()
         await weft.check_idle()
-    play(story, tmp_path, **SLOW)
+    play_scenario(scenario, tmp_path, **SLOW_CLIENT_SETTINGS)
 
 
 @pytest.mark.slow
-def test_a_loss_while_somebody_is_held(tmp_path):
-    async def story(weft):
+def test_suspended_request_survives_a_shard_loss(tmp_path):
+    async def scenario(weft):
         slow = weft.submit("a loom", 100)
-        await until_held(weft, slow)
-        await weft.hear_right(ask("another", 60))
-        assert weft.num_replaced == 1
-        (await Heard.all_of(slow)).check(weft.model)
+        await wait_until_suspended(weft, slow)
+        await weft.check_streams(make_text_request("another", 60))
+        assert weft.num_replacements == 1
+        (await ReceivedStream.from_stream(slow)).check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, faults="die@decode:60", **SLOW)
+    play_scenario(scenario, tmp_path, faults="die@decode:60", **SLOW_CLIENT_SETTINGS)
 
 
 # -- defects of our code
 
 
-def test_a_mistake_in_the_core_fails_everybody_and_is_told(tmp_path):
-    async def story(weft):
+def test_scheduler_bug_fails_all_requests_and_is_reported(tmp_path):
+    async def scenario(weft):
         streams = [weft.submit(f"{number}", 50) for number in range(3)]
-        await weft.shards.reach(5)
+        await weft.shards.wait_for_num_steps(5)
 
-        def plan(now):
+        def failing_plan(now):
             raise ZeroDivisionError
 
-        weft.core.plan = plan
+        weft.scheduler.plan = failing_plan
         for stream in streams:
-            assert isinstance((await Heard.all_of(stream)).error, NotReady)
-        await weft.engine.crashed()
-        assert weft.engine.ailment()
-        await weft.engine.drained()
+            assert isinstance((await ReceivedStream.from_stream(stream)).error, NotReady)
+        await weft.engine.wait_until_crashed()
+        assert weft.engine.why_unavailable()
+        await weft.engine.wait_until_drained()
         with pytest.raises(NotReady):
             weft.submit()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_a_mistake_in_the_text_of_one_request_fails_that_request_alone(tmp_path, monkeypatch):
-    read = Delivery.read
+def test_delivery_bug_fails_only_its_own_request(tmp_path, monkeypatch):
+    read = OutputBuilder.detokenize_row
 
-    def clumsy(delivery, row):
-        if delivery.request.prompt == tuple(b"clumsy") and len(delivery._text) == 4:
+    def failing_read(delivery, row):
+        if delivery.request.prompt == tuple(b"clumsy") and len(delivery._text_pieces) == 4:
             raise ZeroDivisionError
         return read(delivery, row)
 
-    monkeypatch.setattr(Delivery, "read", clumsy)
+    monkeypatch.setattr(OutputBuilder, "detokenize_row", failing_read)
 
-    async def story(weft):
-        guilty, *others = await weft.hear(ask("clumsy", 20), *(ask(f"{number}", 20) for number in range(3)))
+    async def scenario(weft):
+        guilty, *others = await weft.collect_streams(make_text_request("clumsy", 20),
+                                          *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
         assert len(guilty.tokens) == 4
         for heard in others:
-            heard.check(weft.model)
+            heard.check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_so_does_a_mistake_in_its_last_words(tmp_path, monkeypatch):
-    finish = Delivery.finish
+def test_bug_at_the_end_of_delivery_fails_only_its_own_request(tmp_path, monkeypatch):
+    finish = OutputBuilder.finish
 
-    def clumsy(delivery, reason):
+    def failing_finish(delivery, reason):
         if delivery.request.prompt == tuple(b"clumsy"):
             raise ZeroDivisionError
         finish(delivery, reason)
 
-    monkeypatch.setattr(Delivery, "finish", clumsy)
+    monkeypatch.setattr(OutputBuilder, "finish", failing_finish)
 
-    async def story(weft):
-        guilty, *others = await weft.hear(ask("clumsy", 5), *(ask(f"{number}", 20) for number in range(3)))
+    async def scenario(weft):
+        guilty, *others = await weft.collect_streams(make_text_request("clumsy", 5),
+                                          *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
         for heard in others:
-            heard.check(weft.model)
+            heard.check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_whose_text_cannot_even_begin_is_not_served_for_nobody(tmp_path, monkeypatch):
-    async def story(weft):
+def test_request_whose_delivery_cannot_start_leaves_no_sequence_behind(tmp_path, monkeypatch):
+    async def scenario(weft):
         with monkeypatch.context() as patch:
-            patch.setattr(weft.tokenizer, "detokenizer", lambda _: 1 // 0)
+            patch.setattr(weft.tokenizer, "create_detokenizer", lambda _: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 weft.submit("clumsy", 50)
-        assert not len(weft.core.sequences)
+        assert not len(weft.scheduler.sequences)
         await weft.check_idle()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
 # -- results and records of a request
 
 
-def test_prompt_logprobs_are_told_once_though_the_shards_died_in_between(tmp_path):
-    async def story(weft):
-        (heard,) = await weft.hear(ask("x" * 100, 10, prompt_logprobs=True))
-        assert weft.num_replaced == 1
+def test_prompt_logprobs_are_delivered_once_despite_a_shard_loss(tmp_path):
+    async def scenario(weft):
+        (heard,) = await weft.collect_streams(make_text_request("x" * 100, 10, prompt_logprobs=True))
+        assert weft.num_replacements == 1
         assert sorted(heard.prompt_logprobs) == list(range(1, 100))
-        heard.check(weft.model)
-    play(story, tmp_path, faults="die@prefill:3", max_batch_prefill_tokens=32)
+        heard.check_output(weft.model)
+    play_scenario(scenario, tmp_path, faults="die@prefill:3", max_batch_prefill_tokens=32)
 
 
-def test_prompt_logprobs_alone_may_be_too_many_to_keep(tmp_path):
+def test_prompt_logprobs_larger_than_the_client_buffer_are_all_delivered(tmp_path):
     """A chunk's logprobs exceed the client's buffer, so the sequence is held and restarted until all are delivered."""
-    async def story(weft):
-        (heard,) = await weft.hear(ask("x" * 400, 10, prompt_logprobs=True))
+    async def scenario(weft):
+        (heard,) = await weft.collect_streams(make_text_request("x" * 400, 10, prompt_logprobs=True))
         assert sorted(heard.prompt_logprobs) == list(range(1, 400))
-        heard.check(weft.model)
-        assert weft.shards.num_sent_again > 0
+        heard.check_output(weft.model)
+        assert weft.shards.num_reentered > 0
         await weft.check_idle()
-    play(story, tmp_path, max_batch_prefill_tokens=128, **SLOW)
+    play_scenario(scenario, tmp_path, max_batch_prefill_tokens=128, **SLOW_CLIENT_SETTINGS)
 
 
-def test_time_in_the_queue_ends_with_the_first_step(tmp_path, monkeypatch):
-    async def story(weft):
+def test_queue_time_ends_with_the_first_step(tmp_path, monkeypatch):
+    async def scenario(weft):
         monkeypatch.setattr(engine, "now", lambda: float(weft.shards.num_steps))  # a second per step
-        first, second = await weft.hear(ask("a loom", 30), ask("another", 3))
-        assert waited(first.end.story) == 0.0
-        assert waited(second.end.story) == 30.0
-        assert second.end.story.seconds(0.0).items() >= {Cause.PREFILL: 1.0, Cause.DECODE: 2.0}.items()
-    play(story, tmp_path, max_batch_size=1, look_ahead=1)
+        first, second = await weft.collect_streams(make_text_request("a loom", 30), make_text_request("another", 3))
+        assert get_waiting_seconds(first.finished_event.timeline) == 0.0
+        assert get_waiting_seconds(second.finished_event.timeline) == 30.0
+        assert second.finished_event.timeline.seconds_by_phase(0.0).items() >= {RequestPhase.PREFILL: 1.0,
+                                                                                RequestPhase.DECODE: 2.0}.items()
+    play_scenario(scenario, tmp_path, max_batch_size=1, look_ahead=1)
 
 
-def test_an_account_is_kept_of_who_is_served_and_of_who_was(tmp_path):
-    async def story(weft):
-        request = ask("a loom", 5)
-        stream = weft.engine.submit(request, came=engine.now() - 1.0)
-        account = weft.engine.account(request.id)
+def test_request_record_is_kept_while_running_and_after_finishing(tmp_path):
+    async def scenario(weft):
+        request = make_text_request("a loom", 5)
+        stream = weft.engine.submit(request, arrived_at=engine.now() - 1.0)
+        account = weft.engine.get_request_record(request.id)
         assert (account.state, account.num_prompt_tokens, account.num_generated) == ("waiting", 6, 0)
-        assert account.story.began - account.came >= 1.0
-        assert not weft.engine.may_use(request.id, ANYONE)
-        (await Heard.all_of(stream)).check(weft.model)
-        assert weft.engine.account(request.id) is account
+        assert account.timeline.arrived_at - account.arrived_at >= 1.0
+        assert not weft.engine.can_use_request_id(request.id, DEFAULT_TENANT)
+        (await ReceivedStream.from_stream(stream)).check_output(weft.model)
+        assert weft.engine.get_request_record(request.id) is account
         assert (account.state, account.num_generated) == ("over", 5)
-        assert weft.engine.may_use(request.id, ANYONE)
-    play(story, tmp_path)
+        assert weft.engine.can_use_request_id(request.id, DEFAULT_TENANT)
+    play_scenario(scenario, tmp_path)
 
 
-def test_accounts_end_with_whoever_fails_or_leaves(tmp_path):
-    async def story(weft):
-        too_long, leaving, staying = ask("a loom", 200), ask("a loom", 20), ask("a loom", 20)
+def test_records_of_failed_and_cancelled_requests_are_finished(tmp_path):
+    async def scenario(weft):
+        too_long, leaving, staying = make_text_request("a loom",
+                                                       200), make_text_request("a loom",
+                                                                               20), make_text_request("a loom", 20)
         streams = [weft.engine.submit(request) for request in (too_long, leaving, staying)]
         streams[1].close()
-        assert [weft.engine.account(request.id).state for request in (too_long, leaving, staying)] == [
+        assert [weft.engine.get_request_record(request.id).state for request in (too_long, leaving, staying)] == [
             "over", "over", "waiting"]
-        assert isinstance((await Heard.all_of(streams[0])).error, GenerationFailed)
-        (await Heard.all_of(streams[2])).check(weft.model)
-    play(story, tmp_path, num_blocks=8)
+        assert isinstance((await ReceivedStream.from_stream(streams[0])).error, GenerationFailed)
+        (await ReceivedStream.from_stream(streams[2])).check_output(weft.model)
+    play_scenario(scenario, tmp_path, num_blocks=8)
 
 
 # -- timeouts
 
 
-def test_who_cannot_start_in_time_is_told_so_though_no_step_is_answered(tmp_path):
-    async def story(weft):
+def test_request_that_cannot_start_in_time_times_out_without_a_step_result(tmp_path):
+    async def scenario(weft):
         first = weft.submit("a loom", 5)
-        await weft.gate.arrival()
-        late = await Heard.all_of(weft.submit("another", 5, timeout=0.01))
+        await weft.gate.wait_for_step()
+        late = await ReceivedStream.from_stream(weft.submit("another", 5, timeout=0.01))
         assert isinstance(late.error, TimedOut)
         assert not late.tokens
-        weft.gate.open()
-        (await Heard.all_of(first)).check(weft.model)
+        weft.gate.release_all()
+        (await ReceivedStream.from_stream(first)).check_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, gated=True, max_batch_size=1)
+    play_scenario(scenario, tmp_path, gated=True, max_batch_size=1)
 
 
-def test_time_runs_out_while_there_are_no_shards(tmp_path):
-    async def story(weft):
-        lost = weft.watch("shards_lost")
+def test_request_times_out_while_the_shards_are_lost(tmp_path):
+    async def scenario(weft):
+        lost = weft.watch_scheduler_calls("shards_lost")
         stream = weft.submit("a loom", 100)
-        await weft.shards.reach(2)
+        await weft.shards.wait_for_num_steps(2)
         await weft.ranks.pop().kill()
         await lost.get()
-        assert isinstance((await Heard.all_of(weft.submit("another", 5, timeout=0.01))).error, TimedOut)
+        assert isinstance((await ReceivedStream.from_stream(weft.submit("another", 5, timeout=0.01))).error, TimedOut)
         stream.close()
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_who_runs_when_time_runs_out_ends_with_the_tokens_that_it_has(tmp_path, monkeypatch):
-    async def story(weft):
+def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, monkeypatch):
+    async def scenario(weft):
         time = 0.0
         monkeypatch.setattr(engine, "now", lambda: time)
         stream = weft.submit("a loom", 20, timeout=5.0)
-        await weft.gate.arrival()
-        weft.gate.let(3)
-        await weft.shards.reach(5)
+        await weft.gate.wait_for_step()
+        weft.gate.release_steps(3)
+        await weft.shards.wait_for_num_steps(5)
         time = 6.0
-        weft.gate.open()
-        heard = await Heard.all_of(stream)
-        assert heard.end.reason is FinishReason.TIMEOUT
-        assert 3 <= len(heard.tokens) == heard.end.num_tokens < 20
-        assert heard.end.text == heard.text
-        heard.check_beginning(weft.model)
+        weft.gate.release_all()
+        heard = await ReceivedStream.from_stream(stream)
+        assert heard.finished_event.finish_reason is FinishReason.TIMEOUT
+        assert 3 <= len(heard.tokens) == heard.finished_event.num_tokens < 20
+        assert heard.finished_event.text == heard.text
+        heard.check_partial_output(weft.model)
         await weft.check_idle()
-    play(story, tmp_path, gated=True)
+    play_scenario(scenario, tmp_path, gated=True)
 
 
-def test_what_an_answer_said_is_told_before_the_end_of_time(tmp_path):
-    async def story(weft):
+def test_step_events_are_delivered_before_expirations(tmp_path):
+    async def scenario(weft):
         told = []
-        weft.engine._clients.tell, weft.core.expire = told.append, lambda now: ["expired"]
-        weft.engine._events = ["said"]
-        weft.engine._expire()
+        weft.engine._client_streams.dispatch_events, weft.scheduler.expire = told.append, lambda now: ["expired"]
+        weft.engine._undispatched_events = ["said"]
+        weft.engine._expire_requests()
         assert told == [["said", "expired"]]
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_starting_waits_for_the_shards(tmp_path):
-    async def story(made):
-        await made.engine.stop()
-        (rank,) = made.ranks
+def test_engine_start_waits_for_the_shards(tmp_path):
+    async def scenario(weft):
+        await weft.engine.stop()
+        (rank,) = weft.ranks
         await rank.kill()
-        made.engine = Engine(made.config, Shards(made.shards.addresses), byte_tokenizer())
-        starting = asyncio.create_task(made.engine.start())
-        made.ranks = made._new_ranks()
-        await made.ranks[0].start()
+        weft.engine = Engine(weft.config, ShardGroup(weft.shards.addresses), create_byte_tokenizer())
+        starting = asyncio.create_task(weft.engine.start())
+        weft.ranks = weft._make_ranks()
+        await weft.ranks[0].start()
         await starting
-        await made.hear_right(ask())
-    play(story, tmp_path)
+        await weft.check_streams(make_text_request())
+    play_scenario(scenario, tmp_path)
 
 
 @pytest.mark.slow
-def test_shards_that_hang_when_the_router_starts_are_replaced(tmp_path, monkeypatch):
+def test_shards_that_hang_at_start_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT", 0.3)
 
-    async def story(weft):
-        assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]
-        await weft.hear_right(ask())
-    play(story, tmp_path, faults="hang@reset:1")
+    async def scenario(weft):
+        assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]
+        await weft.check_streams(make_text_request())
+    play_scenario(scenario, tmp_path, faults="hang@reset:1")
 
 
 @pytest.mark.slow
-def test_so_are_those_that_never_become_warm(tmp_path, monkeypatch):
+def test_shards_that_never_finish_warmup_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("router.shards.handshake.WARMUP_TIMEOUT", 0.3)
 
-    async def story(weft):
-        assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]
-        await weft.hear_right(ask())
-    play(story, tmp_path, faults="hang@warmup:1")
+    async def scenario(weft):
+        assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]
+        await weft.check_streams(make_text_request())
+    play_scenario(scenario, tmp_path, faults="hang@warmup:1")
 
 
-def test_a_step_that_does_not_end_ails_the_server_until_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "LEAST_BOUND", 0.0)
-    monkeypatch.setattr(health, "FACTOR", 0.0)
+def test_step_that_does_not_end_makes_the_server_unhealthy_until_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "MIN_STEP_LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(health, "SLOW_STEP_FACTOR", 0.0)
 
-    async def story(weft):
-        assert not weft.engine.ailment()
-        hearing = asyncio.create_task(Heard.all_of(weft.submit("a loom", 5)))
-        await weft.gate.arrival()
-        assert "no step has ended" in weft.engine.ailment()
-        weft.gate.open()
-        (await hearing).check(weft.model)
-        await weft.settle()
-        assert not weft.engine.ailment()
-    play(story, tmp_path, gated=True)
+    async def scenario(weft):
+        assert not weft.engine.why_unavailable()
+        hearing = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 5)))
+        await weft.gate.wait_for_step()
+        assert "no step has ended" in weft.engine.why_unavailable()
+        weft.gate.release_all()
+        (await hearing).check_output(weft.model)
+        await weft.wait_for_steps_in_flight()
+        assert not weft.engine.why_unavailable()
+    play_scenario(scenario, tmp_path, gated=True)
 
 
 @pytest.mark.parametrize(("faults", "ranks", "why"), [
     ("refuse@warmup:1", 1, "told to refuse"), ("step_error@reset:1", 2, "told to fail")])
-def test_shards_that_cannot_be_used_are_told_and_nothing_is_left_behind(tmp_path, faults, ranks, why):
+def test_unusable_shards_fail_the_start_and_leave_nothing_behind(tmp_path, faults, ranks, why):
     with pytest.raises(ShardsLost, match=why):
-        play(pytest.fail, tmp_path, faults=faults, ranks=ranks)
+        play_scenario(pytest.fail, tmp_path, faults=faults, ranks=ranks)
 
 
-class Strange(SimulatedWorker):
+class DifferentModelPerRankWorker(SimulatedWorker):
     """Simulated worker that serves a different model on every rank."""
 
     def info(self):
@@ -631,88 +638,89 @@ class Strange(SimulatedWorker):
         return answer
 
 
-def test_ranks_of_different_models_are_not_served(tmp_path):
+def test_ranks_with_different_models_are_rejected(tmp_path):
     with pytest.raises(ShardsLost, match="rank 1 serves another model than rank 0"):
-        play(pytest.fail, tmp_path, ranks=2, worker=Strange)
+        play_scenario(pytest.fail, tmp_path, ranks=2, worker=DifferentModelPerRankWorker)
 
 
-def test_whole_houses_do_not_meet(tmp_path):
+def test_two_servers_in_one_process_do_not_interfere(tmp_path):
     """Two complete servers run in one process, since no module holds state."""
-    async def story(one):
+    async def scenario(one):
         (tmp_path / "other").mkdir()
-        async with weft(tmp_path / "other", seed=1) as other:
-            await asyncio.gather(one.hear_right(ask()), other.hear_right(ask()))
-    play(story, tmp_path)
+        async with run_in_process_weft(tmp_path / "other", seed=1) as other:
+            await asyncio.gather(one.check_streams(make_text_request()), other.check_streams(make_text_request()))
+    play_scenario(scenario, tmp_path)
 
 
 # -- adapters that no request needs
 
 
-def adapter(weft, source="a", takes=100):
-    return weft.engine.supply.resources.of("adapter", source, takes)
+def make_adapter(weft, source="a", max_bytes=100):
+    return weft.engine.resource_controller.loader.get_or_create("adapter", source, max_bytes)
 
 
-def test_an_adapter_is_loaded_for_nobody_and_leaves_when_it_is_dropped(tmp_path):
-    async def story(weft):
-        resource = adapter(weft)
-        assert [await weft.engine.supply.load(resource) for _ in range(2)] == ["", ""]
-        assert weft.engine.supply.adapters == {resource: Standing("here", 0)}
-        assert weft.engine.supply.resources.num_loads("a") == weft.calls["Load"] == 1
-        removed = weft.watch("removed")
-        weft.engine.supply.unload(resource)
+def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
+    async def scenario(weft):
+        resource = make_adapter(weft)
+        assert [await weft.engine.resource_controller.load(resource) for _ in range(2)] == ["", ""]
+        assert weft.engine.resource_controller.adapter_statuses == {resource: AdapterStatus("here", 0)}
+        assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
+        removed = weft.watch_scheduler_calls("resource_unloaded")
+        weft.engine.resource_controller.unload(resource)
         assert await removed.get() == resource
-        assert weft.engine.supply.adapters == {}
-        samples = read(weft.engine.metrics())
+        assert weft.engine.resource_controller.adapter_statuses == {}
+        samples = parse_metrics(weft.engine.metrics_page())
         assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
         assert samples["weft_adapter_load_seconds_count"] == 1
-    play(story, tmp_path)
+    play_scenario(scenario, tmp_path)
 
 
-def test_why_an_adapter_cannot_be_loaded_is_returned(tmp_path):
-    async def story(weft):
-        assert "takes no KIND_ADAPTER" in await weft.engine.supply.load(adapter(weft))
-        assert "takes 5,000 bytes" in await weft.engine.supply.load(adapter(weft, "large", 5000))
-        assert weft.engine.supply.resources.num_loads("a") == 0
-    play(story, tmp_path, adapters=False, adapter_bytes=1000)
+def test_load_returns_the_reason_of_a_failure(tmp_path):
+    async def scenario(weft):
+        assert "takes no KIND_ADAPTER" in await weft.engine.resource_controller.load(make_adapter(weft))
+        assert "takes 5,000 bytes" in await weft.engine.resource_controller.load(make_adapter(weft, "large", 5000))
+        assert weft.engine.resource_controller.loader.num_loads("a") == 0
+    play_scenario(scenario, tmp_path, adapters=False, adapter_bytes=1000)
 
 
 @pytest.mark.slow
-def test_a_loss_of_the_shards_only_makes_loading_take_longer(tmp_path):
-    async def story(weft):
-        assert await weft.engine.supply.load(adapter(weft)) == ""
-        assert weft.engine.supply.resources.num_loads("a") == 1
-    play(story, tmp_path, faults="die@load:1")
+def test_adapter_load_survives_a_shard_loss(tmp_path):
+    async def scenario(weft):
+        assert await weft.engine.resource_controller.load(make_adapter(weft)) == ""
+        assert weft.engine.resource_controller.loader.num_loads("a") == 1
+    play_scenario(scenario, tmp_path, faults="die@load:1")
 
 
-def test_what_could_not_be_loaded_may_be_the_next_time(tmp_path):
-    async def story(weft):
-        assert [await weft.engine.supply.load(adapter(weft)) for _ in range(2)] == ["told to refuse", ""]
-    play(story, tmp_path, faults="refuse@load:1")
+def test_failed_adapter_load_can_be_retried(tmp_path):
+    async def scenario(weft):
+        assert [await weft.engine.resource_controller.load(make_adapter(weft))
+                for _ in range(2)] == ["told to refuse", ""]
+    play_scenario(scenario, tmp_path, faults="refuse@load:1")
 
 
-def test_an_adapter_that_fits_no_more_after_a_loss_is_told(tmp_path):
-    async def story(weft):
+def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
+    async def scenario(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.supply.load(adapter(weft, takes=900)))
+        loading = asyncio.create_task(weft.engine.resource_controller.load(make_adapter(weft, max_bytes=900)))
         await asyncio.sleep(0)
         weft._configs = [replace(config, simulated=replace(config.simulated, adapter_bytes=500))
                          for config in weft._configs]
-        weft.ranks = weft._new_ranks()
+        weft.ranks = weft._make_ranks()
         for rank in weft.ranks:
             await rank.start()
         assert "there are 500 for adapters" in await loading
-        assert weft.core._queue.aside == {}
-    play(story, tmp_path, adapter_bytes=1000)
+        assert weft.scheduler._queue.blocked_by_resource == {}
+    play_scenario(scenario, tmp_path, adapter_bytes=1000)
 
 
-def test_stopping_tells_whoever_waits_for_an_adapter(tmp_path):
-    async def story(weft):
+def test_stopping_fails_pending_adapter_loads(tmp_path):
+    async def scenario(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.supply.load(adapter(weft)))
+        loading = asyncio.create_task(weft.engine.resource_controller.load(make_adapter(weft)))
         await asyncio.sleep(0)
         await weft.engine.stop()
         with pytest.raises(NotReady):
             await loading
         with pytest.raises(NotReady):
-            await weft.engine.supply.load(adapter(weft))
-    play(story, tmp_path)
+            await weft.engine.resource_controller.load(make_adapter(weft))
+    play_scenario(scenario, tmp_path)

@@ -2,101 +2,102 @@
 
 import pytest
 
-from router.engine.health import LEAST_BOUND, NUM_RECENT, STARTING, Health, Progress
+from router.engine.health import MIN_STEP_LIMIT_SECONDS, NUM_RECENT_STEPS, STARTING_REASON, Health, StepWatchdog
 
 
-def steps(progress: Progress, count: int, seconds: float, now: float = 0.0) -> float:
+def run_steps(watchdog: StepWatchdog, count: int, seconds: float, now: float = 0.0) -> float:
     """Run steps one after the other and return the time when the last has ended."""
     for _ in range(count):
-        progress.sent(0.0, now)
+        watchdog.add_step(0.0, now)
         now += seconds
-        progress.ended(now)
+        watchdog.finish_oldest_step(now)
     return now
 
 
-def serving() -> Health:
+def make_ready_health() -> Health:
     health = Health()
-    health.well()
+    health.set_ready()
     return health
 
 
-def test_a_server_that_starts_is_not_healthy_and_then_it_is() -> None:
+def test_server_is_unhealthy_until_it_is_ready() -> None:
     health = Health()
-    assert health.ailment(0.0) == STARTING
-    health.well()
-    assert health.ailment(1e9) == ""
+    assert health.why_unavailable(0.0) == STARTING_REASON
+    health.set_ready()
+    assert health.why_unavailable(1e9) == ""
 
 
-def test_a_step_may_take_five_seconds_whatever_steps_took_before() -> None:
-    health = serving()
-    now = steps(health.progress, 100, 0.01)
-    health.progress.sent(0.01, now)
-    assert health.ailment(now + LEAST_BOUND) == ""
-    assert health.ailment(now + LEAST_BOUND + 0.1) == "no step has ended for 5.1 seconds, where 5.0 are the most"
+def test_step_may_take_the_minimum_limit_whatever_earlier_steps_took() -> None:
+    health = make_ready_health()
+    now = run_steps(health.watchdog, 100, 0.01)
+    health.watchdog.add_step(0.01, now)
+    assert health.why_unavailable(now + MIN_STEP_LIMIT_SECONDS) == ""
+    assert health.why_unavailable(now + MIN_STEP_LIMIT_SECONDS
+                                  + 0.1) == "no step has ended for 5.1 seconds, where 5.0 are the most"
 
 
-def test_time_counts_from_the_last_step_that_ended_while_others_are_under_way() -> None:
-    health = serving()
-    health.progress.sent(0.0, 0.0)
-    health.progress.sent(0.0, 0.0)
-    health.progress.ended(4.0)
-    assert health.progress.waiting(8.0) == 4.0
-    assert health.ailment(8.0) == ""
-    assert health.ailment(46.0) != ""
+def test_step_time_counts_from_the_last_completed_step_while_others_are_in_flight() -> None:
+    health = make_ready_health()
+    health.watchdog.add_step(0.0, 0.0)
+    health.watchdog.add_step(0.0, 0.0)
+    health.watchdog.finish_oldest_step(4.0)
+    assert health.watchdog.seconds_without_progress(8.0) == 4.0
+    assert health.why_unavailable(8.0) == ""
+    assert health.why_unavailable(46.0) != ""
 
 
-def test_idle_is_healthy_for_any_time_and_the_next_step_has_all_of_its_own() -> None:
-    health = serving()
-    now = steps(health.progress, 3, 0.1) + 1000.0
-    assert health.ailment(now) == ""
-    health.progress.sent(0.0, now)
-    assert health.ailment(now + 4.9) == ""
+def test_idle_server_stays_healthy_and_the_next_step_gets_the_full_limit() -> None:
+    health = make_ready_health()
+    now = run_steps(health.watchdog, 3, 0.1) + 1000.0
+    assert health.why_unavailable(now) == ""
+    health.watchdog.add_step(0.0, now)
+    assert health.why_unavailable(now + 4.9) == ""
 
 
-def test_where_steps_are_slow_ten_of_the_slowest_hundredth_may_pass() -> None:
-    progress = Progress()
-    steps(progress, 1, 60.0, steps(progress, 99, 2.0))
-    assert progress.bound == pytest.approx(20.0)
-    steps(progress, 5, 3.0)
-    assert progress.bound == pytest.approx(30.0)
+def test_step_limit_is_ten_times_the_99th_percentile() -> None:
+    progress = StepWatchdog()
+    run_steps(progress, 1, 60.0, run_steps(progress, 99, 2.0))
+    assert progress.max_seconds_without_progress == pytest.approx(20.0)
+    run_steps(progress, 5, 3.0)
+    assert progress.max_seconds_without_progress == pytest.approx(30.0)
 
 
-def test_slow_steps_of_long_ago_are_forgotten() -> None:
-    progress = Progress()
-    steps(progress, NUM_RECENT, 0.1, steps(progress, NUM_RECENT, 30.0))
-    assert progress.bound == LEAST_BOUND
+def test_old_slow_steps_no_longer_raise_the_limit() -> None:
+    progress = StepWatchdog()
+    run_steps(progress, NUM_RECENT_STEPS, 0.1, run_steps(progress, NUM_RECENT_STEPS, 30.0))
+    assert progress.max_seconds_without_progress == MIN_STEP_LIMIT_SECONDS
 
 
-def test_a_step_that_is_foreseen_to_be_long_may_be_while_it_is_the_oldest() -> None:
-    progress = Progress()
-    progress.sent(0.1, 0.0)
-    progress.sent(3.0, 0.0)
-    assert progress.bound == LEAST_BOUND
-    progress.ended(0.1)
-    assert progress.bound == pytest.approx(30.0)
+def test_oldest_step_predicted_to_be_long_raises_the_limit() -> None:
+    progress = StepWatchdog()
+    progress.add_step(0.1, 0.0)
+    progress.add_step(3.0, 0.0)
+    assert progress.max_seconds_without_progress == MIN_STEP_LIMIT_SECONDS
+    progress.finish_oldest_step(0.1)
+    assert progress.max_seconds_without_progress == pytest.approx(30.0)
 
 
-def test_what_was_under_way_when_the_shards_were_lost_is_not_waited_for() -> None:
-    health = serving()
-    health.progress.sent(0.0, 0.0)
-    health.ill("the shards are lost")
-    assert health.ailment(100.0) == "the shards are lost"
-    health.well()
-    assert health.ailment(100.0) == ""
+def test_steps_in_flight_at_a_shard_loss_are_not_waited_for() -> None:
+    health = make_ready_health()
+    health.watchdog.add_step(0.0, 0.0)
+    health.set_unready("the shards are lost")
+    assert health.why_unavailable(100.0) == "the shards are lost"
+    health.set_ready()
+    assert health.why_unavailable(100.0) == ""
 
 
-def test_who_leaves_does_not_get_well_again_and_steps_go_on() -> None:
-    health = serving()
-    health.progress.sent(0.0, 0.0)
-    health.leave("the server is shutting down")
-    health.progress.ended(1.0)
-    health.ill("the shards are lost")
-    health.well()
-    assert health.ailment(2.0) == "the server is shutting down"
+def test_server_that_shuts_down_never_becomes_healthy_again() -> None:
+    health = make_ready_health()
+    health.watchdog.add_step(0.0, 0.0)
+    health.shut_down("the server is shutting down")
+    health.watchdog.finish_oldest_step(1.0)
+    health.set_unready("the shards are lost")
+    health.set_ready()
+    assert health.why_unavailable(2.0) == "the server is shutting down"
 
 
-def test_a_step_took_the_time_since_it_was_sent_or_the_one_before_was_answered() -> None:
-    progress = Progress()
+def test_step_duration_counts_from_sending_or_from_the_previous_result() -> None:
+    progress = StepWatchdog()
     for _ in range(2):
-        progress.sent(0.0, 1.0)
-    assert (progress.ended(1.5), progress.ended(3.5)) == (0.5, 2.0)
+        progress.add_step(0.0, 1.0)
+    assert (progress.finish_oldest_step(1.5), progress.finish_oldest_step(3.5)) == (0.5, 2.0)

@@ -6,70 +6,70 @@ from math import inf
 
 import pytest
 
-from router.engine.in_flight import Awaited
-from router.scheduler.plan import Plan
+from router.engine.in_flight import PlansInFlight
+from router.scheduler.plan import StepPlan
 
 
-def plan(seconds=0.5):
-    return Plan(1, 1, (), (), (), seconds)
+def make_plan(seconds=0.5):
+    return StepPlan(1, 1, (), (), (), seconds)
 
 
-def run(story):
+def run_with_two_plans(scenario):
     """Run a story with two plans in flight."""
     async def main():
         wake = asyncio.Event()
-        awaited, answers = Awaited(wake.set), [asyncio.get_running_loop().create_future() for _ in range(2)]
+        awaited, answers = PlansInFlight(wake.set), [asyncio.get_running_loop().create_future() for _ in range(2)]
         for answer in answers:
-            awaited.add(plan(), answer, 5.0)
-        await story(awaited, answers, wake)
+            awaited.add(make_plan(), answer, 5.0)
+        await scenario(awaited, answers, wake)
     asyncio.run(main())
 
 
-def test_an_answer_wakes_and_the_oldest_counts():
-    async def story(awaited, answers, wake):
+def test_answer_wakes_the_engine_but_only_the_oldest_plan_is_completed():
+    async def scenario(awaited, answers, wake):
         answers[1].set_result("late")
         await wake.wait()
         assert not awaited.has_answer
         answers[0].set_result("early")
         assert awaited.has_answer
         assert awaited.oldest.answer.result() == "early"
-    run(story)
+    run_with_two_plans(scenario)
 
 
-def test_the_time_of_all_is_summed_and_that_of_who_was_answered_is_not():
-    async def story(awaited, answers, wake):
-        assert (len(awaited), awaited.seconds, awaited.since) == (2, 1.0, 5.0)
+def test_predicted_seconds_sum_over_plans_in_flight():
+    async def scenario(awaited, answers, wake):
+        assert (len(awaited), awaited.predicted_seconds, awaited.oldest_sent_at) == (2, 1.0, 5.0)
         awaited.drop_oldest()
-        assert (len(awaited), awaited.seconds) == (1, 0.5)
+        assert (len(awaited), awaited.predicted_seconds) == (1, 0.5)
         assert [sent.answer for sent in awaited] == [answers[1]]
-    run(story)
+    run_with_two_plans(scenario)
 
 
-def test_settling_waits_for_all_whatever_they_say():
-    async def story(awaited, answers, wake):
-        settling = asyncio.create_task(awaited.settle())
+def test_settle_waits_for_every_answer_even_failures():
+    async def scenario(awaited, answers, wake):
+        settling = asyncio.create_task(awaited.wait_and_clear())
         answers[1].set_result("fine")
         await asyncio.sleep(0)
         assert not settling.done()
         answers[0].set_exception(OSError("gone"))
         await settling
-        assert (len(awaited), awaited.has_answer, awaited.since) == (0, False, inf)
-        await Awaited(wake.set).settle()
-    run(story)
+        assert (len(awaited), awaited.has_answer, awaited.oldest_sent_at) == (0, False, inf)
+        await PlansInFlight(wake.set).wait_and_clear()
+    run_with_two_plans(scenario)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_was_forgotten_wakes_nobody_and_is_not_reported_as_lost(fails):
+def test_cancelled_plans_wake_nobody_and_report_no_lost_errors(fails):
     complaints = []
 
-    async def story(awaited, answers, wake):
+    async def scenario(awaited, answers, wake):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         if fails:
             answers[0].set_exception(OSError("gone"))
-        awaited.forget()
+        awaited.cancel_all()
         await asyncio.sleep(0)
         assert answers[1].cancelled()
         assert wake.is_set() is fails
-    run(story)
+    run_with_two_plans(scenario)
     gc.collect()
     assert complaints == []

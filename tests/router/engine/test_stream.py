@@ -3,162 +3,170 @@
 import asyncio
 
 import pytest
-from support.expected_streams import lived
+from support.expected_streams import make_finished_timeline
 
-from router.engine.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, ToldEvent, TopToken
+from router.engine.stream import (
+    FailedEvent,
+    FinishedEvent,
+    PoolingEvent,
+    PromptLogprobsEvent,
+    RequestStream,
+    TokenEvent,
+    TopToken,
+)
 from router.errors import Cancelled, GenerationFailed
 from router.request import FinishReason, Request
-from router.scheduler.plan import Labelling
+from router.scheduler.plan import TokenLabels
 
-TOKEN = TokenEvent(104, "h", -1.0, special=False)
-END = FinishedEvent(FinishReason.LENGTH, "h", 1, lived())
-LIMIT = 1000
+TOKEN_EVENT = TokenEvent(104, "h", -1.0, special=False)
+FINAL_EVENT = FinishedEvent(FinishReason.LENGTH, "h", 1, make_finished_timeline())
+MAX_BUFFER_BYTES = 1000
 
 
-class Calls:
+class StreamWithCallLog:
     """Stream with the names of the callbacks that it called."""
 
-    def __init__(self, limit=LIMIT):
-        self.names = []
-        note = self.names.append
-        self.stream = Stream(Request("0", (1,), 1), limit, lambda: note("full"), lambda: note("drained"),
-                             lambda: note("left"))
+    def __init__(self, max_bytes=MAX_BUFFER_BYTES):
+        self.callback_names = []
+        record_call = self.callback_names.append
+        self.stream = RequestStream(Request("0", (1,), 1), max_bytes, lambda: record_call("full"),
+                                    lambda: record_call("drained"), lambda: record_call("left"))
 
 
-def run(scenario):
-    calls = Calls()
+def run_scenario(scenario):
+    calls = StreamWithCallLog()
     asyncio.run(scenario(calls.stream))
-    return calls.names
+    return calls.callback_names
 
 
-def test_all_that_waits_is_taken_at_once():
+def test_all_waiting_events_are_taken_at_once():
     async def scenario(stream):
-        stream.put(TOKEN)
-        stream.put(END)
-        assert await stream.events() == [TOKEN, END]
-    assert run(scenario) == []
+        stream.put(TOKEN_EVENT)
+        stream.put(FINAL_EVENT)
+        assert await stream.wait_for_events() == [TOKEN_EVENT, FINAL_EVENT]
+    assert run_scenario(scenario) == []
 
 
-def test_a_burst_wakes_its_reader_once():
+def test_burst_of_events_wakes_the_reader_once():
     async def scenario(stream):
-        reader = asyncio.create_task(stream.events())
+        reader = asyncio.create_task(stream.wait_for_events())
         await asyncio.sleep(0)
-        for event in (TOKEN, TOKEN, END):
+        for event in (TOKEN_EVENT, TOKEN_EVENT, FINAL_EVENT):
             stream.put(event)
-        assert await reader == [TOKEN, TOKEN, END]
-    run(scenario)
+        assert await reader == [TOKEN_EVENT, TOKEN_EVENT, FINAL_EVENT]
+    run_scenario(scenario)
 
 
-def test_a_listener_is_called_once_for_all_that_it_has_not_taken():
+def test_listener_is_called_once_until_its_events_are_taken():
     async def scenario(stream):
         calls = []
-        stream.listen(lambda: calls.append(stream.size))
-        stream.put(TOKEN)
-        stream.put(TOKEN)
+        stream.set_event_callback(lambda: calls.append(stream.num_bytes))
+        stream.put(TOKEN_EVENT)
+        stream.put(TOKEN_EVENT)
         assert len(calls) == 1
-        assert stream.take() == [TOKEN, TOKEN]
-        stream.put(END)
+        assert stream.take_events() == [TOKEN_EVENT, TOKEN_EVENT]
+        stream.put(FINAL_EVENT)
         assert len(calls) == 2
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_putting_to_a_reader_that_was_cancelled_is_no_error():
+def test_putting_after_the_reader_was_cancelled_is_no_error():
     async def scenario(stream):
-        reader = asyncio.create_task(stream.events())
+        reader = asyncio.create_task(stream.wait_for_events())
         await asyncio.sleep(0)
         reader.cancel()
-        stream.put(TOKEN)
+        stream.put(TOKEN_EVENT)
         with pytest.raises(asyncio.CancelledError):
             await reader
-        assert await stream.events() == [TOKEN]
-    run(scenario)
+        assert await stream.wait_for_events() == [TOKEN_EVENT]
+    run_scenario(scenario)
 
 
-def test_leaving_before_the_end_is_told_once():
+def test_closing_before_the_end_is_reported_once():
     async def scenario(stream):
-        stream.put(TOKEN)
+        stream.put(TOKEN_EVENT)
         stream.close()
         stream.close()
-        stream.put(END)
-    assert run(scenario) == ["left"]
+        stream.put(FINAL_EVENT)
+    assert run_scenario(scenario) == ["left"]
 
 
-@pytest.mark.parametrize("end", [END, FailedEvent(GenerationFailed("broken"))])
-def test_closing_after_the_end_is_no_leaving(end):
+@pytest.mark.parametrize("end", [FINAL_EVENT, FailedEvent(GenerationFailed("broken"))])
+def test_closing_after_the_end_reports_nothing(end):
     async def scenario(stream):
         stream.put(end)
         stream.close()
-    assert run(scenario) == []
+    assert run_scenario(scenario) == []
 
 
-def test_nothing_comes_after_the_end():
+def test_no_event_may_follow_the_final_event():
     async def scenario(stream):
-        stream.put(END)
+        stream.put(FINAL_EVENT)
         with pytest.raises(AssertionError):
-            stream.put(TOKEN)
-    run(scenario)
+            stream.put(TOKEN_EVENT)
+    run_scenario(scenario)
 
 
-def test_a_slow_reader_is_told_once_and_again_after_it_came_back():
+def test_full_and_drained_are_reported_once_each_time():
     async def scenario(stream):
         for _ in range(2):
             for _ in range(20):
-                stream.put(TOKEN)
-            await stream.events()
-    assert run(scenario) == ["full", "drained"] * 2
+                stream.put(TOKEN_EVENT)
+            await stream.wait_for_events()
+    assert run_scenario(scenario) == ["full", "drained"] * 2
 
 
-def test_a_slow_reader_is_no_matter_after_the_end():
+def test_drained_is_not_reported_after_the_end():
     async def scenario(stream):
         for _ in range(20):
-            stream.put(TOKEN)
-        stream.put(END)
-        await stream.events()
-    assert run(scenario) == ["full"]
+            stream.put(TOKEN_EVENT)
+        stream.put(FINAL_EVENT)
+        await stream.wait_for_events()
+    assert run_scenario(scenario) == ["full"]
 
 
-def test_size_counts_what_waits():
+def test_size_counts_waiting_events():
     async def scenario(stream):
-        stream.put(TOKEN)
-        plain = stream.size
+        stream.put(TOKEN_EVENT)
+        plain = stream.num_bytes
         stream.put(TokenEvent(104, "h", -1.0, False, (TopToken(104, "h", -1.0, False),) * 2))
-        stream.put(PromptEvent(1, (-1.0, -2.0)))
-        assert stream.size > 3 * plain
-        await stream.events()
-        assert stream.size == 0
-    run(scenario)
+        stream.put(PromptLogprobsEvent(1, (-1.0, -2.0)))
+        assert stream.num_bytes > 3 * plain
+        await stream.wait_for_events()
+        assert stream.num_bytes == 0
+    run_scenario(scenario)
 
 
-def test_being_cancelled_cuts_a_reader_that_may_be_stuck_in_a_write():
+def test_cancellation_aborts_a_reader_that_may_be_stuck_writing():
     async def scenario(stream):
         cuts = []
-        stream.cut = lambda: cuts.append("cut")
+        stream.abort_connection = lambda: cuts.append("cut")
         stream.put(FailedEvent(Cancelled("too slow")))
         assert cuts == ["cut"]
-    assert run(scenario) == []
+    assert run_scenario(scenario) == []
 
 
-def test_other_failures_are_left_to_the_reader():
+def test_other_failures_do_not_abort_the_reader():
     async def scenario(stream):
-        stream.cut = pytest.fail
+        stream.abort_connection = pytest.fail
         stream.put(FailedEvent(GenerationFailed("broken")))
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_what_a_stream_ended_with_is_known_afterwards():
+def test_stream_remembers_its_failure():
     async def scenario(stream):
-        stream.put(TOKEN)
+        stream.put(TOKEN_EVENT)
         assert stream.failure is None
         failure = GenerationFailed("broken")
         stream.put(FailedEvent(failure))
         assert stream.failure is failure
-    run(scenario)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("told", [[0.5, 1.0], Labelling([1, 2], [0.5, 0.25])])
-def test_what_is_told_of_a_whole_text_is_the_end(told):
-    stream, left = Stream(Request("a", (1,), 0), 1000, int, int, lambda: left.append(True)), []
-    stream.put(ToldEvent(told, lived()))
-    assert stream.size == 32
+@pytest.mark.parametrize("told", [[0.5, 1.0], TokenLabels([1, 2], [0.5, 0.25])])
+def test_pooling_output_ends_the_stream(told):
+    stream, left = RequestStream(Request("a", (1,), 0), 1000, int, int, lambda: left.append(True)), []
+    stream.put(PoolingEvent(told, make_finished_timeline()))
+    assert stream.num_bytes == 32
     stream.close()
     assert not left

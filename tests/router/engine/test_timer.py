@@ -3,77 +3,77 @@
 import asyncio
 
 from router.engine import timer as alarm
-from router.engine.timer import Alarm
+from router.engine.timer import MovableTimer
 
 
-class Rings:
-    """Callback that counts its calls and sets `first`."""
+class CallCounter:
+    """Callback that counts its calls and sets `first_call`."""
 
     def __init__(self):
-        self.count = 0
-        self.first = asyncio.Event()
+        self.num_calls = 0
+        self.first_call = asyncio.Event()
 
     def __call__(self):
-        self.count += 1
-        self.first.set()
+        self.num_calls += 1
+        self.first_call.set()
 
 
-def run(scenario):
+def run_scenario(scenario):
     async def main():
-        rings = Rings()
-        one = Alarm(rings)
-        await scenario(one, rings)
-        one.cancel()
+        callback = CallCounter()
+        movable_timer = MovableTimer(callback)
+        await scenario(movable_timer, callback)
+        movable_timer.cancel()
     asyncio.run(main())
 
 
-def test_it_rings_once_at_the_moment():
-    async def scenario(one, rings):
-        moment = alarm.now() + 0.01
-        one.set(moment)
-        await rings.first.wait()
-        assert rings.count == 1
-        assert alarm.now() >= moment
-    run(scenario)
+def test_timer_fires_once_at_its_deadline():
+    async def scenario(movable_timer, callback):
+        deadline = alarm.now() + 0.01
+        movable_timer.set_deadline(deadline)
+        await callback.first_call.wait()
+        assert callback.num_calls == 1
+        assert alarm.now() >= deadline
+    run_scenario(scenario)
 
 
-def test_a_moment_that_is_past_rings_soon():
-    async def scenario(one, rings):
-        one.set(alarm.now() - 100)
-        await rings.first.wait()
-    run(scenario)
+def test_deadline_in_the_past_fires_soon():
+    async def scenario(movable_timer, callback):
+        movable_timer.set_deadline(alarm.now() - 100)
+        await callback.first_call.wait()
+    run_scenario(scenario)
 
 
-def test_the_same_moment_again_costs_no_timer():
-    async def scenario(one, rings):
-        moment = alarm.now() + 100
-        one.set(moment)
-        timer = one._timer
-        one.set(moment)
-        assert one._timer is timer
-        one.set(moment + 1)
+def test_unchanged_deadline_keeps_the_same_event_loop_timer():
+    async def scenario(movable_timer, callback):
+        deadline = alarm.now() + 100
+        movable_timer.set_deadline(deadline)
+        timer = movable_timer._timer
+        movable_timer.set_deadline(deadline)
+        assert movable_timer._timer is timer
+        movable_timer.set_deadline(deadline + 1)
         assert timer.cancelled()
-        assert one._timer is not timer
-    run(scenario)
+        assert movable_timer._timer is not timer
+    run_scenario(scenario)
 
 
-def test_it_may_be_set_to_never():
-    async def scenario(one, rings):
-        one.set(alarm.now() + 100)
-        timer = one._timer
-        one.set(None)
+def test_deadline_of_none_cancels_the_timer():
+    async def scenario(movable_timer, callback):
+        movable_timer.set_deadline(alarm.now() + 100)
+        timer = movable_timer._timer
+        movable_timer.set_deadline(None)
         assert timer.cancelled()
-        assert one._timer is None
-    run(scenario)
+        assert movable_timer._timer is None
+    run_scenario(scenario)
 
 
-def test_it_may_be_set_to_the_same_moment_when_it_rang_too_early():
-    async def scenario(one, rings):
-        moment = alarm.now()
-        one.set(moment)
-        await rings.first.wait()
-        rings.first.clear()
-        one.set(moment)
-        await rings.first.wait()
-        assert rings.count == 2
-    run(scenario)
+def test_same_deadline_can_be_set_again_after_firing():
+    async def scenario(movable_timer, callback):
+        deadline = alarm.now()
+        movable_timer.set_deadline(deadline)
+        await callback.first_call.wait()
+        callback.first_call.clear()
+        movable_timer.set_deadline(deadline)
+        await callback.first_call.wait()
+        assert callback.num_calls == 2
+    run_scenario(scenario)

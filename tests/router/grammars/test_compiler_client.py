@@ -11,14 +11,14 @@ import pytest
 
 from router.errors import InvalidRequest, Overloaded
 from router.grammars import compiler_client
-from router.grammars.compiler_client import COMMAND, GrammarCompiler
+from router.grammars.compiler_client import COMPILER_COMMAND, GrammarCompiler
 from router.grammars.schema import Grammar, read_grammar
-from router.text.tokenizer import byte_tokenizer
+from router.text.tokenizer import create_byte_tokenizer
 
 pytestmark = pytest.mark.slow
 
 # A process that sends a grammar's source back as the result, or misbehaves if the source names a way to do so.
-SCRIPTED = """
+COMPILER_SCRIPT = """
 import json, os, socket, sys, time
 parent = socket.socket(fileno=0)
 lines = parent.makefile("rb")
@@ -37,134 +37,135 @@ for line in lines:
     refused = {"refused": "no"} if source == "refuse" else {"grammar": source + str(os.getpid())}
     parent.sendall(json.dumps(refused).encode() + b"\\n")
 """
-BYTES = byte_tokenizer().origin
-SCRIPT = (sys.executable, "-P", "-c", SCRIPTED)
+BYTE_TOKENIZER_JSON = create_byte_tokenizer().path_or_content
+SCRIPTED_COMMAND = (sys.executable, "-P", "-c", COMPILER_SCRIPT)
 
 
-def of(source: str) -> Grammar:
+def make_regex_grammar(source: str) -> Grammar:
     return Grammar("regex", source)
 
 
-def play(story: Callable[[GrammarCompiler], Awaitable[None]], command: tuple[str, ...] = SCRIPT,
-         tokenizer: str = BYTES) -> None:
-    async def told() -> None:
+def run_scenario(scenario: Callable[[GrammarCompiler], Awaitable[None]], command: tuple[str, ...] = SCRIPTED_COMMAND,
+                 tokenizer: str = BYTE_TOKENIZER_JSON) -> None:
+    async def main() -> None:
         with closing(GrammarCompiler(lambda: tokenizer, command)) as compiler:
-            await story(compiler)
-    asyncio.run(told())
+            await scenario(compiler)
+    asyncio.run(main())
 
 
-def test_a_grammar_is_compiled_and_a_bad_one_refused_with_its_reason() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
-        assert await compiler.compile(of("loom|weft")) == "start: /loom|weft/"
+def test_valid_grammar_is_compiled_and_invalid_one_is_rejected_with_its_reason() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        assert await compiler.compile(make_regex_grammar("loom|weft")) == "start: /loom|weft/"
         with pytest.raises(InvalidRequest, match=r"the grammar is refused: .*backreferences are not"):
-            await compiler.compile(of(r"(a)\1"))
+            await compiler.compile(make_regex_grammar(r"(a)\1"))
         assert "grammars" in json.loads(await compiler.compile(Grammar("json_schema", '{"type":"object"}')))
-    play(story, COMMAND)
+    run_scenario(scenario, COMPILER_COMMAND)
 
 
-def test_nothing_is_started_before_the_first_grammar() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
-        assert compiler._child is None
-    play(story)
+def test_no_process_is_started_before_the_first_grammar() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        assert compiler._process is None
+    run_scenario(scenario)
 
 
-def test_what_is_known_is_not_compiled_again() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
-        first = await compiler.compile(of("a"))
+def test_known_results_are_not_compiled_again() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        first = await compiler.compile(make_regex_grammar("a"))
         with pytest.raises(InvalidRequest, match="no"):
-            await compiler.compile(of("refuse"))
-        await asyncio.wrap_future(compiler._thread.submit(compiler._end_child))
-        assert await compiler.compile(of("a")) == first
+            await compiler.compile(make_regex_grammar("refuse"))
+        await asyncio.wrap_future(compiler._executor.submit(compiler._close_process))
+        assert await compiler.compile(make_regex_grammar("a")) == first
         with pytest.raises(InvalidRequest, match="no"):
-            await compiler.compile(of("refuse"))
-        assert compiler._child is None
-    play(story)
+            await compiler.compile(make_regex_grammar("refuse"))
+        assert compiler._process is None
+    run_scenario(scenario)
 
 
-def test_who_asks_for_the_same_waits_for_the_same() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
-        first, second = (asyncio.create_task(compiler.compile(of("a"))) for _ in range(2))
+def test_concurrent_requests_for_one_grammar_share_one_compilation() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        first, second = (asyncio.create_task(compiler.compile(make_regex_grammar("a"))) for _ in range(2))
         await asyncio.sleep(0)
-        assert len(compiler._compiling) == 1
+        assert len(compiler._jobs) == 1
         first.cancel()
         assert (await second).startswith("a")
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("source", "why"), [
     ("hang", "more than 1 seconds"), ("die", "too much memory"), ("grow", "too much memory")])
-def test_a_grammar_that_ends_the_process_is_refused_and_those_behind_it_are_compiled(
+def test_grammar_that_kills_the_process_is_rejected_and_queued_ones_are_compiled(
         monkeypatch: pytest.MonkeyPatch, source: str, why: str) -> None:
-    monkeypatch.setattr(compiler_client, "MOST_SECONDS", 1.0 if source == "hang" else 30.0)
+    monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 1.0 if source == "hang" else 30.0)
 
-    async def story(compiler: GrammarCompiler) -> None:
-        before = await compiler.compile(of("a"))
-        bad, *good = await asyncio.gather(*map(compiler.compile, [of(source), of("b"), of("c")]),
-                                          return_exceptions=True)
+    async def scenario(compiler: GrammarCompiler) -> None:
+        before = await compiler.compile(make_regex_grammar("a"))
+        bad, *good = await asyncio.gather(*map(compiler.compile, [make_regex_grammar(source), make_regex_grammar("b"),
+                                                                  make_regex_grammar("c")]), return_exceptions=True)
         assert isinstance(bad, InvalidRequest)
         assert why in str(bad)
         assert [said[0] for said in map(str, good)] == ["b", "c"]
         assert str(good[0])[1:] == str(good[1])[1:] != before[1:]
-    play(story)
+    run_scenario(scenario)
 
 
-def test_too_many_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_client, "MOST_WAITING", 2)
+def test_too_many_waiting_grammars_are_rejected_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_PENDING_GRAMMARS", 2)
 
-    async def story(compiler: GrammarCompiler) -> None:
-        outcomes = await asyncio.gather(*(compiler.compile(of(source)) for source in "abc"), return_exceptions=True)
+    async def scenario(compiler: GrammarCompiler) -> None:
+        outcomes = await asyncio.gather(*(compiler.compile(make_regex_grammar(source)) for source in "abc"),
+                                        return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [str, str, Overloaded]
-    play(story)
+    run_scenario(scenario)
 
 
-def test_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_client, "MOST_KNOWN", 2)
+def test_least_recently_used_result_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_client, "MAX_CACHED_RESULTS", 2)
 
-    async def story(compiler: GrammarCompiler) -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
         for source in "abac":
-            await compiler.compile(of(source))
-        assert list(compiler._known) == [of("a").digest, of("c").digest]
-    play(story)
+            await compiler.compile(make_regex_grammar(source))
+        assert list(compiler._cached_results) == [make_regex_grammar("a").digest, make_regex_grammar("c").digest]
+    run_scenario(scenario)
 
 
-def test_it_may_be_closed_while_a_grammar_hangs() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
-        await compiler.compile(of("a"))
-        hanging = asyncio.create_task(compiler.compile(of("hang")))
+def test_compiler_can_be_closed_while_a_grammar_hangs() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
+        await compiler.compile(make_regex_grammar("a"))
+        hanging = asyncio.create_task(compiler.compile(make_regex_grammar("hang")))
         await asyncio.sleep(0)
         compiler.close()
         with pytest.raises(InvalidRequest):
             await hanging
 
-    async def told() -> None:
-        await story(GrammarCompiler(lambda: BYTES, SCRIPT))
-    asyncio.run(told())
+    async def main() -> None:
+        await scenario(GrammarCompiler(lambda: BYTE_TOKENIZER_JSON, SCRIPTED_COMMAND))
+    asyncio.run(main())
 
 
-def test_a_process_that_cannot_start_refuses_every_grammar() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
+def test_every_grammar_is_rejected_if_the_process_cannot_start() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
         for source in "ab":
             with pytest.raises(InvalidRequest):
-                await compiler.compile(of(source))
-    play(story, (sys.executable, "-P", "-c", "raise SystemExit(1)"))
+                await compiler.compile(make_regex_grammar(source))
+    run_scenario(scenario, (sys.executable, "-P", "-c", "raise SystemExit(1)"))
 
 
-def test_a_tokenizer_that_cannot_be_used_is_the_reason() -> None:
-    async def story(compiler: GrammarCompiler) -> None:
+def test_grammar_is_rejected_if_the_tokenizer_is_unsupported() -> None:
+    async def scenario(compiler: GrammarCompiler) -> None:
         with pytest.raises(InvalidRequest, match="grammars do not go with this model's tokenizer"):
-            await compiler.compile(of("a"))
-    play(story, COMMAND, '{"version": "1.0"}')
+            await compiler.compile(make_regex_grammar("a"))
+    run_scenario(scenario, COMPILER_COMMAND, '{"version": "1.0"}')
 
 
-def wide(depth: int, width: int) -> dict[str, Any]:
+def make_wide_schema(depth: int, width: int) -> dict[str, Any]:
     if not depth:
         return {"type": "integer"}
-    return {"oneOf": [{"type": "object", "properties": {f"p{i}": wide(depth - 1, width)}, "required": [f"p{i}"]}
-                      for i in range(width)]}
+    return {"oneOf": [{"type": "object", "properties": {f"p{i}": make_wide_schema(depth - 1, width)},
+                       "required": [f"p{i}"]} for i in range(width)]}
 
 
-HOSTILE = {
-    "wide oneOf": {"type": "json", "value": wide(4, 7)},
+HOSTILE_GRAMMARS = {
+    "wide oneOf": {"type": "json", "value": make_wide_schema(4, 7)},
     "many oneOf at once": {"type": "json", "value": {"allOf": [
         {"oneOf": [{"properties": {f"a{i}": {"const": j}}, "required": [f"a{i}"]} for j in range(6)]}
         for i in range(12)]}},
@@ -180,14 +181,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_is_asked_for_there_is_an_answer_soon(name: str) -> None:
+@pytest.mark.parametrize("name", HOSTILE_GRAMMARS)
+def test_hostile_grammar_is_answered_within_the_time_limit(name: str) -> None:
     """A result or a rejection will do: some of these grammars are valid."""
-    async def story(compiler: GrammarCompiler) -> None:
-        await compiler.compile(of("a"))
-        grammar = read_grammar("grammar", HOSTILE[name])
+    async def scenario(compiler: GrammarCompiler) -> None:
+        await compiler.compile(make_regex_grammar("a"))
+        grammar = read_grammar("grammar", HOSTILE_GRAMMARS[name])
         assert grammar is not None
-        async with asyncio.timeout(10 * compiler_client.MOST_SECONDS):  # only a stalled machine takes longer
+        async with asyncio.timeout(10 * compiler_client.MAX_COMPILE_SECONDS):  # only a stalled machine takes longer
             [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)
         assert isinstance(outcome, str | InvalidRequest)
-    play(story, COMMAND)
+    run_scenario(scenario, COMPILER_COMMAND)

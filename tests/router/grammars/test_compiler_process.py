@@ -10,19 +10,19 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from router.grammars import compiler_process
-from router.grammars.compiler_process import Unusable, compiled, read_tokenizer, serve
-from router.text.tokenizer import byte_tokenizer
+from router.grammars.compiler_process import GrammarCompileError, compile_grammar, load_tokenizer, serve_requests
+from router.text.tokenizer import create_byte_tokenizer
 
-TOKENIZER = read_tokenizer(byte_tokenizer().origin)
-LOOM = {"type": "object", "properties": {"loom": {"type": "integer"}}, "required": ["loom"],
-        "additionalProperties": False}
-
-
-def of_schema(schema: object) -> str:
-    return compiled(TOKENIZER, "json_schema", json.dumps(schema))
+TOKENIZER = load_tokenizer(create_byte_tokenizer().path_or_content)
+LOOM_SCHEMA = {"type": "object", "properties": {"loom": {"type": "integer"}}, "required": ["loom"],
+               "additionalProperties": False}
 
 
-def fits(grammar: str, text: str) -> bool:
+def compile_schema(schema: object) -> str:
+    return compile_grammar(TOKENIZER, "json_schema", json.dumps(schema))
+
+
+def matches_grammar(grammar: str, text: str) -> bool:
     matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
 
@@ -31,8 +31,8 @@ def fits(grammar: str, text: str) -> bool:
     ('{"loom":1}', True), ('{ "loom" : 1 }', True), ('{\n    "loom": 1\n}', True), ('{"loom":"x"}', False),
     ("{}", False), ('{"loom":1,"weft":2}', False), ('{"loom":1}}', False), ('{   "loom":1}', False),
     ('{\n\n"loom":1}', False)])
-def test_a_schema_is_obeyed_with_few_blanks(text: str, is_fitting: bool) -> None:
-    assert fits(of_schema(LOOM), text) == is_fitting
+def test_schema_is_enforced_with_little_whitespace(text: str, is_fitting: bool) -> None:
+    assert matches_grammar(compile_schema(LOOM_SCHEMA), text) == is_fitting
 
 
 @pytest.mark.parametrize(("pattern", "texts"), [
@@ -40,17 +40,18 @@ def test_a_schema_is_obeyed_with_few_blanks(text: str, is_fitting: bool) -> None
     (r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)", ["192.168.0.1", "300.1.1.1", "1.1.1"]),
     (r"[\d.]+", ["1.5", "d"]), (r"\\d", ["\\d", "1"]), (r"[^\d/]", ["/", "1", "d"]), ("a\nb", ["a\nb"]),
     (r"(?i)über", ["ÜBER", "uber"]), (r"a.b", ["a\nb", "axb"]), (r"a/b", ["a/b"])])
-def test_a_regular_expression_fits_whole_texts_as_in_python(pattern: str, texts: list[str]) -> None:
-    grammar = compiled(TOKENIZER, "regex", pattern)
-    assert [fits(grammar, text) for text in texts] == [bool(re.fullmatch(pattern, text)) for text in texts]
+def test_regex_matches_the_whole_text_as_in_python(pattern: str, texts: list[str]) -> None:
+    grammar = compile_grammar(TOKENIZER, "regex", pattern)
+    assert [matches_grammar(grammar, text) for text in texts] == [bool(re.fullmatch(pattern, text)) for text in texts]
 
 
-def test_a_digit_is_one_of_ten() -> None:
+def test_digit_class_matches_only_ascii_digits() -> None:
     """Regression: random tokens produced digits of Ol Chiki, and some newer than Python's Unicode tables."""
     digits = ("7", "\u0663", "\u1c54")
-    assert [fits(compiled(TOKENIZER, "regex", r"\d"), text) for text in digits] == [True, False, False]
-    pattern = of_schema({"type": "string", "pattern": r"^\d$"})
-    assert [fits(pattern, f'"{text}"') for text in digits] == [True, False, False]
+    assert [matches_grammar(compile_grammar(TOKENIZER, "regex", r"\d"), text)
+            for text in digits] == [True, False, False]
+    pattern = compile_schema({"type": "string", "pattern": r"^\d$"})
+    assert [matches_grammar(pattern, f'"{text}"') for text in digits] == [True, False, False]
 
 
 @pytest.mark.parametrize(("schema", "reason"), [
@@ -59,55 +60,55 @@ def test_a_digit_is_one_of_ten() -> None:
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"), ({"$ref": "https://example.com/x"}, "example.com"),
     ({"type": "thread"}, "thread"), ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
     ({"type": "string", "format": "knot"}, "knot"), ({"pattern": "(?=a)"}, "look-around")], ids=str)
-def test_what_cannot_be_obeyed_is_refused_with_its_reason(schema: object, reason: str) -> None:
-    with pytest.raises(Unusable, match=reason):
-        of_schema(schema)
+def test_unsupported_schema_is_rejected_with_its_reason(schema: object, reason: str) -> None:
+    with pytest.raises(GrammarCompileError, match=reason):
+        compile_schema(schema)
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", r"(?<!a)b", "(", r"\bloom\b"])
-def test_a_regular_expression_beyond_us_is_refused(pattern: str) -> None:
-    with pytest.raises(Unusable):
-        compiled(TOKENIZER, "regex", pattern)
+def test_unsupported_regex_is_rejected(pattern: str) -> None:
+    with pytest.raises(GrammarCompileError):
+        compile_grammar(TOKENIZER, "regex", pattern)
 
 
-def test_a_grammar_without_texts_is_refused() -> None:
-    with pytest.raises(Unusable):
-        compiled(TOKENIZER, "regex", r"[a&&b]")
+def test_grammar_that_matches_nothing_is_rejected() -> None:
+    with pytest.raises(GrammarCompileError):
+        compile_grammar(TOKENIZER, "regex", r"[a&&b]")
 
 
-def test_alternatives_that_exclude_each_other_may_be_one_of() -> None:
+def test_one_of_with_disjoint_alternatives_is_supported() -> None:
     """Pydantic writes discriminated unions so."""
     parts = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("a", "b")]
-    assert fits(of_schema({"oneOf": parts, "discriminator": {"propertyName": "kind"}}), '{"kind":"b"}')
+    assert matches_grammar(compile_schema({"oneOf": parts, "discriminator": {"propertyName": "kind"}}), '{"kind":"b"}')
 
 
-def test_options_of_the_compiler_in_a_schema_change_nothing() -> None:
-    with pytest.raises(Unusable, match="not"):
-        of_schema({"x-guidance": {"lenient": True}, "not": {}})
+def test_compiler_options_inside_a_schema_are_ignored() -> None:
+    with pytest.raises(GrammarCompileError, match="not"):
+        compile_schema({"x-guidance": {"lenient": True}, "not": {}})
 
 
-def test_a_tokenizer_without_bytes_is_refused() -> None:
-    with pytest.raises(Unusable, match="tokenizer"):
-        read_tokenizer('{"version": "1.0"}')
+def test_tokenizer_without_bytes_is_rejected() -> None:
+    with pytest.raises(GrammarCompileError, match="tokenizer"):
+        load_tokenizer('{"version": "1.0"}')
 
 
-def test_lines_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_process, "bound_memory", lambda: None)
+def test_process_answers_lines_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_process, "limit_memory", lambda: None)
     monkeypatch.setattr(compiler_process.signal, "setitimer", lambda *_: None)
     parent, child = socket.socketpair()
     with parent, child, parent.makefile("rb") as lines:
-        thread = threading.Thread(target=serve, args=[child])
+        thread = threading.Thread(target=serve_requests, args=[child])
         thread.start()
-        for asked in ({"tokenizer": byte_tokenizer().origin}, {"kind": "regex", "source": "a"},
-                      {"kind": "regex", "source": "("}, {"kind": "json_schema", "source": "{}"}):
-            parent.sendall(json.dumps(asked).encode() + b"\n")
+        for message in ({"tokenizer": create_byte_tokenizer().path_or_content}, {"kind": "regex", "source": "a"},
+                        {"kind": "regex", "source": "("}, {"kind": "json_schema", "source": "{}"}):
+            parent.sendall(json.dumps(message).encode() + b"\n")
         assert [list(json.loads(lines.readline())) for _ in range(4)] == [[], ["grammar"], ["refused"], ["grammar"]]
         parent.shutdown(socket.SHUT_WR)
         thread.join()
 
 
 def test_a_tokenizer_is_read_from_its_text_or_its_file(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().origin)
-    for tokenizer in (TOKENIZER, read_tokenizer(str(tmp_path / "tokenizer.json"))):
+    (tmp_path / "tokenizer.json").write_text(create_byte_tokenizer().path_or_content)
+    for tokenizer in (TOKENIZER, load_tokenizer(str(tmp_path / "tokenizer.json"))):
         assert isinstance(tokenizer, LLTokenizer)
         assert tokenizer.vocab_size == 257

@@ -10,114 +10,115 @@ from dataclasses import replace
 import pytest
 import uvloop
 from aiohttp.test_utils import TestClient, TestServer
-from support.expected_streams import lived, said
-from support.scripted_adapters import lent
+from support.expected_streams import make_finished_timeline, make_text_events
+from support.scripted_adapters import make_preloaded_adapters
 
-from router.api_keys import Keys
+from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.engine.stream import Event, Stream, ToldEvent
+from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.app import create_app
-from router.http.transport.generate import About
-from router.http.transport.server import PROTOCOL
-from router.request import Request, Resource, Tenant, Wish
-from router.scheduler.plan import Labelling, ModelFacts
+from router.http.transport.generate import ServedModel
+from router.http.transport.server import PROTOCOL_OPTIONS
+from router.request import Request, RequestKind, Resource, Tenant
+from router.scheduler.plan import ModelInfo, TokenLabels
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
-from router.scheduler.timeline import Story
-from router.telemetry.counters import Tally
-from router.telemetry.request_log import Account, Accounts
-from router.text.chat_template import plain_template
-from router.text.prompts import Limits
-from router.text.tokenizer import byte_tokenizer
-from router.validation.validator import Validator
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.timeline import RequestTimeline
+from router.telemetry.counters import ServerMetrics
+from router.telemetry.request_log import RequestLog, RequestRecord
+from router.text.chat_template import simulated_model_template
+from router.text.prompts import TokenLimits
+from router.text.tokenizer import create_byte_tokenizer
+from router.validation.validator import RequestValidator
 
-TEMPLATE = plain_template()
+CHAT_TEMPLATE = simulated_model_template()
 
 
 class ScriptedEngine:
     """Double of the engine that answers each request with the next script."""
 
-    def __init__(self, *scripts: list[Event]) -> None:
-        self.facts = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
-                                num_blocks=100, exact=True)
-        self.tally = Tally(Scheduler(Policy(), self.facts), Limits(1599, 1600), 1)
+    def __init__(self, *scripts: list[StreamEvent]) -> None:
+        self.model_info = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
+                                    num_blocks=100, exact=True)
+        self.server_metrics = ServerMetrics(Scheduler(SchedulerSettings(), self.model_info), TokenLimits(1599, 1600), 1)
         self.scripts = [*scripts]
-        self.refusals: list[Exception] = []
-        self.ailing = ""
-        self.streams: list[Stream] = []
-        self.accounts = Accounts()
-        self.left: list[Request] = []
-        self.asked = asyncio.Event()  # set by the first request
-        self.left_alone = asyncio.Event()  # set when a client disconnects
+        self.submit_errors: list[Exception] = []
+        self.unavailable_reason = ""
+        self.streams: list[RequestStream] = []
+        self.request_log = RequestLog()
+        self.disconnected_requests: list[Request] = []
+        self.request_received = asyncio.Event()  # set by the first request
+        self.client_disconnected = asyncio.Event()  # set when a client disconnects
 
     @property
     def requests(self) -> list[Request]:
         return [stream.request for stream in self.streams]
 
-    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
-        if self.refusals:
-            raise self.refusals.pop()
-        story = Story(time.monotonic())
-        self.accounts.open(Account(request.id, request.tenant.name, len(request.prompt), came or story.began, story,
-                                   traceparent=traceparent))
-        stream = Stream(request, 262_144, lambda: None, lambda: None, lambda: self._leave(request))
+    def submit(self, request: Request, arrived_at: float | None = None, traceparent: str = "") -> RequestStream:
+        if self.submit_errors:
+            raise self.submit_errors.pop()
+        timeline = RequestTimeline(time.monotonic())
+        self.request_log.add_unfinished(RequestRecord(request.id, request.tenant.name, len(request.prompt),
+            arrived_at or timeline.arrived_at, timeline, traceparent=traceparent))
+        stream = RequestStream(request, 262_144, lambda: None, lambda: None, lambda: self._on_disconnect(request))
         self.streams.append(stream)
-        self.asked.set()
-        for event in self.scripts.pop(0) if self.scripts else told(request):
+        self.request_received.set()
+        for event in self.scripts.pop(0) if self.scripts else default_events(request):
             stream.put(event)
         return stream
 
-    def account(self, request_id: str) -> Account | None:
-        return self.accounts.get(request_id)
+    def get_request_record(self, request_id: str) -> RequestRecord | None:
+        return self.request_log.get(request_id)
 
-    def may_use(self, request_id: str, tenant: Tenant) -> bool:
-        return self.accounts.may_use(request_id, tenant)
+    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
+        return self.request_log.can_use_request_id(request_id, tenant)
 
-    def ailment(self) -> str:
-        return self.ailing
+    def why_unavailable(self) -> str:
+        return self.unavailable_reason
 
-    def metrics(self) -> str:
-        return self.tally.page(is_ready=not self.ailing, has_shards=True)
+    def metrics_page(self) -> str:
+        return self.server_metrics.render(is_ready=not self.unavailable_reason, has_shards=True)
 
-    def _leave(self, request: Request) -> None:
-        self.left.append(request)
-        self.left_alone.set()
+    def _on_disconnect(self, request: Request) -> None:
+        self.disconnected_requests.append(request)
+        self.client_disconnected.set()
 
 
-def told(request: Request) -> list[Event]:
+def default_events(request: Request) -> list[StreamEvent]:
     """Return default events: a text, a vector whose first value is the prompt's length, or one label for all tokens."""
-    if request.wish is Wish.TEXT:
-        return said("weft")
+    if request.kind is RequestKind.GENERATE:
+        return make_text_events("weft")
     num_tokens = len(request.prompt)
-    of_text = ([float(num_tokens), *[0.0] * 15] if request.wish is Wish.VECTOR
-               else Labelling([0] * num_tokens, [0.5] * num_tokens))
-    return [ToldEvent(of_text, lived(queue=0.25, prefill=0.125))]
+    output = ([float(num_tokens), *[0.0] * 15] if request.kind is RequestKind.EMBED
+              else TokenLabels([0] * num_tokens, [0.5] * num_tokens))
+    return [PoolingEvent(output, make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125))]
 
 
-def numbered(kind: str, _: str) -> Resource:
+def make_grammar_resource(kind: str, _: str) -> Resource:
     """Give every grammar the same number."""
     return Resource(kind, 1)
 
 
-UNNAMED = About()
+UNNAMED_MODEL = ServedModel()
 Scenario = Callable[[TestClient, ScriptedEngine], object]
 
 
 @pytest.fixture
 def serve():
-    """Run a scenario with a client of the application; `facts` override fields of the model's facts."""
-    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None, store=None, grammars=False,
-            **facts):
+    """Run a scenario with a client of the application; `model_info` override fields of the model's facts."""
+    def run(scenario, *scripts, config=None, template=CHAT_TEMPLATE, about=UNNAMED_MODEL, sender=None, store=None,
+            grammars=False, **facts):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
-            engine.facts = replace(engine.facts, grammars=grammars, **facts)
-            adapters = None if store is None else await lent(config_, store)
-            with closing(Validator(config_, engine.facts, byte_tokenizer(), template, numbered if grammars else None,
-                                   adapters=adapters)) as validator:
-                app = create_app(engine, validator, config_, Keys.of(config_), about, sender=sender)
+            engine.model_info = replace(engine.model_info, grammars=grammars, **facts)
+            adapters = None if store is None else await make_preloaded_adapters(config_, store)
+            with closing(RequestValidator(config_, engine.model_info, create_byte_tokenizer(), template,
+                                          make_grammar_resource if grammars else None,
+                                          adapter_registry=adapters)) as validator:
+                app = create_app(engine, validator, config_, ApiKeys.from_config(config_), about, span_sender=sender)
                 server = TestServer(app)
-                await server.start_server(**PROTOCOL)
+                await server.start_server(**PROTOCOL_OPTIONS)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
         return uvloop.run(main())  # the router's event loop
@@ -127,7 +128,7 @@ def serve():
 @pytest.fixture
 def post(serve):
     """Post a body, or the fields of a JSON body, and return status, headers and text of the answer."""
-    def run(path, *scripts, data=None, headers=None, config=None, template=TEMPLATE, store=None, **body):
+    def run(path, *scripts, data=None, headers=None, config=None, template=CHAT_TEMPLATE, store=None, **body):
         async def scenario(client, engine):
             content = json.dumps(body) if data is None else data
             answer = await client.post(path, data=content,
@@ -137,7 +138,7 @@ def post(serve):
     return run
 
 
-def events_of(text: str) -> list[dict]:
+def parse_sse_events(text: str) -> list[dict]:
     assert text.endswith("\n\n")
     lines = text.removesuffix("\n\n").split("\n\n")
     assert all(line.startswith("data: ") for line in lines)

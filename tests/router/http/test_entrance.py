@@ -8,74 +8,75 @@ import pytest
 from aiohttp import ClientSession
 
 from router.config import RouterConfig
-from router.http.entrance import Entrance
+from router.http.entrance import StandInServer
 
-HERE = RouterConfig(hostname="127.0.0.1", port=0)
-LOADING = {"phase": "load"}
+LOCAL_CONFIG = RouterConfig(hostname="127.0.0.1", port=0)
+LOADING_PROGRESS = {"phase": "load"}
 
 
 @asynccontextmanager
-async def coming_to(entrance):
+async def connect_to(stand_in_server):
     """Open a client of the entrance's port; close the entrance at the end."""
     try:
-        async with ClientSession(f"http://127.0.0.1:{port_of(entrance.listener)}") as client:
+        async with ClientSession(f"http://127.0.0.1:{get_port(stand_in_server.listening_socket)}") as client:
             yield client
     finally:
-        await entrance.close()
+        await stand_in_server.close()
 
 
-def port_of(listener):
-    return listener.getsockname()[1]
+def get_port(listening_socket):
+    return listening_socket.getsockname()[1]
 
 
-async def get(client, path):
+async def get_json(client, path):
     async with client.get(path) as answer:
         return answer.status, await answer.json()
 
 
-def test_before_anything_is_served_probes_hear_how_far_the_start_is_and_all_others_may_come_again(serve):
+def test_stand_in_server_reports_startup_progress_and_rejects_other_requests(serve):
     async def scenario(_, engine):
-        engine.ailing = "the server is starting"
-        entrance = Entrance.of(HERE)
-        await entrance.shut(engine, lambda: LOADING)
-        async with coming_to(entrance) as client:
-            assert await get(client, "/startup") == (503, LOADING)
-            assert (await get(client, "/metrics"))[1]["error"] == "Model is not ready: the server is starting"
+        engine.unavailable_reason = "the server is starting"
+        stand_in_server = StandInServer.from_config(LOCAL_CONFIG)
+        await stand_in_server.start_during_startup(engine, lambda: LOADING_PROGRESS)
+        async with connect_to(stand_in_server) as client:
+            assert await get_json(client, "/startup") == (503, LOADING_PROGRESS)
+            assert (await get_json(client, "/metrics"))[1]["error"] == "Model is not ready: the server is starting"
     serve(scenario)
 
 
-def test_who_is_served_to_the_end_is_still_counted(serve):
+def test_metrics_are_served_during_shutdown(serve):
     async def scenario(_, engine):
-        entrance = Entrance.of(HERE)
-        await entrance.shut_again(engine)
-        async with coming_to(entrance) as client:
-            assert await get(client, "/startup") == (200, {"phase": "ready"})
+        stand_in_server = StandInServer.from_config(LOCAL_CONFIG)
+        await stand_in_server.start_during_shutdown(engine)
+        async with connect_to(stand_in_server) as client:
+            assert await get_json(client, "/startup") == (200, {"phase": "ready"})
             async with client.get("/metrics") as answer:
                 assert (answer.status, answer.content_type) == (200, "text/plain")
     serve(scenario)
 
 
-def test_it_is_at_the_socket_that_was_inherited(serve):
+def test_stand_in_server_uses_an_inherited_socket(serve):
     async def scenario(_, engine):
-        given = socket.create_server(("127.0.0.1", 0))
-        port = port_of(given)
-        entrance = Entrance.of(HERE, given.detach())
-        assert port_of(entrance.listener) == port
-        await entrance.shut(engine, lambda: LOADING)
-        async with coming_to(entrance) as client:
-            assert await get(client, "/live") == (200, {"status": "alive"})
+        inherited_socket = socket.create_server(("127.0.0.1", 0))
+        port = get_port(inherited_socket)
+        stand_in_server = StandInServer.from_config(LOCAL_CONFIG, inherited_socket.detach())
+        assert get_port(stand_in_server.listening_socket) == port
+        await stand_in_server.start_during_startup(engine, lambda: LOADING_PROGRESS)
+        async with connect_to(stand_in_server) as client:
+            assert await get_json(client, "/live") == (200, {"status": "alive"})
     serve(scenario)
 
 
-def test_pages_of_other_websites_may_read_what_is_told_there(serve):
+def test_stand_in_server_sends_cors_headers(serve):
     async def scenario(_, engine):
-        entrance = Entrance.of(replace(HERE, cors_allow_origin=("https://loom",)))
-        await entrance.shut(engine, lambda: LOADING)
-        async with coming_to(entrance) as client, client.get("/live", headers={"Origin": "https://loom"}) as answer:
+        stand_in_server = StandInServer.from_config(replace(LOCAL_CONFIG, cors_allow_origin=("https://loom",)))
+        await stand_in_server.start_during_startup(engine, lambda: LOADING_PROGRESS)
+        async with connect_to(stand_in_server) as client, client.get("/live",
+                                                                     headers={"Origin": "https://loom"}) as answer:
             assert answer.headers["Access-Control-Allow-Origin"] == "https://loom"
     serve(scenario)
 
 
-def test_keys_that_cannot_be_read_are_told_before_the_port_is_taken(tmp_path):
+def test_unreadable_key_file_is_reported_before_the_port_is_opened(tmp_path):
     with pytest.raises(ValueError, match="--api-keys"):
-        Entrance.of(replace(HERE, api_keys=str(tmp_path / "keys.json")))
+        StandInServer.from_config(replace(LOCAL_CONFIG, api_keys=str(tmp_path / "keys.json")))

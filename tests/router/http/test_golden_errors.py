@@ -9,265 +9,273 @@ from importlib.metadata import version
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from router.api_keys import Keys
+from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.errors import GenerationFailed, NotReady, Overloaded, TimedOut
-from router.http.app import create_door
-from router.http.routes.probes import Probes
-from router.http.transport.generate import About
+from router.http.app import create_stand_in_app
+from router.http.routes.probes import ProbeRoutes
+from router.http.transport.generate import ServedModel
 from router.text.chat_template import ChatTemplate
 
-HELLO = [{"role": "user", "content": "hi"}]
-CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
-SHAPE = "Failed to deserialize the JSON body into the target type: "
-JSON = {"Content-Type": "application/json"}
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}]}]
-SERVED = "must be a string or a list of parts of type `text`; images and other parts are not served"
-FORMAT = {"type": "json_object"}
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+BODY_TYPE_ERROR = "Failed to deserialize the JSON body into the target type: "
+JSON_HEADERS = {"Content-Type": "application/json"}
+IMAGE_MESSAGES = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}]}]
+CONTENT_RULE = "must be a string or a list of parts of type `text`; images and other parts are not served"
+JSON_FORMAT = {"type": "json_object"}
 
 
-def error(text: str, error_type: str) -> str:
+def tgi_error(text: str, error_type: str) -> str:
     return json.dumps({"error": text, "error_type": error_type}, separators=(",", ":"))
 
 
-def api_error(message: str, param: str | None = None, code: str | None = None,
-              kind: str = "invalid_request_error") -> str:
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}},
+def openai_error(message: str, param: str | None = None, code: str | None = None,
+                 error_type: str = "invalid_request_error") -> str:
+    return json.dumps({"error": {"message": message, "type": error_type, "param": param, "code": code}},
                       separators=(",", ":"))
 
 
 # Requests with the expected errors (below /v1 with --compat tgi); `*` matches any message of the JSON parser.
-ASKED = {
-    "no JSON": ("/generate", "{", 400, error("Failed to parse the request body as JSON: *", "bad_request")),
-    "a field that is missing": ("/generate", {}, 422, error(f"{SHAPE}`inputs`: Field required", "validation")),
+TGI_ERROR_CASES = {
+    "no JSON": ("/generate", "{", 400, tgi_error("Failed to parse the request body as JSON: *", "bad_request")),
+    "a field that is missing": ("/generate", {}, 422,
+                                tgi_error(f"{BODY_TYPE_ERROR}`inputs`: Field required", "validation")),
     "a field of another type": (
-        "/generate", {"inputs": 5}, 422, error(f"{SHAPE}`inputs`: Input should be a valid string", "validation")),
+        "/generate", {"inputs": 5}, 422,
+        tgi_error(f"{BODY_TYPE_ERROR}`inputs`: Input should be a valid string", "validation")),
     "null where it is no value": (
         "/generate", {"inputs": "x", "parameters": {"do_sample": None}}, 422,
-        error(f"{SHAPE}`parameters.do_sample`: Input should be a valid boolean", "validation")),
+        tgi_error(f"{BODY_TYPE_ERROR}`parameters.do_sample`: Input should be a valid boolean", "validation")),
     "several texts": ("/generate", {"inputs": ["x"]}, 422,
-                      error(f"{SHAPE}`inputs`: Input should be a valid string", "validation")),
+                      tgi_error(f"{BODY_TYPE_ERROR}`inputs`: Input should be a valid string", "validation")),
     "another shape in a stream": (
-        "/generate_stream", {}, 422, error(f"{SHAPE}`inputs`: Field required", "validation")),
+        "/generate_stream", {}, 422, tgi_error(f"{BODY_TYPE_ERROR}`inputs`: Field required", "validation")),
     "no text": ("/generate", {"inputs": ""}, 422,
-                error("Input validation error: `inputs` must not be an empty string", "validation")),
+                tgi_error("Input validation error: `inputs` must not be an empty string", "validation")),
     "a rule": ("/generate", {"inputs": "x", "parameters": {"temperature": 0}}, 422,
-               error("Input validation error: `temperature` must be above 0, got 0.0", "validation")),
+               tgi_error("Input validation error: `temperature` must be above 0, got 0.0", "validation")),
     "a rule in a stream": (
         "/generate_stream", {"inputs": "x", "parameters": {"top_n_tokens": 6}}, 200,
-        "data: " + error("Input validation error: `top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6",
-                         "validation") + "\n\n"),
-    "a rule for chats": (CHAT, {"messages": HELLO, "max_tokens": 0}, 422,
-                         error("Input validation error: `max_tokens` must be at least 1, got 0", "validation")),
+        "data: " + tgi_error("Input validation error: `top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6",
+                             "validation") + "\n\n"),
+    "a rule for chats": (CHAT_PATH, {"messages": MESSAGES, "max_tokens": 0}, 422,
+                         tgi_error("Input validation error: `max_tokens` must be at least 1, got 0", "validation")),
     "a rule for streamed chats": (
-        CHAT, {"messages": HELLO, "max_tokens": 0, "stream": True}, 422,
-        error("Input validation error: `max_tokens` must be at least 1, got 0", "validation")),
-    "an image": (CHAT, {"messages": IMAGE}, 422, error(f"{SHAPE}`messages.0.content`: {SERVED}", "validation")),
-    "a grammar and tools": (CHAT, {"messages": HELLO, "tools": [], "response_format": FORMAT}, 422,
-                            error("Tool error: Grammar and tools are mutually exclusive", "tool_error")),
+        CHAT_PATH, {"messages": MESSAGES, "max_tokens": 0, "stream": True}, 422,
+        tgi_error("Input validation error: `max_tokens` must be at least 1, got 0", "validation")),
+    "an image": (CHAT_PATH, {"messages": IMAGE_MESSAGES}, 422,
+                 tgi_error(f"{BODY_TYPE_ERROR}`messages.0.content`: {CONTENT_RULE}", "validation")),
+    "a grammar and tools": (CHAT_PATH, {"messages": MESSAGES, "tools": [], "response_format": JSON_FORMAT}, 422,
+                            tgi_error("Tool error: Grammar and tools are mutually exclusive", "tool_error")),
     "a tool that is not there": (
-        CHAT, {"messages": HELLO, "tool_choice": "paint"}, 422,
-        error("Tool error: `tool_choice` must be `auto`, `none`, `required` or one of the tools (there are none), got "
-              "paint", "tool_error")),
-    "a suffix": (TEXTS, {"prompt": "x", "suffix": "y"}, 422, error(
+        CHAT_PATH, {"messages": MESSAGES, "tool_choice": "paint"}, 422,
+        tgi_error(
+            "Tool error: `tool_choice` must be `auto`, `none`, `required` or one of the tools (there are none), got "
+            "paint", "tool_error")),
+    "a suffix": (TEXT_PATH, {"prompt": "x", "suffix": "y"}, 422, tgi_error(
         "Input validation error: `suffix` is given, but text is only generated at the end of a prompt; leave it out",
         "suffix not supported")),
-    "too many prompts": (TEXTS, {"prompt": ["x"] * 5}, 422, error(
+    "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 5}, 422, tgi_error(
         "Input validation error: `prompt` must hold at most 4 texts (--max-client-batch-size), got 5",
         "batch size exceeded")),
-    "too many instances": ("/vertex", {"instances": [{"inputs": "x"}] * 5}, 422, error(
+    "too many instances": ("/vertex", {"instances": [{"inputs": "x"}] * 5}, 422, tgi_error(
         "Input validation error: `instances` must hold at most 4 (--max-client-batch-size), got 5",
         "batch size exceeded")),
     "a body of no route": ("/invocations", {"text": "x"}, 422,
-                           error("the body must have `inputs`, `messages` or `prompt`", "validation")),
-}
+                           tgi_error("the body must have `inputs`, `messages` or `prompt`", "validation")),}
 
 
-V1 = {
-    "no JSON": (CHAT, "{", 400, api_error("Failed to parse the request body as JSON: *")),
-    "a field that is missing": (CHAT, {}, 400, api_error("`messages`: Field required", "messages")),
+OPENAI_ERROR_CASES = {
+    "no JSON": (CHAT_PATH, "{", 400, openai_error("Failed to parse the request body as JSON: *")),
+    "a field that is missing": (CHAT_PATH, {}, 400, openai_error("`messages`: Field required", "messages")),
     "a field of another type": (
-        TEXTS, {"prompt": "x", "max_tokens": "5"}, 400,
-        api_error("`max_tokens`: Input should be a valid integer", "max_tokens")),
-    "a body that is no object": (CHAT, "[]", 400, api_error("`body`: Input should be an object")),
-    "a rule": (CHAT, {"messages": HELLO, "max_tokens": 0}, 400,
-               api_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
-    "a rule in a stream": (CHAT, {"messages": HELLO, "max_tokens": 0, "stream": True}, 400,
-                           api_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
-    "an image": (CHAT, {"messages": IMAGE}, 400, api_error(f"`messages.0.content`: {SERVED}", "messages")),
-    "a message without content": (CHAT, {"messages": [{"role": "user"}]}, 400, api_error(
+        TEXT_PATH, {"prompt": "x", "max_tokens": "5"}, 400,
+        openai_error("`max_tokens`: Input should be a valid integer", "max_tokens")),
+    "a body that is no object": (CHAT_PATH, "[]", 400, openai_error("`body`: Input should be an object")),
+    "a rule": (CHAT_PATH, {"messages": MESSAGES, "max_tokens": 0}, 400,
+               openai_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
+    "a rule in a stream": (CHAT_PATH, {"messages": MESSAGES, "max_tokens": 0, "stream": True}, 400,
+                           openai_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
+    "an image": (CHAT_PATH, {"messages": IMAGE_MESSAGES}, 400,
+                 openai_error(f"`messages.0.content`: {CONTENT_RULE}", "messages")),
+    "a message without content": (CHAT_PATH, {"messages": [{"role": "user"}]}, 400, openai_error(
         "a message of the role `user` has neither `content` nor `tool_calls`", "messages")),
-    "a grammar and tools": (CHAT, {"messages": HELLO, "tools": [], "response_format": FORMAT}, 400,
-                            api_error("Grammar and tools are mutually exclusive", "response_format")),
-    "a schema that is missing": (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, api_error(
-        "`response_format.json_schema` is missing: it holds the JSON schema", "response_format")),
+    "a grammar and tools": (CHAT_PATH, {"messages": MESSAGES, "tools": [], "response_format": JSON_FORMAT}, 400,
+                            openai_error("Grammar and tools are mutually exclusive", "response_format")),
+    "a schema that is missing": (
+        CHAT_PATH, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400, openai_error(
+            "`response_format.json_schema` is missing: it holds the JSON schema", "response_format")),
     "a tool that is not there": (
-        CHAT, {"messages": HELLO, "tool_choice": "paint"}, 400,
-        api_error("`tool_choice` must be `auto`, `none`, `required` or one of the tools (there are none), got paint",
-                  "tool_choice")),
-    "messages that are too long": (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, api_error(
-        "`messages` must have at most 1599 tokens (--max-input-tokens), got 2018; shorten it", "messages",
-        "context_length_exceeded")),
-    "a prompt that leaves no room": (TEXTS, {"prompt": "x" * 1000, "max_tokens": 1000}, 400, api_error(
+        CHAT_PATH, {"messages": MESSAGES, "tool_choice": "paint"}, 400,
+        openai_error("`tool_choice` must be `auto`, `none`, `required` or one of the tools (there are none), got paint",
+                     "tool_choice")),
+    "messages that are too long": (
+        CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, openai_error(
+            "`messages` must have at most 1599 tokens (--max-input-tokens), got 2018; shorten it", "messages",
+            "context_length_exceeded")),
+    "a prompt that leaves no room": (TEXT_PATH, {"prompt": "x" * 1000, "max_tokens": 1000}, 400, openai_error(
         "`prompt` (1000 tokens) and `max_tokens` (1000) must be at most 1600 together (--max-total-tokens); shorten "
         "one", "prompt", "context_length_exceeded")),
-    "a suffix": (TEXTS, {"prompt": "x", "suffix": "y"}, 400, api_error(
+    "a suffix": (TEXT_PATH, {"prompt": "x", "suffix": "y"}, 400, openai_error(
         "`suffix` is given, but text is only generated at the end of a prompt; leave it out", "suffix")),
-    "too many prompts": (TEXTS, {"prompt": ["x"] * 5}, 400, api_error(
+    "too many prompts": (TEXT_PATH, {"prompt": ["x"] * 5}, 400, openai_error(
         "`prompt` must hold at most 4 texts (--max-client-batch-size), got 5", "prompt")),
-    "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, api_error(
+    "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, openai_error(
         "this model does not make embeddings; it generates text (/generate, /v1/chat/completions)")),
-    "no adapters": ("/v1/adapters", {"id": "x"}, 400, api_error(
-        "this model is served without adapters (--adapters)")),
-}
+    "no adapters": ("/v1/adapters", {"id": "x"}, 400, openai_error(
+        "this model is served without adapters (--adapters)")),}
 
 
-def matches(told: str, expected: str) -> bool:
-    return re.fullmatch(re.escape(expected).replace(r"\*", ".*"), told) is not None
+def matches_pattern(text: str, pattern: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text) is not None
 
 
-@pytest.mark.parametrize(("path", "body", "status", "expected"), ASKED.values(), ids=ASKED)
-def test_an_error(post, path, body, status, expected):
+@pytest.mark.parametrize(("path", "body", "status", "expected"), TGI_ERROR_CASES.values(), ids=TGI_ERROR_CASES)
+def test_client_error_matches_tgi_byte_for_byte(post, path, body, status, expected):
     config = RouterConfig(compat="tgi" if path.startswith("/v1/") else "none")
     got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body), config=config)
     assert (got, headers.get("Content-Type")) == (status, "application/json" if status != 200 else "text/event-stream")
-    assert matches(text, expected), text
+    assert matches_pattern(text, expected), text
 
 
-@pytest.mark.parametrize(("path", "body", "status", "expected"), V1.values(), ids=V1)
-def test_an_error_of_openai_s_routes(post, path, body, status, expected):
+@pytest.mark.parametrize(("path", "body", "status", "expected"), OPENAI_ERROR_CASES.values(), ids=OPENAI_ERROR_CASES)
+def test_client_error_of_openai_routes_matches_byte_for_byte(post, path, body, status, expected):
     got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body))
     assert (got, headers.get("Content-Type")) == (status, "application/json")
-    assert matches(text, expected), text
+    assert matches_pattern(text, expected), text
 
 
-def test_an_error_of_a_body_that_is_too_long(post):
+def test_oversized_body_error_matches_byte_for_byte(post):
     told = "the body must have at most 10 bytes (--payload-limit)"
     config = RouterConfig(payload_limit=10)
-    assert post("/generate", inputs="too long", config=config)[::2] == (413, error(told, "payload_too_large"))
-    assert post(CHAT, messages=HELLO, config=config)[::2] == (413, api_error(told))
+    assert post("/generate", inputs="too long", config=config)[::2] == (413, tgi_error(told, "payload_too_large"))
+    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, openai_error(told))
     config = RouterConfig(payload_limit=10, compat="tgi")
-    assert post(CHAT, messages=HELLO, config=config)[::2] == (413, error(told, "payload_too_large"))
+    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, tgi_error(told, "payload_too_large"))
 
 
 @pytest.mark.parametrize(("template", "text"), [
     (None, "this model has no chat template"), (ChatTemplate("{{ raise_exception('no roles') }}", {}), "no roles")])
-@pytest.mark.parametrize("path", [CHAT, "/chat_tokenize", "/vertex"])
-def test_an_error_of_the_template(post, path, template, text):
-    body = {"instances": [{"messages": HELLO}]} if path == "/vertex" else {"messages": HELLO}
+@pytest.mark.parametrize("path", [CHAT_PATH, "/chat_tokenize", "/vertex"])
+def test_template_error_matches_byte_for_byte(post, path, template, text):
+    body = {"instances": [{"messages": MESSAGES}]} if path == "/vertex" else {"messages": MESSAGES}
     status, _, told = post(path, template=template, **body, config=RouterConfig(compat="tgi"))
     assert status == 422
-    assert matches(told, error(f"Template error: {text}*", "template_error"))
-    if path == CHAT:
+    assert matches_pattern(told, tgi_error(f"Template error: {text}*", "template_error"))
+    if path == CHAT_PATH:
         status, _, told = post(path, template=template, **body)
         assert status == 400
-        assert matches(told, api_error(f"Template error: {text}*", "messages"))
+        assert matches_pattern(told, openai_error(f"Template error: {text}*", "messages"))
 
 
-OUTSIDE = {
-    "another media type": ("POST", "/generate", {"Content-Type": "text/plain"}, 415, error(
+EARLY_ERROR_CASES = {
+    "another media type": ("POST", "/generate", {"Content-Type": "text/plain"}, 415, tgi_error(
         "the body must be sent with Content-Type: application/json", "unsupported_media_type")),
-    "no key": ("POST", "/generate", JSON, 401,
-               error("a key is needed, sent as `Authorization: Bearer KEY`", "unauthorized")),
-    "no path": ("GET", "/nowhere", {}, 404, error("404: Not Found", "not_found")),
-    "no such method": ("PUT", "/generate", {}, 405, error("405: Method Not Allowed", "method_not_allowed")),
+    "no key": ("POST", "/generate", JSON_HEADERS, 401,
+               tgi_error("a key is needed, sent as `Authorization: Bearer KEY`", "unauthorized")),
+    "no path": ("GET", "/nowhere", {}, 404, tgi_error("404: Not Found", "not_found")),
+    "no such method": ("PUT", "/generate", {}, 405, tgi_error("405: Method Not Allowed", "method_not_allowed")),
     "no such request": ("GET", "/v1/requests/x/explain", {}, 404,
-                        api_error("no request of this id is served, or was one of the last *")),
-    "another media type below /v1": ("POST", CHAT, {"Content-Type": "text/plain"}, 415, api_error(
+                        openai_error("no request of this id is served, or was one of the last *")),
+    "another media type below /v1": ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415, openai_error(
         "the body must be sent with Content-Type: application/json")),
-    "no key below /v1": ("POST", CHAT, JSON, 401, api_error(
+    "no key below /v1": ("POST", CHAT_PATH, JSON_HEADERS, 401, openai_error(
         "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key")),
-    "no path below /v1": ("POST", "/v1/responses", JSON, 404, api_error(
+    "no path below /v1": ("POST", "/v1/responses", JSON_HEADERS, 404, openai_error(
         "there is no POST /v1/responses here", None, "unknown_url")),
-    "no path but /v1": ("GET", "/v1", {}, 404, api_error("there is no GET /v1 here", None, "unknown_url")),
-    "no such method below /v1": ("GET", CHAT, {}, 405, api_error(
-        f"there is no GET {CHAT} here, only POST", None, "method_not_supported")),
+    "no path but /v1": ("GET", "/v1", {}, 404, openai_error("there is no GET /v1 here", None, "unknown_url")),
+    "no such method below /v1": ("GET", CHAT_PATH, {}, 405, openai_error(
+        f"there is no GET {CHAT_PATH} here, only POST", None, "method_not_supported")),
 }
 
 
-@pytest.mark.parametrize("what", OUTSIDE)
-def test_an_error_before_a_request_is_understood(serve, what):
-    method, path, headers, status, expected = OUTSIDE[what]
+@pytest.mark.parametrize("what", EARLY_ERROR_CASES)
+def test_error_before_the_body_is_parsed_matches_byte_for_byte(serve, what):
+    method, path, headers, status, expected = EARLY_ERROR_CASES[what]
 
     async def scenario(client, engine):
         async with client.request(method, path, data=b"{}" if method == "POST" else None, headers=headers) as answer:
             text = await answer.text()
         assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json")
-        assert matches(text, expected), text
+        assert matches_pattern(text, expected), text
     serve(scenario, config=RouterConfig(api_key="sk-one" if "no key" in what else ""))
 
 
-V1_BODIES = {CHAT: {"messages": HELLO}, TEXTS: {"prompt": "x"}}
+OPENAI_BODIES = {CHAT_PATH: {"messages": MESSAGES}, TEXT_PATH: {"prompt": "x"}}
 
 
 @pytest.mark.parametrize(("failure", "status", "expected"), [
-    (RuntimeError("a mistake"), 500, error("Internal server error", "internal")),
-    (TimedOut("too late"), 408, error("Request timed out: too late", "timeout"))])
-def test_an_error_of_ours_and_the_end_of_a_time(serve, failure, status, expected):
+    (RuntimeError("a mistake"), 500, tgi_error("Internal server error", "internal")),
+    (TimedOut("too late"), 408, tgi_error("Request timed out: too late", "timeout"))])
+def test_internal_error_and_timeout_match_tgi_byte_for_byte(serve, failure, status, expected):
     async def scenario(client, engine):
-        for path, body in {"/generate": {"inputs": "x"}, **V1_BODIES}.items():
-            engine.refusals = [failure]
+        for path, body in {"/generate": {"inputs": "x"}, **OPENAI_BODIES}.items():
+            engine.submit_errors = [failure]
             async with client.post(path, json=body) as answer:
                 assert (answer.status, await answer.text()) == (status, expected)
     serve(scenario, config=RouterConfig(compat="tgi"))
 
 
 @pytest.mark.parametrize(("failure", "status", "expected"), [
-    (RuntimeError("a mistake"), 500, api_error("Internal server error", kind="server_error")),
-    (TimedOut("too late"), 408, api_error("Request timed out: too late", kind="timeout_error")),
-    (Overloaded("full"), 429, api_error("Model is overloaded: full", None, "rate_limit_exceeded", "rate_limit_error")),
-    (NotReady("lost"), 503, api_error("Model is not ready: lost", kind="server_error")),
-    (GenerationFailed("x"), 500, api_error("Request failed during generation: x", kind="server_error"))])
-def test_what_is_not_the_client_s_fault_below_v1(serve, failure, status, expected):
+    (RuntimeError("a mistake"), 500, openai_error("Internal server error", error_type="server_error")),
+    (TimedOut("too late"), 408, openai_error("Request timed out: too late", error_type="timeout_error")),
+    (Overloaded("full"), 429,
+     openai_error("Model is overloaded: full", None, "rate_limit_exceeded", "rate_limit_error")),
+    (NotReady("lost"), 503, openai_error("Model is not ready: lost", error_type="server_error")),
+    (GenerationFailed("x"), 500, openai_error("Request failed during generation: x", error_type="server_error"))])
+def test_server_side_errors_match_openai_byte_for_byte(serve, failure, status, expected):
     """OpenAI's clients retry after 408, 429 and any 5xx; 429 and 503 carry Retry-After."""
     async def scenario(client, engine):
-        for path, body in V1_BODIES.items():
-            engine.refusals = [failure]
+        for path, body in OPENAI_BODIES.items():
+            engine.submit_errors = [failure]
             async with client.post(path, json=body) as answer:
                 assert (answer.status, await answer.text()) == (status, expected)
             assert ("Retry-After" in answer.headers) == (status in {429, 503})
     serve(scenario)
 
 
-def test_a_server_that_is_not_there_yet_says_so_below_v1():
+def test_stand_in_server_error_matches_openai_byte_for_byte():
     async def scenario():
-        door = create_door(Probes(lambda: "it loads", lambda: None), Keys.of(RouterConfig()))
-        async with TestClient(TestServer(door)) as client:
-            answer = await client.post(CHAT, json={"messages": HELLO})
+        stand_in_app = create_stand_in_app(ProbeRoutes(lambda: "it loads", lambda: None),
+                                           ApiKeys.from_config(RouterConfig()))
+        async with TestClient(TestServer(stand_in_app)) as client:
+            answer = await client.post(CHAT_PATH, json={"messages": MESSAGES})
             assert (answer.status, await answer.text(), answer.headers["Retry-After"]) == (
-                503, api_error("Model is not ready: it loads", kind="server_error"), "1")
+                503, openai_error("Model is not ready: it loads", error_type="server_error"), "1")
     asyncio.run(scenario())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Response headers
 
-COMPUTED = {"x-compute-type", "x-compute-characters"}
-TIMED = {"x-compute-time", "x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token",
-         "x-prompt-tokens", "x-generated-tokens"}
-OURS = {"x-request-id", "x-weft-exact"}
-OURS_TIMED = {"x-queue-ms", "x-prefill-ms", "x-decode-ms", "x-cached-tokens", "x-wait-reason"}
-BODIES = {"/": {"inputs": "x"}, "/generate": {"inputs": "x"}, CHAT: {"messages": HELLO}, TEXTS: {"prompt": "x"}}
+COMPUTE_HEADERS = {"x-compute-type", "x-compute-characters"}
+TIMING_HEADERS = {"x-compute-time", "x-total-time", "x-validation-time", "x-queue-time", "x-inference-time",
+                  "x-time-per-token", "x-prompt-tokens", "x-generated-tokens"}
+WEFT_HEADERS = {"x-request-id", "x-weft-exact"}
+WEFT_TIMING_HEADERS = {"x-queue-ms", "x-prefill-ms", "x-decode-ms", "x-cached-tokens", "x-wait-reason"}
+BODY_BY_PATH = {"/": {"inputs": "x"}, "/generate": {"inputs": "x"}, CHAT_PATH: {"messages": MESSAGES},
+                TEXT_PATH: {"prompt": "x"}}
 
 
-def extra(headers) -> set[str]:
+def get_x_headers(headers) -> set[str]:
     return {name.lower() for name in headers if name.lower().startswith("x-")}
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_the_head_of_an_answer(post, path):
-    _, headers, _ = post(path, **BODIES[path])
-    assert extra(headers) == COMPUTED | TIMED | OURS | OURS_TIMED
+@pytest.mark.parametrize("path", BODY_BY_PATH)
+def test_response_headers_are_complete(post, path):
+    _, headers, _ = post(path, **BODY_BY_PATH[path])
+    assert get_x_headers(headers) == COMPUTE_HEADERS | TIMING_HEADERS | WEFT_HEADERS | WEFT_TIMING_HEADERS
     assert headers["Content-Type"] == "application/json"
-    whole = {name for name in TIMED if name != "x-compute-time"}
+    whole = {name for name in TIMING_HEADERS if name != "x-compute-time"}
     assert all(headers[name].isdecimal() for name in whole)
     assert re.fullmatch(r"\d+\.\d+(e-\d+)?", headers["x-compute-time"])
 
 
-@pytest.mark.parametrize("path", ["/", "/generate_stream", CHAT, TEXTS])
-def test_the_head_of_a_stream(post, path):
-    _, headers, _ = post(path, **BODIES.get(path, {"inputs": "x"}), stream=True)
-    assert extra(headers) == COMPUTED | OURS | {"x-accel-buffering"}
+@pytest.mark.parametrize("path", ["/", "/generate_stream", CHAT_PATH, TEXT_PATH])
+def test_stream_headers_are_complete(post, path):
+    _, headers, _ = post(path, **BODY_BY_PATH.get(path, {"inputs": "x"}), stream=True)
+    assert get_x_headers(headers) == COMPUTE_HEADERS | WEFT_HEADERS | {"x-accel-buffering"}
     assert [headers[name] for name in ("Content-Type", "Cache-Control", "X-Accel-Buffering")] == [
         "text/event-stream", "no-cache", "no"]
 
@@ -275,33 +283,33 @@ def test_the_head_of_a_stream(post, path):
 # ---------------------------------------------------------------------------------------------------------------------
 # Server information
 
-INFO = {
+EXPECTED_INFO = {
     "model_id": "a/b", "notice": None, "model_sha": None, "model_pipeline_tag": None, "model_dtype": "float32",
     "model_device_type": "cpu", "num_shard": 1, "exact": True, "max_concurrent_requests": 128, "max_best_of": 2,
     "max_stop_sequences": 4, "max_input_tokens": 1599, "max_total_tokens": 1600, "max_batch_total_tokens": 1600,
     "max_batch_size": 256, "waiting_served_ratio": 0.3, "max_waiting_tokens": 20, "validation_workers": 2,
     "max_client_batch_size": 4, "router": "text-generation-router", "version": version("weft"), "sha": None,
     "docker_label": None}
-TELLING = {
-    "/info": json.dumps(INFO),
+SERVER_INFO_CASES = {
+    "/info": json.dumps(EXPECTED_INFO),
     "/v1/models": '{"object": "list", "data": [{"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}',
     "/health": "", "/": "", "/ping": "",
     "/ready": '{"status": "ready"}', "/live": '{"status": "alive"}', "/startup": '{"phase": "ready"}',
 }
 
 
-@pytest.mark.parametrize("path", TELLING)
-def test_what_is_told(serve, path):
+@pytest.mark.parametrize("path", SERVER_INFO_CASES)
+def test_server_information_matches_byte_for_byte(serve, path):
     async def scenario(client, engine):
         async with client.get(path) as answer:
-            assert (answer.status, await answer.text()) == (200, TELLING[path])
-    serve(scenario, about=About("a/b"))
+            assert (answer.status, await answer.text()) == (200, SERVER_INFO_CASES[path])
+    serve(scenario, about=ServedModel("a/b"))
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/ping"])
-def test_what_is_told_of_bad_health(serve, path):
+def test_bad_health_response_matches_byte_for_byte(serve, path):
     async def scenario(client, engine):
-        engine.ailing = "the shards are lost"
+        engine.unavailable_reason = "the shards are lost"
         async with client.get(path) as answer:
-            assert (answer.status, await answer.text()) == (503, error("unhealthy", "healthcheck"))
+            assert (answer.status, await answer.text()) == (503, tgi_error("unhealthy", "healthcheck"))
     serve(scenario)

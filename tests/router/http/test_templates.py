@@ -7,16 +7,16 @@ import pytest
 
 from router.text.chat_template import ChatTemplate
 
-PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hi"}]
-ENDLESS = {
+CHAT_PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+ENDLESS_TEMPLATES = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a macro": "{% macro two(n) %}{% if n %}{{ two(n - 1) }}{{ two(n - 1) }}{% endif %}{% endmacro %}{{ two(90) }}",
     "a filter of filters": "{{ range(99999) | select('in', range(99999) | list) | list }}",
     "an answer that goes on": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
                               "{{ messages[-1].content }}",
 }
-ESCAPES = {
+SANDBOX_ESCAPES = {
     "a class": "{{ ''.__class__.__mro__ }}", "a format": "{{ '{0.__class__.__init__.x}'.format(messages) }}",
     "globals": "{{ raise_exception.__globals__['json'] }}", "a filter": "{{ (''|attr('__class__')).__mro__ }}",
     "a file": "{% include '/etc/passwd' %}", "a module": "{% import 'os' as os %}{{ os.environ }}",
@@ -26,9 +26,9 @@ ESCAPES = {
 }
 
 
-def refused(post, source, *, messages=HELLO, **body):
+def expect_template_error(post, source, *, messages=MESSAGES, **body):
     """Check that rendering fails with a 400, for streams before any event, and return the message."""
-    status, headers, text = post(PATH, template=ChatTemplate(source, {}), messages=messages, **body)
+    status, headers, text = post(CHAT_PATH, template=ChatTemplate(source, {}), messages=messages, **body)
     assert (status, headers["Content-Type"]) == (400, "application/json")
     error = json.loads(text)["error"]
     assert (error["param"], error["message"][:16]) == ("messages", "Template error: ")
@@ -36,22 +36,22 @@ def refused(post, source, *, messages=HELLO, **body):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ENDLESS)
-def test_a_template_without_an_end_is_refused_within_a_second_of_the_processor(post, of):
-    begun = [*HELLO, {"role": "assistant", "content": "One"}]
+@pytest.mark.parametrize("of", ENDLESS_TEMPLATES)
+def test_endless_template_is_stopped_within_a_second_of_cpu_time(post, of):
+    begun = [*MESSAGES, {"role": "assistant", "content": "One"}]
     started = process_time()
-    assert refused(post, ENDLESS[of], messages=begun).endswith(
+    assert expect_template_error(post, ENDLESS_TEMPLATES[of], messages=begun).endswith(
         "it took more than 0.5 s of the processor; send fewer messages")
     assert process_time() - started < 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("of", ESCAPES)
-def test_a_template_that_would_get_out_is_refused(post, of, stream):
-    refused(post, ESCAPES[of], stream=stream)
+@pytest.mark.parametrize("of", SANDBOX_ESCAPES)
+def test_template_that_tries_to_escape_the_sandbox_is_rejected(post, of, stream):
+    expect_template_error(post, SANDBOX_ESCAPES[of], stream=stream)
 
 
-def test_templates_write_json_as_it_came(serve):
+def test_tojson_filter_keeps_the_order_of_fields(serve):
     """Another order of fields would give other tokens than those the model was trained on."""
     tools = [{"function": {"strict": True, "parameters": {"type": "object", "properties": {}}, "name": "dye"},
               "cost": 1.5, "type": "function"}]
@@ -61,19 +61,19 @@ def test_templates_write_json_as_it_came(serve):
                 {"role": "tool", "content": "done", "tool_call_id": "1"}]
 
     async def scenario(client, engine):
-        assert (await client.post(PATH, json={"messages": messages, "tools": tools})).status == 200
+        assert (await client.post(CHAT_PATH, json={"messages": messages, "tools": tools})).status == 200
         assert bytes(engine.requests[0].prompt).decode() == json.dumps([tools, messages], ensure_ascii=False)
     serve(scenario, template=ChatTemplate("{{ [tools, messages] | tojson }}", {}))
 
 
 @pytest.mark.slow
-def test_who_asks_next_is_served(serve):
+def test_template_failure_does_not_affect_the_next_request(serve):
     """A template that failed for one request renders the next."""
-    template = ChatTemplate("{% if messages[0].content == 'loop' %}" + ENDLESS["loops"] + "{% endif %}:", {})
+    template = ChatTemplate("{% if messages[0].content == 'loop' %}" + ENDLESS_TEMPLATES["loops"] + "{% endif %}:", {})
 
     async def scenario(client, engine):
         for content, status in (("loop", 400), ("hi", 200)):
-            answer = await client.post(PATH, json={"messages": [{"role": "user", "content": content}]})
+            answer = await client.post(CHAT_PATH, json={"messages": [{"role": "user", "content": content}]})
             assert answer.status == status
         assert len(engine.requests) == 1
     serve(scenario, template=template)

@@ -9,119 +9,127 @@ from typing import Any
 
 import pytest
 from pydantic.json_schema import models_json_schema
-from support.openapi_schemas import Described, Put
+from support.openapi_schemas import DocumentSchemas, MakeBody
 
-from benchmarks.bench.load.http import Server  # takes a fraction of the time of other clients
+from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of the time of other clients
 from router.config import RouterConfig
-from router.http.docs.catalog import GENERATING, READING, Entry, sections
-from router.http.docs.openapi import REFERENCE, document
-from router.http.openai.errors import has_api_errors
+from router.http.docs.catalog import GENERATE_ROUTES, POOLING_ROUTES, DocumentedRoute, get_route_sections
+from router.http.docs.openapi import SCHEMA_REFERENCE, build_openapi_document
+from router.http.openai.errors import has_openai_errors
 
 # Templates need content; this server has no grammars, so other formats are rejected.
-GOOD = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},
-        "ResponseFormat": {"type": "Text", "schema": None}, "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
-TOLD = {compat: Described(document(compat)["components"]["schemas"], GOOD) for compat in ("none", "lorax")}
+VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},
+                  "ResponseFormat": {"type": "Text", "schema": None},
+                  "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
+SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
+                     for compat in ("none", "lorax")}
 # Texts of values in a body; NaN and the infinities are no standard JSON.
-VALUES = (
+JSON_VALUES = (
     "null", "true", "false", "-1", "0", "1", "1.5", "1.0", "0.5", "-2.5", "-0.0", "1e-400", "1e39", "1e400", "NaN",
     "Infinity", "-Infinity", "2147483648", "-2147483649", "4294967296", "18446744073709551616", '""', '"x"',
     '"\\u0000"', f'"{"x" * 1025}"', "[]", "[null]", '["x"]', '[""]', "[[]]", "{}", '{"type": "x"}', '{"type": "text"}')
-NO_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
-LIMITS = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599, "dimensions": 16}
-READS = {"embeddings": True, "classification": True, "labels": ("O",)}
-IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
+INVALID_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
+MAX_VALUES = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599, "dimensions": 16}
+POOLING_MODEL_FIELDS = {"embeddings": True, "classification": True, "labels": ("O",)}
+ALLOWED_IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
 # LoRAX's stricter limits and other field names.
-MANY = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), 1500)
-LORAX_LIMITS = {"best_of": 2, "truncate": 1599, "return_k_alternatives": 5, **MANY}
-LORAX_IN_STREAMS = IN_STREAMS | {"logprobs": {None}}
-CHAT_IN_STREAMS = {"n": {None, 1}}
-WITHIN_THE_STREAM = ('data: {"error":', 'data:{"error":')
+MAX_TOKEN_LIMITS = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), 1500)
+LORAX_MAX_VALUES = {"best_of": 2, "truncate": 1599, "return_k_alternatives": 5, **MAX_TOKEN_LIMITS}
+LORAX_ALLOWED_IN_STREAMS = ALLOWED_IN_STREAMS | {"logprobs": {None}}
+LORAX_CHAT_ALLOWED_IN_STREAMS = {"n": {None, 1}}
+STREAM_ERROR_PREFIXES = ('data: {"error":', 'data:{"error":')
 
 
-def types_of(entry: Entry) -> Described:
-    _, schemas = models_json_schema([(body, "validation") for body in entry.bodies], ref_template=REFERENCE)
-    return Described(schemas["$defs"], GOOD)
+def get_body_schemas(entry: DocumentedRoute) -> DocumentSchemas:
+    _, schemas = models_json_schema([(body, "validation") for body in entry.body_models], ref_template=SCHEMA_REFERENCE)
+    return DocumentSchemas(schemas["$defs"], VALID_EXAMPLES)
 
 
 @dataclass(frozen=True)
-class Case:
-    entry: Entry
-    streamed: bool
+class BodyTestCase:
+    entry: DocumentedRoute
+    is_streamed: bool
     compat: str = "none"
 
     @property
-    def generates(self) -> bool:
+    def is_generation_route(self) -> bool:
         return "tokenize" not in self.entry.path
 
     @cached_property
-    def known(self) -> Described:
+    def schemas(self) -> DocumentSchemas:
         """Schemas of the bodies; for routes that generate nothing, only the types of parameters count."""
-        return TOLD[self.compat] if self.generates else types_of(self.entry)
+        return SCHEMAS_BY_COMPAT[self.compat] if self.is_generation_route else get_body_schemas(self.entry)
 
-    def places(self) -> Iterator[tuple[str, str, Put]]:
+    def iterate_fields(self) -> Iterator[tuple[str, str, MakeBody]]:
         """Yield each field: the body's type, the path to the field, and a function that builds a body with a value."""
-        for body in self.entry.bodies:
-            for way, put in self.known.places({"$ref": body.__name__}):
-                yield body.__name__, way, put
+        for body in self.entry.body_models:
+            for field_path, build_body in self.schemas.iter_fields({"$ref": body.__name__}):
+                yield body.__name__, field_path, build_body
 
-    def status(self, shape: str, way: str, put: Put, text: str) -> int:
-        if text in NO_JSON:
+    def expected_status(self, body_type: str, field_path: str, build_body: MakeBody, value_text: str) -> int:
+        if value_text in INVALID_JSON:
             return 400
-        value = json.loads(text)
-        return 200 if self.known.fits({"$ref": shape}, put(value)) and not self._refuses(shape, way, value) else 422
+        value = json.loads(value_text)
+        return 200 if self.schemas.is_valid({"$ref": body_type},
+                                            build_body(value)) and not self._is_rejected(body_type, field_path,
+                                                                                         value) else 422
 
-    def _refuses(self, shape: str, way: str, value: Any) -> bool:
+    def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
-        name = way.rpartition(".")[2]
-        if way.endswith("messages[].content"):
+        name = field_path.rpartition(".")[2]
+        if field_path.endswith("messages[].content"):
             return value is None
-        if ".tool_choice" in way:
+        if ".tool_choice" in field_path:
             return bool(value)
-        if not self.generates:
+        if not self.is_generation_route:
             return (name, value) == ("inputs", "")
-        if ".merged_adapters" in way or ".parameters.response_format" in way:
+        if ".merged_adapters" in field_path or ".parameters.response_format" in field_path:
             return value is not None or name not in {"merged_adapters", "response_format", "schema"}
-        limits, in_streams = self._limits(shape, way)
-        if self.streamed and name in in_streams:
+        limits, in_streams = self._value_limits(body_type, field_path)
+        if self.is_streamed and name in in_streams:
             return value not in in_streams[name]
         return (name == "adapter_id" and bool(value)) or (name in limits and (value or 0) > limits[name])
 
-    def _limits(self, shape: str, way: str) -> tuple[dict[str, int], dict[str, set[Any]]]:
+    def _value_limits(self, body_type: str, field_path: str) -> tuple[dict[str, int], dict[str, set[Any]]]:
         """Return the limits of all answers, and the only values that streams accept."""
-        if shape == "LoraxChat":
-            return {"n": 2, **MANY}, CHAT_IN_STREAMS
+        if body_type == "LoraxChat":
+            return {"n": 2, **MAX_TOKEN_LIMITS}, LORAX_CHAT_ALLOWED_IN_STREAMS
         if self.compat == "lorax":
-            return LORAX_LIMITS, LORAX_IN_STREAMS
-        return LIMITS, IN_STREAMS if ".parameters" in way else {}
+            return LORAX_MAX_VALUES, LORAX_ALLOWED_IN_STREAMS
+        return MAX_VALUES, ALLOWED_IN_STREAMS if ".parameters" in field_path else {}
 
 
-def body_with(put: Put, value: str, **more: Any) -> str:
-    mark = "the value that is tried"
-    return json.dumps({**more, **put(mark)}).replace(json.dumps(mark), value)
+def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str:
+    placeholder = "the value that is tried"
+    return json.dumps({**other_fields, **build_body(placeholder)}).replace(json.dumps(placeholder), value)
 
 
 # `/invocations` is left out of STREAMED: it streams through the routes whose bodies it takes.
-WHOLE = [Case(entry, streamed=False) for entry in GENERATING if entry.path != "/generate_stream"]
-STREAMED = [Case(entry, streamed=True) for entry in GENERATING if entry.streams and entry.path != "/invocations"]
-READ = [Case(entry, streamed=False) for entry in READING]
-OF_LORAX = [replace(case, entry=entry, compat="lorax") for case in [*WHOLE, *STREAMED]
-            for entry in sections("lorax")["Generate"] if entry.path == case.entry.path and entry != case.entry]
+RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in GENERATE_ROUTES if entry.path
+                  != "/generate_stream"]
+STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in GENERATE_ROUTES if entry.can_stream and entry.path
+                != "/invocations"]
+POOLING_CASES = [BodyTestCase(entry, is_streamed=False) for entry in POOLING_ROUTES]
+LORAX_CASES = [replace(case, entry=entry, compat="lorax") for case in [*RESPONSE_CASES, *STREAM_CASES]
+               for entry in get_route_sections("lorax")["Generate"] if entry.path == case.entry.path and entry
+               != case.entry]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*WHOLE, *STREAMED, *OF_LORAX, *READ], ids=lambda case: (
-    f"{case.entry.path}{' streamed' * case.streamed} {case.compat}"))
-def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
-    path, more = case.entry.path, {"stream": True} if case.streamed else {}
+@pytest.mark.parametrize("case", [*RESPONSE_CASES, *STREAM_CASES, *LORAX_CASES, *POOLING_CASES], ids=lambda case: (
+    f"{case.entry.path}{' streamed' * case.is_streamed} {case.compat}"))
+def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) -> None:
+    path, extra_fields = case.entry.path, {"stream": True} if case.is_streamed else {}
 
-    async def status_of(server: Server, body: str) -> int:
+    async def post_and_get_status(server: HttpConnectionPool, body: str) -> int:
         """Return the status, or 422 for a stream whose only event is an error."""
-        status, answer = await server.whole(server.request("POST", path, "", body.encode("utf-8", "surrogatepass")))
+        status, answer = await server.fetch(server.build_request("POST", path, "",
+                                                                 body.encode("utf-8", "surrogatepass")))
         text = answer.decode()
-        if status == 200 and not text.startswith(WITHIN_THE_STREAM):
+        if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
         told = json.loads(text.removeprefix("data:"))
-        if has_api_errors(path, case.compat):
+        if has_openai_errors(path, case.compat):
             assert set(told["error"]) == {"message", "type", "param", "code"}
             assert told["error"]["type"] == "invalid_request_error", told
             assert len(told["error"]["message"]) < 1000
@@ -132,15 +140,15 @@ def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
         return 422 if status == 200 else status
 
     async def scenario(client, engine):
-        server, wrong = Server(str(client.make_url("/"))), []
-        for shape, way, put in case.places():
-            for text in (*VALUES, *NO_JSON):
-                expected = case.status(shape, way, put, text)
-                if expected == 422 and has_api_errors(path, case.compat):
+        server, mismatches = HttpConnectionPool(str(client.make_url("/"))), []
+        for body_type, field_path, build_body in case.iterate_fields():
+            for text in (*JSON_VALUES, *INVALID_JSON):
+                expected = case.expected_status(body_type, field_path, build_body, text)
+                if expected == 422 and has_openai_errors(path, case.compat):
                     expected = 400
-                status = await status_of(server, body_with(put, text, **more))
-                wrong += [(shape, way, text[:40], status, expected)] * (status != expected)
-            assert await status_of(server, json.dumps(case.known.sample({"$ref": shape}))) == 200
+                status = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
+                mismatches += [(body_type, field_path, text[:40], status, expected)] * (status != expected)
+            assert await post_and_get_status(server, json.dumps(case.schemas.make_sample({"$ref": body_type}))) == 200
         server.close()
-        assert wrong == []
-    serve(scenario, config=RouterConfig(compat=case.compat), **READS)
+        assert mismatches == []
+    serve(scenario, config=RouterConfig(compat=case.compat), **POOLING_MODEL_FIELDS)

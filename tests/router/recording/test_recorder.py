@@ -3,130 +3,131 @@
 from dataclasses import replace
 
 import pytest
-from support.recordings import FACTS
+from support.recordings import SMALL_MODEL_INFO
 
-from router.recording.recorder import MOST_SEGMENTS, Recorder, new_core
-from router.recording.snapshot import restore
+from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
+from router.recording.snapshot import restore_scheduler
 from router.request import Request
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, AnswerRow
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
 
-def recorder(seconds=60.0, **facts):
-    core = Recorder(Policy(), replace(FACTS, **facts), seconds, 0.0)
-    core.shards_ready(replace(FACTS, **facts), 1, 0.0)
+def make_recorder(seconds=60.0, **model_info_overrides):
+    core = RecordingScheduler(SchedulerSettings(), replace(SMALL_MODEL_INFO, **model_info_overrides), seconds, 0.0)
+    core.shards_ready(replace(SMALL_MODEL_INFO, **model_info_overrides), 1, 0.0)
     return core
 
 
-def notes(core):
-    return [note for segment in core.segments() for note in segment.notes if not isinstance(note, float)]
+def get_notes(core):
+    return [note for segment in core.copy_segments() for note in segment.entries if not isinstance(note, float)]
 
 
-def answer(core, now, tokens=(7,), stopped=None, failed=None):
+def plan_and_complete(core, now, tokens=(7,), stopped=None, failed=None):
     plan = core.plan(now)
-    rows = {number: AnswerRow(tokens, (0.0,) * len(tokens)) for number in plan.expects if number not in (failed or {})}
-    return core.complete(plan.order, Answer(1, 0.1, rows, failed or {}), stopped or {}, now)
+    rows = {number: StepResultRow(tokens, (0.0,) * len(tokens)) for number in plan.members_with_output
+            if number not in (failed or {})}
+    return core.complete(plan.last_message_number, StepResult(1, 0.1, rows, failed or {}), stopped or {}, now)
 
 
-def test_it_decides_what_a_core_decides():
-    core, plain = recorder(), Scheduler(Policy(), FACTS)
-    plain.shards_ready(FACTS, 1, 0.0)
+def test_recorder_decides_like_a_scheduler():
+    core, plain = make_recorder(), Scheduler(SchedulerSettings(), SMALL_MODEL_INFO)
+    plain.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     for one in (core, plain):
         one.submit(Request("a", (7,) * 20, 3), 0.0)
     assert core.plan(1.0) == plain.plan(1.0)
 
 
-def test_a_core_is_recorded_unless_nothing_is_to_be_kept():
-    assert type(new_core(Policy(), FACTS, 60.0, 0.0)) is Recorder
-    assert type(new_core(Policy(), FACTS, 0.0, 0.0)) is Scheduler
+def test_recording_is_disabled_with_zero_seconds():
+    assert type(make_scheduler(SchedulerSettings(), SMALL_MODEL_INFO, 60.0, 0.0)) is RecordingScheduler
+    assert type(make_scheduler(SchedulerSettings(), SMALL_MODEL_INFO, 0.0, 0.0)) is Scheduler
 
 
-def test_every_call_is_noted_with_its_outcome():
-    core = recorder()
+def test_every_call_is_recorded_with_its_outcome():
+    core = make_recorder()
     core.submit(Request("a", (7,) * 20, 3), 1.0)
-    core.hold(1, 1.5)
+    core.suspend(1, 1.5)
     core.resume(1, 1.6)
-    answer(core, 2.0)
+    plan_and_complete(core, 2.0)
     core.cancel(1, 3.0)
     core.expire(4.0)
-    core.shards_lost(5.0, Loss.DEFECT)
-    assert [note[0] for note in notes(core)] == [
-        "shards_ready", "submit", "hold", "resume", "plan", "complete", "cancel", "expire", "shards_lost"]
-    assert notes(core)[1][3] == (("Entered", 1),)
-    assert notes(core)[5][1:4] == (2.0, (1, 1, 0.1), ())
+    core.shards_lost(5.0, ShardLossReason.DEFECT)
+    assert [note[0] for note in get_notes(core)] == [
+        "shards_ready", "submit", "suspend", "resume", "plan", "complete", "cancel", "expire", "shards_lost"]
+    assert get_notes(core)[1][3] == (("RequestAccepted", 1),)
+    assert get_notes(core)[5][1:4] == (2.0, (1, 1, 0.1), ())
 
 
-def test_a_plan_that_comes_to_nothing_is_a_time():
-    core = recorder()
+def test_empty_plan_is_recorded_as_a_time():
+    core = make_recorder()
     core.plan(0.5)
-    assert core.segments()[0].notes[-1] == 0.5
+    assert core.copy_segments()[0].entries[-1] == 0.5
 
 
-def test_of_an_answer_only_what_is_out_of_the_ordinary_is_noted():
-    core = recorder(tokens_per_step=3)
+def test_only_unusual_parts_of_a_result_are_recorded():
+    core = make_recorder(tokens_per_step=3)
     for number in range(4):
         core.submit(Request(f"{number}", (7,) * 20, 30, end_tokens=frozenset({9})), 1.0)
-    answer(core, 2.0, (7, 9, 7), stopped={2: 1}, failed={3: "why"})
-    call, _, given, outcome, _ = notes(core)[-1]
+    plan_and_complete(core, 2.0, (7, 9, 7), stopped={2: 1}, failed={3: "why"})
+    call, _, given, outcome, _ = get_notes(core)[-1]
     lengths, ended, stopped, failed = given[3:]
     assert call == "complete"
     assert (lengths, ended) == (((1, 3), (2, 3), (4, 3)), ((1, 1), (4, 1)))
     assert (stopped, failed) == (((2, 1),), ((3, "why"),))
-    assert ("Failed", 3, "why") in outcome
+    assert ("SequenceFailed", 3, "why") in outcome
 
 
-def test_names_of_blocks_stand_with_the_call_that_named_them():
+def test_block_hashes_are_recorded_with_the_call_that_computed_them():
     """Blocks of generated tokens are named when their sequence ends."""
-    core = recorder()
-    core.submit(Request("a", (7,) * 15, 18, namespace=b"those who share"), 1.0)
+    core = make_recorder()
+    core.submit(Request("a", (7,) * 15, 18, cache_namespace=b"those who share"), 1.0)
     for second in range(18):
-        answer(core, 2.0 + second)
-    named = [note[4] for note in notes(core) if note[0] == "complete"]
+        plan_and_complete(core, 2.0 + second)
+    named = [note[4] for note in get_notes(core) if note[0] == "complete"]
     assert [len(names) for names in named] == [0] * 17 + [2]
     assert {len(name) for name in named[-1]} == {16}
 
 
-def test_a_crash_is_noted_and_goes_on():
-    core = recorder()
+def test_crash_is_recorded_and_raised():
+    core = make_recorder()
     core.submit(Request("a", (7,) * 20, 3), 1.0)
     plan = core.plan(2.0)
     with pytest.raises(KeyError):
-        core.complete(plan.order, Answer(1, 0.1, {}, {}), {}, 3.0)
-    assert notes(core)[-1] == ("crash", 3.0, ("complete", 1, 1, 0.1), ("KeyError(1)",), ())
+        core.complete(plan.last_message_number, StepResult(1, 0.1, {}, {}), {}, 3.0)
+    assert get_notes(core)[-1] == ("crash", 3.0, ("complete", 1, 1, 0.1), ("KeyError(1)",), ())
 
 
-def test_segments_begin_every_half_minute_with_the_core_as_it_stood():
-    core = recorder(seconds=300.0)
+def test_new_segment_starts_every_half_minute_with_a_snapshot():
+    core = make_recorder(seconds=300.0)
     core.submit(Request("a", (7,) * 20, 3), 1.0)
     core.plan(29.0)
     core.plan(31.0)
     core.plan(70.0)
-    segments = core.segments()
-    assert [segment.began for segment in segments] == [0.0, 31.0, 70.0]
-    assert [restore(segment.snapshot).num_unfinished for segment in segments] == [0, 1, 1]
-    assert restore(segments[1].snapshot).num_in_flight == 1
+    segments = core.copy_segments()
+    assert [segment.started_at for segment in segments] == [0.0, 31.0, 70.0]
+    assert [restore_scheduler(segment.snapshot).num_unfinished for segment in segments] == [0, 1, 1]
+    assert restore_scheduler(segments[1].snapshot).num_steps_in_flight == 1
 
 
-def test_a_segment_leaves_when_the_next_one_is_old_enough():
-    core = recorder(seconds=60.0)
+def test_segment_is_dropped_when_the_next_one_is_old_enough():
+    core = make_recorder(seconds=60.0)
     for time in range(0, 200, 10):
         core.plan(float(time))
-    assert core.segments()[0].began == 90.0
+    assert core.copy_segments()[0].started_at == 90.0
 
 
-def test_many_events_make_short_segments_of_which_there_are_only_so_many(monkeypatch):
-    monkeypatch.setattr("router.recording.recorder.MOST_EVENTS", 10)
-    core = recorder(seconds=300.0)
+def test_many_events_make_short_segments_of_bounded_number(monkeypatch):
+    monkeypatch.setattr("router.recording.recorder.MAX_SEGMENT_CALLS", 10)
+    core = make_recorder(seconds=300.0)
     for time in range(1000):
         core.plan(time / 1000)
-    assert len(core.segments()) == MOST_SEGMENTS
-    assert max(len(segment.notes) for segment in core.segments()) <= 10
+    assert len(core.copy_segments()) == MAX_SEGMENTS
+    assert max(len(segment.entries) for segment in core.copy_segments()) <= 10
 
 
-def test_what_was_copied_does_not_grow():
-    core = recorder()
-    segments = core.segments()
+def test_copied_segments_do_not_grow():
+    core = make_recorder()
+    segments = core.copy_segments()
     core.plan(1.0)
-    assert len(segments[0].notes) == 1
+    assert len(segments[0].entries) == 1

@@ -3,66 +3,66 @@
 import logging
 
 import pytest
-from support.recordings import FACTS
+from support.recordings import SMALL_MODEL_INFO
 
 from router.config import RouterConfig
 from router.recording.file import Recording
-from router.recording.recorder import Recorder
+from router.recording.recorder import RecordingScheduler
 from router.recording.replay import Replay
-from router.recording.shelf import KEPT, Shelf
-from router.scheduler.settings import Policy
+from router.recording.shelf import MAX_RECORDINGS, RecordingFolder
+from router.scheduler.settings import SchedulerSettings
 
 
 @pytest.fixture
 def segments():
-    core = Recorder(Policy(), FACTS, 300.0, 0.0)
-    core.shards_ready(FACTS, 1, 0.0)
-    return core.segments()
+    core = RecordingScheduler(SchedulerSettings(), SMALL_MODEL_INFO, 300.0, 0.0)
+    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    return core.copy_segments()
 
 
-def files(folder):
+def list_files(folder):
     return sorted(folder.glob("*"))
 
 
-def put(shelf, segments):
-    shelf.put(segments, FACTS, "a test")
-    shelf.close()
+def write_and_close(recording_folder, segments):
+    recording_folder.write_in_background(segments, SMALL_MODEL_INFO, "a test")
+    recording_folder.close()
 
 
-def test_what_is_put_there_can_be_replayed(tmp_path, segments, caplog):
+def test_written_recording_can_be_replayed(tmp_path, segments, caplog):
     with caplog.at_level(logging.INFO):
-        put(Shelf(tmp_path / "a" / "b", RouterConfig()), segments)
-    path, = files(tmp_path / "a" / "b")
+        write_and_close(RecordingFolder(tmp_path / "a" / "b", RouterConfig()), segments)
+    path, = list_files(tmp_path / "a" / "b")
     assert Replay(Recording(path)).run().difference is None
     assert path.stat().st_mode & 0o777 == 0o600
     assert caplog.messages == [f"a test: the last 1 events are in {path}"]
 
 
-def test_the_oldest_leave(tmp_path, segments):
-    shelf = Shelf(tmp_path, RouterConfig())
+def test_oldest_recordings_are_deleted(tmp_path, segments):
+    recording_folder = RecordingFolder(tmp_path, RouterConfig())
     (tmp_path / "notes.txt").touch()
-    put(shelf, segments)
+    write_and_close(recording_folder, segments)
     oldest, = tmp_path.glob("weft-*")
-    for _ in range(KEPT):
-        put(shelf, segments)
-    assert len(files(tmp_path)) == KEPT + 1
+    for _ in range(MAX_RECORDINGS):
+        write_and_close(recording_folder, segments)
+    assert len(list_files(tmp_path)) == MAX_RECORDINGS + 1
     assert not oldest.exists()
 
 
-def test_what_nobody_asked_for_is_not_written_often(tmp_path, segments):
+def test_automatic_recordings_are_rate_limited(tmp_path, segments):
     clock = [0.0]
-    shelf = Shelf(tmp_path, RouterConfig(), now=lambda: clock[0])
+    recording_folder = RecordingFolder(tmp_path, RouterConfig(), clock=lambda: clock[0])
     for clock[0] in (0.0, 1.0, 599.0, 600.0):
-        shelf.put_unasked(segments, FACTS, "a test")
-        shelf.close()
-    assert len(files(tmp_path)) == 2
+        recording_folder.write_automatic(segments, SMALL_MODEL_INFO, "a test")
+        recording_folder.close()
+    assert len(list_files(tmp_path)) == 2
 
 
-def test_a_folder_that_cannot_be_is_a_line_in_the_log(tmp_path, segments, caplog):
+def test_unwritable_folder_is_logged(tmp_path, segments, caplog):
     (tmp_path / "file").touch()
-    put(Shelf(tmp_path / "file" / "folder", RouterConfig()), segments)
+    write_and_close(RecordingFolder(tmp_path / "file" / "folder", RouterConfig()), segments)
     assert "the recording could not be written to" in caplog.text
 
 
-def test_a_shelf_that_nothing_was_put_on_is_closed_at_once(tmp_path):
-    Shelf(tmp_path, RouterConfig()).close()
+def test_unused_recording_folder_closes_at_once(tmp_path):
+    RecordingFolder(tmp_path, RouterConfig()).close()

@@ -2,55 +2,59 @@
 
 from itertools import count
 
-from support.recordings import FACTS
+from support.recordings import SMALL_MODEL_INFO
 
-from router.recording.snapshot import next_of, restore, take
+from router.recording.snapshot import peek_counter, restore_scheduler, take_snapshot
 from router.request import Request
-from router.scheduler.plan import Answer, AnswerRow
+from router.scheduler.plan import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
 
-def busy_core():
-    core = Scheduler(Policy(max_batch_size=2), FACTS)
-    core.shards_ready(FACTS, 1, 0.0)
+def make_busy_scheduler():
+    core = Scheduler(SchedulerSettings(max_batch_size=2), SMALL_MODEL_INFO)
+    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     for number in range(4):
         core.submit(Request(f"{number}", (7000 + number,) * 20, 30, stop_strings=("stop",)), 0.0)
     for step in range(5):
         plan = core.plan(float(step))
-        core.complete(plan.order, Answer(1, 0.1, {n: AnswerRow((9000,), (0.0,)) for n in plan.expects}, {}), {}, step)
+        core.complete(plan.last_message_number,
+                      StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {}),
+                      {}, step)
     return core
 
 
-def test_a_restored_core_decides_the_same():
-    core = busy_core()
-    again = restore(take(core))
+def test_restored_scheduler_decides_the_same():
+    core = make_busy_scheduler()
+    again = restore_scheduler(take_snapshot(core))
     for step in range(5, 60):
         plan, other = core.plan(float(step)), again.plan(float(step))
-        assert (plan.order, plan.members, len(plan.messages)) == (other.order, other.members, len(other.messages))
-        answer = Answer(1, 0.1, {n: AnswerRow((9000,), (0.0,)) for n in plan.expects}, {})
-        assert core.complete(plan.order, answer, {}, step) == again.complete(plan.order, answer, {}, step)
+        assert (plan.last_message_number, plan.members,
+                len(plan.messages)) == (other.last_message_number, other.members, len(other.messages))
+        answer = StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {})
+        assert core.complete(plan.last_message_number, answer, {},
+                             step) == again.complete(plan.last_message_number, answer, {}, step)
         if not core.num_unfinished:
             break
     assert not again.num_unfinished
 
 
-def test_tokens_are_left_out_and_their_numbers_kept():
-    snapshot = take(busy_core())
-    sequences = list(restore(snapshot).sequences)
+def test_snapshot_keeps_token_counts_but_no_tokens():
+    snapshot = take_snapshot(make_busy_scheduler())
+    sequences = list(restore_scheduler(snapshot).sequences)
     assert {token for sequence in sequences for token in (*sequence.request.prompt, *sequence.generated)} == {0}
     assert [len(sequence.request.prompt) for sequence in sequences] == [20] * 4
     assert [len(sequence.generated) for sequence in sequences] == [5, 5, 0, 0]
-    assert b"stop" not in snapshot.data
+    assert b"stop" not in snapshot.pickled
 
 
-def test_what_happens_later_does_not_change_a_snapshot():
-    core = busy_core()
-    snapshot = take(core)
+def test_later_calls_do_not_change_a_snapshot():
+    core = make_busy_scheduler()
+    snapshot = take_snapshot(core)
     core.cancel(1, 9.0)
-    assert restore(snapshot).num_unfinished == 4
+    assert restore_scheduler(snapshot).num_unfinished == 4
 
 
-def test_looking_at_a_counter_does_not_move_it():
+def test_peeking_at_a_counter_does_not_advance_it():
     counter = count(5)
-    assert (next_of(counter), next(counter)) == (5, 5)
+    assert (peek_counter(counter), next(counter)) == (5, 5)

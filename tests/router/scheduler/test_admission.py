@@ -4,40 +4,40 @@ from dataclasses import replace
 
 import pytest
 
-from router.request import ANYONE, Request, Tenant
-from router.scheduler.events import Entered, Refused
-from router.scheduler.plan import Measurement, ModelFacts
+from router.request import DEFAULT_TENANT, Request, Tenant
+from router.scheduler.events import RequestAccepted, RequestRejected
+from router.scheduler.plan import ModelInfo, StepMeasurement
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
+from router.scheduler.settings import SchedulerSettings
 
-STEPS = tuple(Measurement(rows, tokens, 16 * rows + tokens, 0.01 + 1e-4 * rows + 1e-4 * tokens)
-              for rows, tokens in ((1, 0), (8, 0), (32, 0), (1, 64), (1, 512)))
-FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 1000, measurements=STEPS)
+STEP_MEASUREMENTS = tuple(StepMeasurement(rows, tokens, 16 * rows + tokens, 0.01 + 1e-4 * rows + 1e-4 * tokens)
+                          for rows, tokens in ((1, 0), (8, 0), (32, 0), (1, 64), (1, 512)))
+MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 1000, measurements=STEP_MEASUREMENTS)
 
 
-def crowded(num_waiting: int = 3, tenant: Tenant = ANYONE, **policy: float) -> Scheduler:
+def make_full_scheduler(num_waiting: int = 3, tenant: Tenant = DEFAULT_TENANT, **settings: float) -> Scheduler:
     """Return a core with a full batch and `num_waiting` requests in the queue."""
-    core = Scheduler(replace(Policy(max_batch_size=4, stall_seconds=10.0), **policy), FACTS)
-    core.shards_ready(FACTS, 1, 0.0)
+    core = Scheduler(replace(SchedulerSettings(max_batch_size=4, max_stall_seconds=10.0), **settings), MODEL_INFO)
+    core.shards_ready(MODEL_INFO, 1, 0.0)
     for number in range(4 + num_waiting):
-        assert isinstance(ask(core, str(number), tenant=tenant), Entered)
+        assert isinstance(submit(core, str(number), tenant=tenant), RequestAccepted)
     core.plan(0.0)
     return core
 
 
-def ask(core: Scheduler, name: str = "x", **more: object) -> object:
-    fields = {"tenant": ANYONE} | more
+def submit(core: Scheduler, name: str = "x", **request_fields: object) -> object:
+    fields = {"tenant": DEFAULT_TENANT} | request_fields
     return core.submit(Request(name, (7,) * 100, 50, **fields), 0.0)[0]  # type: ignore[arg-type]
 
 
-def refused(core: Scheduler, **more: object) -> Refused:
-    event = ask(core, **more)
-    assert isinstance(event, Refused)
+def get_rejection(core: Scheduler, **request_fields: object) -> RequestRejected:
+    event = submit(core, **request_fields)
+    assert isinstance(event, RequestRejected)
     return event
 
 
-def test_a_full_house_takes_nobody() -> None:
-    reason = refused(crowded(max_concurrent_requests=7)).reason
+def test_request_beyond_the_concurrency_limit_is_rejected() -> None:
+    reason = get_rejection(make_full_scheduler(max_concurrent_requests=7)).reason
     assert "7 requests are in the house (--max-concurrent-requests 7)" in reason
 
 
@@ -46,22 +46,23 @@ def test_a_full_house_takes_nobody() -> None:
     ({"max_queue_tokens": 350}, "400 prompt tokens would wait, --max-queue-tokens is 350"),
     ({"max_queue_seconds": 0.5}, "--max-queue-ms is 500"),
 ])
-def test_what_waits_is_bounded(policy: dict[str, float], words: str) -> None:
-    event = refused(crowded(**policy))
+def test_queue_limits_reject_requests(policy: dict[str, float], words: str) -> None:
+    event = get_rejection(make_full_scheduler(**policy))
     assert words in event.reason
     assert event.retry_after > 0
 
 
-def test_what_can_start_with_the_next_step_does_not_count_as_waiting() -> None:
-    core = Scheduler(replace(Policy(max_batch_size=8), max_queue_requests=1, max_queue_tokens=10), FACTS)
-    core.shards_ready(FACTS, 1, 0.0)
-    assert all(isinstance(ask(core), Entered) for _ in range(8))
+def test_request_that_can_start_with_the_next_step_does_not_count_as_waiting() -> None:
+    core = Scheduler(replace(SchedulerSettings(max_batch_size=8), max_queue_requests=1, max_queue_tokens=10),
+                     MODEL_INFO)
+    core.shards_ready(MODEL_INFO, 1, 0.0)
+    assert all(isinstance(submit(core), RequestAccepted) for _ in range(8))
 
 
-def test_who_cannot_start_in_time_is_told_so_at_once() -> None:
-    event = refused(crowded(), timeout=0.1)
+def test_request_that_cannot_start_in_time_is_rejected_at_once() -> None:
+    event = get_rejection(make_full_scheduler(), timeout=0.1)
     assert "x-request-timeout-ms is 100" in event.reason
-    assert isinstance(ask(crowded(), timeout=100.0), Entered)
+    assert isinstance(submit(make_full_scheduler(), timeout=100.0), RequestAccepted)
 
 
 @pytest.mark.parametrize(("limits", "words"), [
@@ -69,22 +70,22 @@ def test_who_cannot_start_in_time_is_told_so_at_once() -> None:
     ({"max_queue_requests": 3}, "3 requests of other wait, its `max_queue_requests` is 3"),
     ({"max_queue_tokens": 350}, "400 prompt tokens of other would wait, its `max_queue_tokens` is 350"),
 ])
-def test_a_tenant_has_limits_of_its_own(limits: dict[str, int], words: str) -> None:
+def test_tenant_has_its_own_limits(limits: dict[str, int], words: str) -> None:
     tenant = Tenant("other", **limits)
-    core = crowded(tenant=tenant)
-    assert words in refused(core, tenant=tenant).reason
-    assert isinstance(ask(core), Entered)
+    core = make_full_scheduler(tenant=tenant)
+    assert words in get_rejection(core, tenant=tenant).reason
+    assert isinstance(submit(core), RequestAccepted)
 
 
-def test_a_longer_queue_is_worth_coming_back_later() -> None:
-    short, long = crowded(3, max_queue_requests=3), crowded(30, max_queue_requests=30)
-    assert long._admission.predicted_wait(ANYONE) > short._admission.predicted_wait(ANYONE) > 0
-    assert refused(long).retry_after > 0
+def test_longer_queue_has_a_longer_predicted_wait() -> None:
+    short, long = make_full_scheduler(3, max_queue_requests=3), make_full_scheduler(30, max_queue_requests=30)
+    assert long._admission.predict_wait(DEFAULT_TENANT) > short._admission.predict_wait(DEFAULT_TENANT) > 0
+    assert get_rejection(long).retry_after > 0
 
 
-def test_others_make_way_for_who_has_less_than_its_share() -> None:
-    core, quiet = crowded(30), Tenant("quiet")
-    assert core._admission.predicted_wait(quiet) == 0.0
+def test_tenant_below_its_fair_share_has_a_shorter_predicted_wait() -> None:
+    core, quiet = make_full_scheduler(30), Tenant("quiet")
+    assert core._admission.predict_wait(quiet) == 0.0
     for _ in range(3):
-        ask(core, tenant=quiet)
-    assert 0.0 < core._admission.predicted_wait(quiet) < 0.5 * core._admission.predicted_wait(ANYONE)
+        submit(core, tenant=quiet)
+    assert 0.0 < core._admission.predict_wait(quiet) < 0.5 * core._admission.predict_wait(DEFAULT_TENANT)

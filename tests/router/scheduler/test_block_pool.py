@@ -7,175 +7,175 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.scheduler.block_pool import Blocks
+from router.scheduler.block_pool import BlockPool
 
 
-def published(blocks, *names):
+def allocate_published(blocks, *hashes):
     """Take one block for each name and publish it under that name."""
-    taken = blocks.take(len(names))
-    for block, name in zip(taken, names, strict=True):
+    taken = blocks.allocate(len(hashes))
+    for block, name in zip(taken, hashes, strict=True):
         blocks.publish([block], [name])
     return taken
 
 
-def test_places_are_rounded_up_to_whole_blocks():
-    blocks = Blocks(4, 16)
-    assert [blocks.places(n) for n in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+def test_num_blocks_is_rounded_up():
+    blocks = BlockPool(4, 16)
+    assert [blocks.num_blocks_for(n) for n in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
 
 
 # -- holding
 
 
-def test_a_block_that_was_given_back_is_the_next_to_be_taken():
-    blocks = Blocks(4, 16)
-    first = blocks.take(2)
-    blocks.give_back(first)
-    assert set(blocks.take(2)) == set(first)
+def test_freed_block_is_allocated_next():
+    blocks = BlockPool(4, 16)
+    first = blocks.allocate(2)
+    blocks.free(first)
+    assert set(blocks.allocate(2)) == set(first)
 
 
-def test_more_blocks_than_are_free_are_refused():
+def test_allocating_more_blocks_than_are_free_fails():
     with pytest.raises(AssertionError, match="5 blocks wanted, 4 free"):
-        Blocks(4, 16).take(5)
+        BlockPool(4, 16).allocate(5)
 
 
-def test_a_block_that_two_hold_is_free_when_both_gave_it_back():
-    blocks = Blocks(4, 16)
-    shared = published(blocks, b"a")
-    blocks.hold(shared)
-    blocks.give_back(shared)
+def test_shared_block_is_free_when_both_users_have_freed_it():
+    blocks = BlockPool(4, 16)
+    shared = allocate_published(blocks, b"a")
+    blocks.acquire(shared)
+    blocks.free(shared)
     assert blocks.num_free == 3
-    blocks.give_back(shared)
+    blocks.free(shared)
     assert blocks.num_free == 4
 
 
-def test_a_block_that_nobody_holds_is_not_given_back():
-    blocks = Blocks(4, 16)
-    taken = blocks.take(1)
-    blocks.give_back(taken)
+def test_freeing_a_block_twice_fails():
+    blocks = BlockPool(4, 16)
+    taken = blocks.allocate(1)
+    blocks.free(taken)
     with pytest.raises(AssertionError, match="given back twice"):
-        blocks.give_back(taken)
+        blocks.free(taken)
 
 
 # -- keeping
 
 
-def test_a_published_block_is_kept_when_nobody_holds_it():
-    blocks = Blocks(4, 16)
-    first = published(blocks, b"a", b"b")
-    blocks.give_back(first)
-    assert blocks.find([b"a", b"b"]) == first
-    assert (blocks.num_kept, blocks.num_free) == (2, 4)
+def test_published_block_stays_cached_when_freed():
+    blocks = BlockPool(4, 16)
+    first = allocate_published(blocks, b"a", b"b")
+    blocks.free(first)
+    assert blocks.find_cached_prefix([b"a", b"b"]) == first
+    assert (blocks.num_evictable, blocks.num_free) == (2, 4)
 
 
-def test_a_block_without_a_name_is_not_kept():
-    blocks = Blocks(4, 16)
-    blocks.give_back(blocks.take(1))
-    assert blocks.num_kept == 0
+def test_unpublished_block_is_not_cached_when_freed():
+    blocks = BlockPool(4, 16)
+    blocks.free(blocks.allocate(1))
+    assert blocks.num_evictable == 0
 
 
-def test_kept_blocks_are_taken_only_when_there_are_no_others():
-    blocks = Blocks(4, 16)
-    blocks.give_back(published(blocks, b"a", b"b"))
-    blocks.take(2)
-    assert blocks.num_kept == 2
-    blocks.take(1)
-    assert blocks.num_kept == 1
+def test_cached_blocks_are_evicted_only_if_no_others_are_free():
+    blocks = BlockPool(4, 16)
+    blocks.free(allocate_published(blocks, b"a", b"b"))
+    blocks.allocate(2)
+    assert blocks.num_evictable == 2
+    blocks.allocate(1)
+    assert blocks.num_evictable == 1
 
 
-def test_what_stands_behind_goes_before_what_stands_before_it():
-    blocks = Blocks(3, 16)
-    first = published(blocks, b"a", b"b", b"c")
-    blocks.give_back(first)
-    assert blocks.take(1) == first[2:]
-    assert blocks.find([b"a", b"b", b"c"]) == first[:2]
+def test_later_blocks_of_a_prefix_are_evicted_first():
+    blocks = BlockPool(3, 16)
+    first = allocate_published(blocks, b"a", b"b", b"c")
+    blocks.free(first)
+    assert blocks.allocate(1) == first[2:]
+    assert blocks.find_cached_prefix([b"a", b"b", b"c"]) == first[:2]
 
 
-def test_the_least_recently_held_goes_first():
-    blocks = Blocks(2, 16)
-    first, second = published(blocks, b"a"), published(blocks, b"b")
-    blocks.give_back(first)
-    blocks.give_back(second)
-    blocks.hold(first)
-    blocks.give_back(first)
-    assert blocks.take(1) == second
+def test_least_recently_used_block_is_evicted_first():
+    blocks = BlockPool(2, 16)
+    first, second = allocate_published(blocks, b"a"), allocate_published(blocks, b"b")
+    blocks.free(first)
+    blocks.free(second)
+    blocks.acquire(first)
+    blocks.free(first)
+    assert blocks.allocate(1) == second
 
 
-def test_what_is_held_is_never_taken():
-    blocks = Blocks(2, 16)
-    first = published(blocks, b"a", b"b")
-    blocks.give_back(first)
-    blocks.hold(first[:1])
-    assert blocks.take(1) == first[1:]
+def test_acquired_block_is_never_evicted():
+    blocks = BlockPool(2, 16)
+    first = allocate_published(blocks, b"a", b"b")
+    blocks.free(first)
+    blocks.acquire(first[:1])
+    assert blocks.allocate(1) == first[1:]
     assert blocks.num_free == 0
 
 
-def test_what_was_taken_is_not_found_any_more():
-    blocks = Blocks(1, 16)
-    blocks.give_back(published(blocks, b"a"))
-    blocks.take(1)
-    assert blocks.find([b"a"]) == []
+def test_evicted_block_is_not_found_again():
+    blocks = BlockPool(1, 16)
+    blocks.free(allocate_published(blocks, b"a"))
+    blocks.allocate(1)
+    assert blocks.find_cached_prefix([b"a"]) == []
 
 
 # -- names
 
 
-def test_blocks_are_found_up_to_the_first_that_is_missing():
-    blocks = Blocks(4, 16)
-    first = published(blocks, b"a", b"c")
-    assert blocks.find([b"a", b"b", b"c"]) == first[:1]
+def test_cached_prefix_ends_at_the_first_missing_block():
+    blocks = BlockPool(4, 16)
+    first = allocate_published(blocks, b"a", b"c")
+    assert blocks.find_cached_prefix([b"a", b"b", b"c"]) == first[:1]
 
 
-def test_of_two_blocks_with_one_name_the_first_is_found_and_the_other_not_kept():
-    blocks = Blocks(4, 16)
-    first, second = published(blocks, b"a"), published(blocks, b"a")
-    assert blocks.find([b"a"]) == first
-    blocks.give_back(second)
-    assert blocks.num_kept == 0
+def test_first_of_two_blocks_with_one_hash_is_found_and_the_other_not_cached():
+    blocks = BlockPool(4, 16)
+    first, second = allocate_published(blocks, b"a"), allocate_published(blocks, b"a")
+    assert blocks.find_cached_prefix([b"a"]) == first
+    blocks.free(second)
+    assert blocks.num_evictable == 0
 
 
-def test_a_name_is_reserved_until_it_is_published_or_released():
-    blocks = Blocks(4, 16)
-    (first, second), names = blocks.take(2), (b"a", b"b")
+def test_hash_is_reserved_until_it_is_published_or_released():
+    blocks = BlockPool(4, 16)
+    (first, second), names = blocks.allocate(2), (b"a", b"b")
     for block, name in zip((first, second), names, strict=True):
-        blocks.reserve(block, name)
+        blocks.reserve_hash(block, name)
     blocks.publish([first], [b"a"])
-    blocks.release(second, b"b")
-    assert not any(map(blocks.is_reserved, names))
-    assert blocks.find(names) == [first]
+    blocks.release_hash(second, b"b")
+    assert not any(map(blocks.is_hash_reserved, names))
+    assert blocks.find_cached_prefix(names) == [first]
 
 
-def test_only_who_reserved_a_name_first_releases_it():
-    blocks = Blocks(4, 16)
-    first, second = blocks.take(2)
-    blocks.reserve(first, b"a")
-    blocks.reserve(second, b"a")
-    blocks.release(second, b"a")
-    assert blocks.is_reserved(b"a")
+def test_only_the_block_that_reserved_a_hash_first_releases_it():
+    blocks = BlockPool(4, 16)
+    first, second = blocks.allocate(2)
+    blocks.reserve_hash(first, b"a")
+    blocks.reserve_hash(second, b"a")
+    blocks.release_hash(second, b"a")
+    assert blocks.is_hash_reserved(b"a")
 
 
-def test_a_name_that_is_published_is_not_reserved():
-    blocks = Blocks(4, 16)
-    published(blocks, b"a")
-    blocks.reserve(*blocks.take(1), b"a")
-    assert not blocks.is_reserved(b"a")
+def test_published_hash_cannot_be_reserved():
+    blocks = BlockPool(4, 16)
+    allocate_published(blocks, b"a")
+    blocks.reserve_hash(*blocks.allocate(1), b"a")
+    assert not blocks.is_hash_reserved(b"a")
 
 
 # -- counting before blocks are freed or held
 
 
-def test_blocks_held_once_would_be_free_and_those_that_others_hold_would_not():
-    blocks = Blocks(4, 16)
-    first = [*published(blocks, b"a"), *blocks.take(1)]
-    blocks.hold(first[:1])
-    assert blocks.num_freed([first]) == 1
-    assert blocks.num_freed([first, first[:1]]) == 2
+def test_count_freed_ignores_blocks_with_other_users():
+    blocks = BlockPool(4, 16)
+    first = [*allocate_published(blocks, b"a"), *blocks.allocate(1)]
+    blocks.acquire(first[:1])
+    assert blocks.count_freed_by([first]) == 1
+    assert blocks.count_freed_by([first, first[:1]]) == 2
 
 
-def test_to_hold_what_others_hold_leaves_as_much_to_take():
-    blocks = Blocks(4, 16)
-    held, kept = published(blocks, b"a"), published(blocks, b"b")
-    blocks.give_back(kept)
-    assert blocks.num_kept_of(held + kept) == 1
+def test_count_evictable_ignores_blocks_in_use():
+    blocks = BlockPool(4, 16)
+    held, kept = allocate_published(blocks, b"a"), allocate_published(blocks, b"b")
+    blocks.free(kept)
+    assert blocks.count_evictable(held + kept) == 1
 
 
 class BlocksMachine(RuleBasedStateMachine):
@@ -184,7 +184,7 @@ class BlocksMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = Blocks(12, 16)
+        self.blocks = BlockPool(12, 16)
         self.held: list[list[int]] = []
         self.published: dict[int, int] = {}  # names are numbers here
         self.reserved: dict[int, int] = {}
@@ -194,7 +194,7 @@ class BlocksMachine(RuleBasedStateMachine):
     def take(self, share):
         free = set(range(12)) - {block for blocks in self.held for block in blocks}
         count = int(share * len(free))
-        taken = self.blocks.take(count)
+        taken = self.blocks.allocate(count)
         assert len({*taken}) == count
         assert {*taken} <= free
         gone = self.kept[:max(0, count - len(free - {*self.kept}))]
@@ -205,11 +205,11 @@ class BlocksMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.integers(0, 9), max_size=4, unique=True))
     def find_and_hold(self, names):
-        found = self.blocks.find([bytes([name]) for name in names])
+        found = self.blocks.find_cached_prefix([bytes([name]) for name in names])
         assert found == [self.published[name] for name in names[:len(found)]]
         assert len(found) == len(names) or names[len(found)] not in self.published
-        assert self.blocks.num_kept_of(found) == len({*found} & {*self.kept})
-        self.blocks.hold(found)
+        assert self.blocks.count_evictable(found) == len({*found} & {*self.kept})
+        self.blocks.acquire(found)
         self.kept = [block for block in self.kept if block not in found]
         self.held.append(found)
 
@@ -225,14 +225,14 @@ class BlocksMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held))
     @rule(which=st.integers(0, 1000), name=st.integers(0, 9))
     def reserve(self, which, name):
-        self.blocks.reserve(self.own(which), bytes([name]))
+        self.blocks.reserve_hash(self.own(which), bytes([name]))
         if name not in self.published:
             self.reserved.setdefault(name, self.own(which))
 
     @precondition(lambda self: any(self.held))
     @rule(which=st.integers(0, 1000), name=st.integers(0, 9))
     def release(self, which, name):
-        self.blocks.release(self.own(which), bytes([name]))
+        self.blocks.release_hash(self.own(which), bytes([name]))
         self.unreserve(self.own(which), name)
 
     @precondition(lambda self: self.held)
@@ -240,9 +240,9 @@ class BlocksMachine(RuleBasedStateMachine):
     def give_back(self, which, several):
         leaving = [self.held.pop(which % len(self.held)) for _ in range(min(several, len(self.held)))]
         before = self.blocks.num_free
-        expected = self.blocks.num_freed(leaving)
+        expected = self.blocks.count_freed_by(leaving)
         for blocks in leaving:
-            self.blocks.give_back(blocks)
+            self.blocks.free(blocks)
             held = {block for others in [*self.held, *leaving[leaving.index(blocks) + 1:]] for block in others}
             self.kept += [b for b in reversed(blocks) if b in self.published.values() and b not in {*held, *self.kept}]
         assert self.blocks.num_free == before + expected
@@ -258,18 +258,18 @@ class BlocksMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_free_or_kept_or_held_by_so_many(self):
         held = Counter(block for blocks in self.held for block in blocks)
-        assert self.blocks._holders == [held[block] for block in range(12)]
-        assert sorted([*held, *self.kept, *self.blocks._free]) == list(range(12))
+        assert self.blocks._ref_counts == [held[block] for block in range(12)]
+        assert sorted([*held, *self.kept, *self.blocks._free_blocks]) == list(range(12))
         assert self.blocks.num_free == 12 - len(held)
-        assert self.blocks.num_kept == len(self.kept)
+        assert self.blocks.num_evictable == len(self.kept)
 
     @invariant()
     def names_are_those_of_the_model(self):
         for name in range(10):
             found = [self.published[name]] if name in self.published else []
-            assert self.blocks.find([bytes([name])]) == found
-            assert self.blocks.is_reserved(bytes([name])) == (name in self.reserved)
+            assert self.blocks.find_cached_prefix([bytes([name])]) == found
+            assert self.blocks.is_hash_reserved(bytes([name])) == (name in self.reserved)
 
 
 BlocksMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestBlocksMachine = pytest.mark.slow(BlocksMachine.TestCase)
+TestBlockPoolMachine = pytest.mark.slow(BlocksMachine.TestCase)

@@ -1,60 +1,60 @@
 """Tests of router/scheduler/fairness.py."""
 
 from router.request import Request, Tenant
-from router.scheduler.fairness import Shares
+from router.scheduler.fairness import FairShares
 from router.scheduler.sequence import Sequence
 
-ONE, THREE = Tenant("one"), Tenant("three", weight=3.0)
+TENANT_ONE, TENANT_THREE = Tenant("one"), Tenant("three", weight=3.0)
 
 
-def shares(*tenants: Tenant) -> Shares:
-    made = Shares()
+def make_fair_shares(*tenants: Tenant) -> FairShares:
+    fair_shares = FairShares()
     for tenant in tenants:
-        made.enter(tenant)
-    return made
+        fair_shares.add_sequence(tenant)
+    return fair_shares
 
 
-def test_who_got_least_for_its_weight_goes_first() -> None:
-    made = shares(ONE, THREE)
-    made.charge(ONE, 10.0)
-    made.charge(THREE, 20.0)
-    assert made.order(["one", "three"]) == ["three", "one"]
-    made.charge(THREE, 11.0)
-    assert made.order(["one", "three"]) == ["one", "three"]
+def test_tenant_with_the_least_charge_for_its_weight_goes_first() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE, TENANT_THREE)
+    fair_shares.charge_tenant(TENANT_ONE, 10.0)
+    fair_shares.charge_tenant(TENANT_THREE, 20.0)
+    assert fair_shares.sort_tenants(["one", "three"]) == ["three", "one"]
+    fair_shares.charge_tenant(TENANT_THREE, 11.0)
+    assert fair_shares.sort_tenants(["one", "three"]) == ["one", "three"]
 
 
-def test_who_comes_back_saved_up_nothing() -> None:
-    made = shares(ONE)
-    made.charge(ONE, 100.0)
-    made.enter(THREE)
-    made.charge(THREE, 3.0)
-    assert made.order(["one", "three"]) == ["one", "three"]
+def test_idle_tenant_saves_up_no_credit() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE)
+    fair_shares.charge_tenant(TENANT_ONE, 100.0)
+    fair_shares.add_sequence(TENANT_THREE)
+    fair_shares.charge_tenant(TENANT_THREE, 3.0)
+    assert fair_shares.sort_tenants(["one", "three"]) == ["one", "three"]
 
 
-def test_who_comes_back_still_owes_what_it_got() -> None:
-    made = shares(ONE, THREE)
-    made.charge(ONE, 100.0)
-    made.leave(ONE)
-    made.enter(ONE)
-    assert made.order(["one", "three"]) == ["three", "one"]
+def test_returning_tenant_still_owes_its_charges() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE, TENANT_THREE)
+    fair_shares.charge_tenant(TENANT_ONE, 100.0)
+    fair_shares.remove_sequence(TENANT_ONE)
+    fair_shares.add_sequence(TENANT_ONE)
+    assert fair_shares.sort_tenants(["one", "three"]) == ["three", "one"]
 
 
-def test_alone_nobody_needs_to_be_fair() -> None:
-    made = shares(ONE, ONE)
-    assert not made.several
-    made.enter(THREE)
-    assert made.several
-    made.leave(THREE)
-    assert not made.several
-    assert made.num_present(ONE) == 2
+def test_single_tenant_has_no_competition() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE, TENANT_ONE)
+    assert not fair_shares.has_competition
+    fair_shares.add_sequence(TENANT_THREE)
+    assert fair_shares.has_competition
+    fair_shares.remove_sequence(TENANT_THREE)
+    assert not fair_shares.has_competition
+    assert fair_shares.num_unfinished(TENANT_ONE) == 2
 
 
-def test_a_prompt_is_paid_once_and_what_was_found_in_the_cache_not_at_all() -> None:
-    made = shares(ONE, THREE)
-    sequence = Sequence(Request("1", (7,) * 100, 10, tenant=ONE), 1, 0.0)
+def test_prompt_is_charged_once_and_cached_tokens_never() -> None:
+    fair_shares = make_fair_shares(TENANT_ONE, TENANT_THREE)
+    sequence = Sequence(Request("1", (7,) * 100, 10, tenant=TENANT_ONE), 1, 0.0)
     charged: list[float] = []
-    made.charge = lambda _, cost: charged.append(cost)  # type: ignore[method-assign]
+    fair_shares.charge_tenant = lambda _, cost: charged.append(cost)  # type: ignore[method-assign]
     for computed, length in ((64, 32), (100, 36), (48, 48), (103, 55)):  # 32 were cached; it yielded and came back
-        sequence.computed = computed
-        made.charge_prompt(sequence, length)
+        sequence.num_computed_tokens = computed
+        fair_shares.charge_prompt(sequence, length)
     assert charged == [32, 36]

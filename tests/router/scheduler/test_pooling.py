@@ -4,227 +4,233 @@ from dataclasses import replace
 
 import pytest
 
-from router.request import FinishReason, Request, Resource, Tenant, Wish
+from router.request import FinishReason, Request, RequestKind, Resource, Tenant
 from router.scheduler.cost_model import CostModel
-from router.scheduler.events import Expired, Failed, Finished
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, AnswerRow, Embed, Measurement, ModelFacts, Plan
+from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import ModelInfo, PoolingStep, StepMeasurement, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
-from router.scheduler.timeline import Cause
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.timeline import RequestPhase
 
-FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True, classification=True)
+MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True, classification=True)
 # A step takes a millisecond, and another one for every ten tokens.
-COSTS = (Measurement(1, 0, 1, 0.001), Measurement(1, 100, 100, 0.011), Measurement(1, 1000, 1000, 0.101))
+STEP_MEASUREMENTS = (StepMeasurement(1, 0, 1, 0.001), StepMeasurement(1, 100, 100, 0.011),
+                     StepMeasurement(1, 1000, 1000, 0.101))
 
 
-def made(**policy: object) -> Scheduler:
-    core = Scheduler(replace(Policy(stall_seconds=10.0, look_ahead=1), **policy), FACTS)  # type: ignore[arg-type]
-    core.shards_ready(FACTS, 1, 0.0)
+def make_scheduler(**settings: object) -> Scheduler:
+    core = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0, look_ahead=1), **settings), MODEL_INFO)  # type: ignore[arg-type]
+    core.shards_ready(MODEL_INFO, 1, 0.0)
     return core
 
 
-def ask(core: Scheduler, wish: Wish = Wish.VECTOR, length: int = 20, now: float = 0.0, **more: object) -> int:
-    output = 8 if wish is Wish.TEXT else 0
-    request = Request("r", (7,) * length, output, wish=wish, **more)  # type: ignore[arg-type]
-    return core.submit(request, now)[0].sequence  # type: ignore[union-attr, return-value]
+def submit(core: Scheduler, kind: RequestKind = RequestKind.EMBED, length: int = 20, now: float = 0.0,
+           **request_fields: object) -> int:
+    output = 8 if kind is RequestKind.GENERATE else 0
+    request = Request("r", (7,) * length, output, kind=kind, **request_fields)  # type: ignore[arg-type]
+    return core.submit(request, now)[0].sequence_id  # type: ignore[union-attr, return-value]
 
 
-def step(core: Scheduler, now: float = 0.0, **failed: str) -> tuple[Plan, list[object]]:
+def run_step(core: Scheduler, now: float = 0.0, **failures: str) -> tuple[StepPlan, list[object]]:
     plan = core.plan(now)
     assert plan is not None
-    rows = {number: AnswerRow((9,), (0.0,)) for number in plan.expects}
-    reasons = {int(name[1:]): why for name, why in failed.items()}
-    return plan, [*core.complete(plan.order, Answer(plan.epoch, plan.seconds, rows, reasons), {}, now)]
+    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+    reasons = {int(name[1:]): why for name, why in failures.items()}
+    return plan, [*core.complete(plan.last_message_number,
+                                 StepResult(plan.epoch, plan.predicted_seconds, rows, reasons), {}, now)]
 
 
-def wish_of(plan: Plan) -> Wish:
+def get_request_kind(plan: StepPlan) -> RequestKind:
     last = plan.messages[-1]
-    return last.wish if isinstance(last, Embed) else Wish.TEXT
+    return last.kind if isinstance(last, PoolingStep) else RequestKind.GENERATE
 
 
-def test_a_step_takes_as_many_as_fit_and_ends_them() -> None:
-    core = made(max_prefill_tokens=64)
-    numbers = [ask(core) for _ in range(4)]
-    plan, events = step(core)
+def test_pooling_step_takes_all_that_fit_and_finishes_them() -> None:
+    core = make_scheduler(max_prefill_tokens=64)
+    numbers = [submit(core) for _ in range(4)]
+    plan, events = run_step(core)
     assert plan.members == tuple(numbers[:3])
-    assert events == [Finished(number, FinishReason.LENGTH) for number in numbers[:3]]
+    assert events == [SequenceFinished(number, FinishReason.LENGTH) for number in numbers[:3]]
     assert core.num_unfinished == 1
 
 
-def test_a_step_takes_no_more_than_a_batch_may_have() -> None:
-    core = made(max_batch_size=2)
-    numbers = [ask(core) for _ in range(3)]
-    assert step(core)[0].members == tuple(numbers[:2])
+def test_pooling_step_respects_the_maximum_batch_size() -> None:
+    core = make_scheduler(max_batch_size=2)
+    numbers = [submit(core) for _ in range(3)]
+    assert run_step(core)[0].members == tuple(numbers[:2])
 
 
-def test_a_step_is_for_one_wish_and_the_first_says_for_which() -> None:
-    core = made()
-    first, second, third = ask(core, Wish.LABELS), ask(core, Wish.VECTOR), ask(core, Wish.LABELS)
-    assert step(core)[0].members == (first, third)
-    assert step(core)[0].members == (second,)
+def test_pooling_step_has_one_request_kind_chosen_by_the_first() -> None:
+    core = make_scheduler()
+    first, second, third = submit(core,
+                                  RequestKind.CLASSIFY), submit(core,
+                                                                RequestKind.EMBED), submit(core, RequestKind.CLASSIFY)
+    assert run_step(core)[0].members == (first, third)
+    assert run_step(core)[0].members == (second,)
 
 
-def test_it_takes_no_blocks_and_stands_in_no_batch() -> None:
-    core = made()
-    ask(core)
+def test_pooling_step_uses_no_blocks_and_no_batch() -> None:
+    core = make_scheduler()
+    submit(core)
     core.plan(0.0)
-    assert core.running.blocks.num_free == core.running.blocks.count
+    assert core.running.block_pool.num_free == core.running.block_pool.num_blocks
     assert not len(core.running)
 
 
-def test_the_first_decides_whether_text_is_generated_or_texts_are_read() -> None:
-    core = made()
-    ask(core, Wish.TEXT)
-    ask(core, Wish.VECTOR, now=0.1)
-    assert [wish_of(step(core, 0.2)[0]) for _ in range(3)] == [Wish.TEXT, Wish.VECTOR, Wish.TEXT]
+def test_earliest_request_decides_between_generation_and_pooling() -> None:
+    core = make_scheduler()
+    submit(core, RequestKind.GENERATE)
+    submit(core, RequestKind.EMBED, now=0.1)
+    assert [get_request_kind(run_step(core, 0.2)[0]) for _ in range(3)] == [RequestKind.GENERATE, RequestKind.EMBED,
+                                                                            RequestKind.GENERATE]
 
 
-def test_between_two_steps_of_texts_those_who_generate_have_one() -> None:
-    core = made(max_batch_size=1)
-    ask(core, Wish.TEXT)
-    step(core)
+def test_generation_gets_one_step_between_two_pooling_steps() -> None:
+    core = make_scheduler(max_batch_size=1)
+    submit(core, RequestKind.GENERATE)
+    run_step(core)
     for _ in range(3):
-        ask(core, Wish.VECTOR)
-    wishes = [wish_of(step(core)[0]) for _ in range(6)]
-    assert wishes == [Wish.VECTOR, Wish.TEXT] * 3
+        submit(core, RequestKind.EMBED)
+    wishes = [get_request_kind(run_step(core)[0]) for _ in range(6)]
+    assert wishes == [RequestKind.EMBED, RequestKind.GENERATE] * 3
 
 
-def test_who_needs_no_room_does_not_wait_behind_who_needs_some() -> None:
-    core = made(max_batch_size=1)
-    ask(core, Wish.TEXT)
-    step(core)
-    waiting, embedded = ask(core, Wish.TEXT, now=0.1), ask(core, Wish.VECTOR, now=0.2)
-    assert step(core, 0.3)[0].members == (embedded,)
-    assert core.story(waiting).cause is Cause.QUEUE
+def test_pooling_request_does_not_wait_behind_requests_that_need_capacity() -> None:
+    core = make_scheduler(max_batch_size=1)
+    submit(core, RequestKind.GENERATE)
+    run_step(core)
+    waiting, embedded = submit(core, RequestKind.GENERATE, now=0.1), submit(core, RequestKind.EMBED, now=0.2)
+    assert run_step(core, 0.3)[0].members == (embedded,)
+    assert core.get_timeline(waiting).phase is RequestPhase.QUEUE
 
 
-def test_a_text_that_breaks_the_stall_promise_runs_alone_once_decodes_held_it_up_for_half_its_time() -> None:
-    core = made(stall_seconds=0.002)
-    core.costs = CostModel.measured(COSTS)
-    ask(core, Wish.TEXT)
-    decode = step(core)[0].seconds
-    for text in (ask(core, length=50, now=0.1), ask(core, length=50, now=0.2)):
+def test_pooling_beyond_the_stall_limit_runs_after_decodes_took_half_its_time() -> None:
+    core = make_scheduler(max_stall_seconds=0.002)
+    core.cost_model = CostModel.from_measurements(STEP_MEASUREMENTS)
+    submit(core, RequestKind.GENERATE)
+    decode = run_step(core)[0].predicted_seconds
+    for text in (submit(core, length=50, now=0.1), submit(core, length=50, now=0.2)):
         held_up = 0.0
-        while wish_of(plan := step(core, 0.3)[0]) is Wish.TEXT:
-            held_up += plan.seconds
+        while get_request_kind(plan := run_step(core, 0.3)[0]) is RequestKind.GENERATE:
+            held_up += plan.predicted_seconds
         assert plan.members == (text,)
-        assert plan.seconds < 2 * held_up + 2 * decode
-        assert plan.seconds > 2 * held_up - 2 * decode
+        assert plan.predicted_seconds < 2 * held_up + 2 * decode
+        assert plan.predicted_seconds > 2 * held_up - 2 * decode
 
 
-def test_what_a_text_earned_that_left_is_not_for_the_next() -> None:
-    core = made(stall_seconds=0.002)
-    core.costs = CostModel.measured(COSTS)
+def test_time_earned_by_a_cancelled_pooling_request_is_not_kept() -> None:
+    core = make_scheduler(max_stall_seconds=0.002)
+    core.cost_model = CostModel.from_measurements(STEP_MEASUREMENTS)
     core.submit(Request("r", (7,) * 20, 100), 0.0)
-    step(core)
-    ask(core, length=50, now=0.1)
+    run_step(core)
+    submit(core, length=50, now=0.1)
     num_waits = 0
-    while wish_of(step(core, 0.2)[0]) is Wish.TEXT:
+    while get_request_kind(run_step(core, 0.2)[0]) is RequestKind.GENERATE:
         num_waits += 1
-    step(core)  # generation has one step between two pooling steps
-    leaver = ask(core, length=50, now=0.3)
-    assert [wish_of(step(core, 0.3)[0]) for _ in range(num_waits)] == [Wish.TEXT] * num_waits
+    run_step(core)  # generation has one step between two pooling steps
+    leaver = submit(core, length=50, now=0.3)
+    assert [get_request_kind(run_step(core, 0.3)[0]) for _ in range(num_waits)] == [RequestKind.GENERATE] * num_waits
     core.cancel(leaver, 0.3)
-    step(core, 0.3)
-    ask(core, length=50, now=0.4)
-    assert wish_of(step(core, 0.4)[0]) is Wish.TEXT
+    run_step(core, 0.3)
+    submit(core, length=50, now=0.4)
+    assert get_request_kind(run_step(core, 0.4)[0]) is RequestKind.GENERATE
 
 
-def test_while_nobody_decodes_the_promise_binds_nobody() -> None:
-    core = made(stall_seconds=0.0)
-    core.costs = CostModel.measured(COSTS)
-    numbers = [ask(core, length=1000) for _ in range(3)]
-    assert step(core)[0].members == tuple(numbers)
+def test_stall_limit_does_not_apply_without_decodes() -> None:
+    core = make_scheduler(max_stall_seconds=0.0)
+    core.cost_model = CostModel.from_measurements(STEP_MEASUREMENTS)
+    numbers = [submit(core, length=1000) for _ in range(3)]
+    assert run_step(core)[0].members == tuple(numbers)
 
 
-def test_what_is_longer_than_a_step_fails_at_once() -> None:
-    core = made(max_prefill_tokens=64)
-    events = core.submit(Request("r", (7,) * 65, 0, wish=Wish.VECTOR), 0.0)
-    assert events[1:] == [Failed(1, "65 tokens do not fit a step of 64 (--max-batch-prefill-tokens)")]
+def test_pooling_input_longer_than_a_step_fails_at_once() -> None:
+    core = make_scheduler(max_prefill_tokens=64)
+    events = core.submit(Request("r", (7,) * 65, 0, kind=RequestKind.EMBED), 0.0)
+    assert events[1:] == [SequenceFailed(1, "65 tokens do not fit a step of 64 (--max-batch-prefill-tokens)")]
 
 
-def test_it_may_be_longer_than_the_cache() -> None:
-    core = made()
-    number = ask(core, length=64 * 16 + 1)
-    assert step(core)[0].members == (number,)
+def test_pooling_input_may_be_longer_than_the_kv_cache() -> None:
+    core = make_scheduler()
+    number = submit(core, length=64 * 16 + 1)
+    assert run_step(core)[0].members == (number,)
 
 
-def test_who_fails_fails_alone() -> None:
-    core = made()
-    first, second = ask(core), ask(core)
-    _, events = step(core, s1="its numbers are none")
-    assert events == [Failed(first, "its numbers are none"), Finished(second, FinishReason.LENGTH)]
+def test_pooling_failure_affects_only_its_own_request() -> None:
+    core = make_scheduler()
+    first, second = submit(core), submit(core)
+    _, events = run_step(core, s1="its numbers are none")
+    assert events == [SequenceFailed(first, "its numbers are none"), SequenceFinished(second, FinishReason.LENGTH)]
 
 
-def test_who_left_while_it_was_read_is_told_nothing() -> None:
-    core = made()
-    first, second = ask(core), ask(core)
+def test_request_cancelled_during_its_pooling_step_gets_no_event() -> None:
+    core = make_scheduler()
+    first, second = submit(core), submit(core)
     plan = core.plan(0.0)
     assert plan is not None
     core.cancel(first, 0.0)
-    events = core.complete(plan.order, Answer(1, 0.01, {}, {}), {}, 0.1)
-    assert events == [Finished(second, FinishReason.LENGTH)]
+    events = core.complete(plan.last_message_number, StepResult(1, 0.01, {}, {}), {}, 0.1)
+    assert events == [SequenceFinished(second, FinishReason.LENGTH)]
 
 
-def test_who_was_under_way_when_the_shards_were_lost_is_read_again() -> None:
-    core = made()
-    number = ask(core)
+def test_pooling_request_runs_again_after_a_shard_loss() -> None:
+    core = make_scheduler()
+    number = submit(core)
     core.plan(0.0)
-    core.shards_lost(0.1, Loss.DEATH)
-    core.shards_ready(FACTS, 2, 0.2)
-    plan, events = step(core, 0.3)
+    core.shards_lost(0.1, ShardLossReason.DEATH)
+    core.shards_ready(MODEL_INFO, 2, 0.2)
+    plan, events = run_step(core, 0.3)
     assert (plan.epoch, plan.members) == (2, (number,))
-    assert events == [Finished(number, FinishReason.LENGTH)]
+    assert events == [SequenceFinished(number, FinishReason.LENGTH)]
 
 
-def test_of_texts_whose_step_fails_the_guilty_one_is_found_by_halves() -> None:
-    core = made()
-    numbers = [ask(core) for _ in range(4)]
+def test_faulty_pooling_request_is_found_by_bisection() -> None:
+    core = make_scheduler()
+    numbers = [submit(core) for _ in range(4)]
     sizes, failed = [], []
     for epoch in range(2, 10):
         while (plan := core.plan(0.0)) is not None:
             sizes.append(len(plan.members))
             if numbers[2] in plan.members:
-                failed += core.shards_lost(0.0, Loss.STEP_ERROR)
-                core.shards_ready(FACTS, epoch, 0.0)
+                failed += core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
+                core.shards_ready(MODEL_INFO, epoch, 0.0)
                 break
-            core.complete(plan.order, Answer(core._epoch or 0, 0.01, {}, {}), {}, 0.0)
-    assert failed == [Failed(numbers[2], "the step failed with this request alone")]
+            core.complete(plan.last_message_number, StepResult(core._epoch or 0, 0.01, {}, {}), {}, 0.0)
+    assert failed == [SequenceFailed(numbers[2], "the step failed with this request alone")]
     assert sizes == [4, 2, 2, 1, 1]
     assert not core.num_unfinished
 
 
-def test_its_time_runs_out_while_it_waits() -> None:
-    core = made()
-    ask(core, timeout=1.0)
-    core.shards_lost(0.5, Loss.DEATH)
+def test_waiting_pooling_request_times_out() -> None:
+    core = make_scheduler()
+    submit(core, timeout=1.0)
+    core.shards_lost(0.5, ShardLossReason.DEATH)
     (event,) = core.expire(1.0)
-    assert isinstance(event, Expired)
+    assert isinstance(event, SequenceExpired)
 
 
-def test_it_waits_for_its_adapter() -> None:
-    core, adapter = made(), Resource("adapter", 3)
-    number = ask(core, adapter=adapter)
+def test_pooling_request_waits_for_its_adapter() -> None:
+    core, adapter = make_scheduler(), Resource("adapter", 3)
+    number = submit(core, adapter=adapter)
     assert core.plan(0.0) is None
-    assert core.story(number).cause is Cause.ADAPTER
-    core.available(adapter, 0.1)
-    assert step(core, 0.2)[0].members == (number,)
+    assert core.get_timeline(number).phase is RequestPhase.ADAPTER
+    core.resource_loaded(adapter, 0.1)
+    assert run_step(core, 0.2)[0].members == (number,)
 
 
-@pytest.mark.parametrize("wish", [Wish.VECTOR, Wish.LABELS])
-def test_a_tenant_pays_for_it_and_the_other_goes_first(wish: Wish) -> None:
-    core = made(max_batch_size=1)
+@pytest.mark.parametrize("wish", [RequestKind.EMBED, RequestKind.CLASSIFY])
+def test_tenant_is_charged_for_pooling_and_the_other_goes_first(wish: RequestKind) -> None:
+    core = make_scheduler(max_batch_size=1)
     one, two = Tenant("one"), Tenant("two")
-    first, second = ask(core, wish, tenant=one), ask(core, wish, tenant=one, now=0.1)
-    third, other = ask(core, wish, tenant=two, now=0.2), ask(core, wish, tenant=two, now=0.3)
-    assert [step(core, 0.4)[0].members[0] for _ in range(4)] == [first, third, second, other]
+    first, second = submit(core, wish, tenant=one), submit(core, wish, tenant=one, now=0.1)
+    third, other = submit(core, wish, tenant=two, now=0.2), submit(core, wish, tenant=two, now=0.3)
+    assert [run_step(core, 0.4)[0].members[0] for _ in range(4)] == [first, third, second, other]
 
 
-def test_a_server_that_only_reads_texts_goes_on_for_ever() -> None:
+def test_pooling_does_not_change_the_output_length_forecast() -> None:
     """Pooling requests do not change what the forecast learned about output lengths."""
-    core = made()
-    learned = core._forecast._allowed
-    ask(core)
-    step(core)
-    assert core._forecast._allowed == learned
+    core = make_scheduler()
+    learned = core._wait_forecast._recent_allowed_tokens
+    submit(core)
+    run_step(core)
+    assert core._wait_forecast._recent_allowed_tokens == learned

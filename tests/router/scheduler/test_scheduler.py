@@ -4,120 +4,120 @@ from dataclasses import replace
 
 import pytest
 
-from router.request import FinishReason, Request, Resource, Wish
-from router.scheduler.events import Entered, Failed, Finished, Produced, Refused
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
+from router.request import FinishReason, Request, RequestKind, Resource
+from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensAccepted
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import Concat, Decode, Filter, ModelInfo, Prefill, PromptChunk, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.selection import LOOKED_AT
-from router.scheduler.settings import Policy
-from router.text.stop_strings import count_tokens
+from router.scheduler.selection import MAX_EXAMINED_SEQUENCES
+from router.scheduler.settings import SchedulerSettings
+from router.text.stop_strings import count_accepted_tokens
 
-FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
-END = 256
+MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
+END_TOKEN = 256
 
 
-def scheduler(facts=FACTS, **policy):
-    core = Scheduler(replace(Policy(stall_seconds=10.0), **policy), facts)
-    core.shards_ready(facts, 1, 0.0)
+def make_scheduler(model_info=MODEL_INFO, **settings):
+    core = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0), **settings), model_info)
+    core.shards_ready(model_info, 1, 0.0)
     return core
 
 
 def submit(core, prompt=16, output=8, now=0.0, **fields):
-    request = Request(str(now), (1,) * prompt, output, end_tokens=frozenset({END}), **fields)
+    request = Request(str(now), (1,) * prompt, output, end_tokens=frozenset({END_TOKEN}), **fields)
     events = core.submit(request, now)
-    return events[0].sequence
+    return events[0].sequence_id
 
 
-def answer(plan, tokens=(7,), **special):
+def make_result(plan, tokens=(7,), **token_overrides):
     """Answer each expected sequence with `tokens`, or with the value of s<number>, where None means a failure."""
-    rows = {n: special.get(f"s{n}", tokens) for n in plan.expects}
-    return Answer(plan.epoch, 0.01, {n: AnswerRow(t, [0.0] * len(t)) for n, t in rows.items() if t is not None},
-                  {n: "not a number" for n, t in rows.items() if t is None})
+    rows = {n: token_overrides.get(f"s{n}", tokens) for n in plan.members_with_output}
+    return StepResult(plan.epoch, 0.01, {n: StepResultRow(t, [0.0] * len(t)) for n, t in rows.items() if t is not None},
+                      {n: "not a number" for n, t in rows.items() if t is None})
 
 
-def complete(core, plan, stopped=None, tokens=(7,), **special):
-    return core.complete(plan.order, answer(plan, tokens, **special), stopped or {}, 0.0)
+def complete_step(core, plan, stopped=None, tokens=(7,), **token_overrides):
+    return core.complete(plan.last_message_number, make_result(plan, tokens, **token_overrides), stopped or {}, 0.0)
 
 
-def step(core, **special):
+def run_step(core, **token_overrides):
     """Plan and answer one step."""
     plan = core.plan(0.0)
-    return plan, complete(core, plan, **special)
+    return plan, complete_step(core, plan, **token_overrides)
 
 
-def test_nothing_to_do_is_no_plan():
-    assert scheduler().plan(0.0) is None
+def test_idle_scheduler_has_no_plan():
+    assert make_scheduler().plan(0.0) is None
 
 
 def test_a_prompt_is_prefilled_and_then_decoded():
-    core = scheduler(look_ahead=1)
+    core = make_scheduler(look_ahead=1)
     number = submit(core, prompt=20)
-    (plan, events), (following, _) = step(core), step(core)
-    assert plan.messages[0].chunks == (Chunk(number, 0, 20),)
-    assert events == [Produced({number: 1})]
+    (plan, events), (following, _) = run_step(core), run_step(core)
+    assert plan.messages[0].chunks == (PromptChunk(number, 0, 20),)
+    assert events == [TokensAccepted({number: 1})]
     assert following.messages == (Decode(plan.messages[0].batch),)
 
 
-def test_newcomers_run_alongside_who_decodes():
-    core = scheduler(look_ahead=1)
+def test_new_sequences_run_alongside_decodes():
+    core = make_scheduler(look_ahead=1)
     first = submit(core)
-    step(core)
+    run_step(core)
     second = submit(core)
     plan = core.plan(0.0)
     (message,) = plan.messages
-    assert message.alongside
-    assert set(plan.expects) == {first, second}
+    assert message.includes_decodes
+    assert set(plan.members_with_output) == {first, second}
 
 
-def test_who_lost_its_place_after_its_time_ran_out_ends_before_it_runs_again():
-    core = scheduler(look_ahead=1)
+def test_timed_out_sequence_ends_after_a_shard_loss_instead_of_running_again():
+    core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
-    step(core)
+    run_step(core)
     assert core.expire(6.0) == []  # it runs, and would end with its next token
-    core.shards_lost(6.0, Loss.DEATH)
+    core.shards_lost(6.0, ShardLossReason.DEATH)
     assert core.wake_at == 5.0
-    assert core.expire(6.0) == [Finished(number, FinishReason.TIMEOUT)]
+    assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
 
-def test_whose_first_token_was_on_its_way_when_its_time_ran_out_and_the_shards_were_lost_is_told_so():
-    core = scheduler(look_ahead=1)
+def test_timed_out_sequence_without_tokens_expires_after_a_shard_loss():
+    core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
     core.plan(0.0)
     assert core.expire(6.0) == []
-    core.shards_lost(6.0, Loss.DEATH)
-    assert [event.sequence for event in core.expire(6.0)] == [number]
+    core.shards_lost(6.0, ShardLossReason.DEATH)
+    assert [event.sequence_id for event in core.expire(6.0)] == [number]
 
 
-def test_who_gives_its_place_up_after_its_time_ran_out_ends_and_does_not_wait_for_another():
-    core = scheduler(look_ahead=1)
+def test_timed_out_sequence_ends_when_it_is_suspended():
+    core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
-    step(core)
+    run_step(core)
     assert core.expire(6.0) == []
-    core.hold(number, 6.0)
-    assert core.expire(6.0) == [Finished(number, FinishReason.TIMEOUT)]
+    core.suspend(number, 6.0)
+    assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
 
-def test_no_more_steps_than_look_ahead_are_under_way():
-    core = scheduler(look_ahead=2)
+def test_no_more_steps_than_look_ahead_are_in_flight():
+    core = make_scheduler(look_ahead=2)
     submit(core)
     assert core.plan(0.0) is not None
     assert core.plan(0.0) is not None
     assert core.plan(0.0) is None
 
 
-def test_the_house_is_full_at_some_point():
-    core = scheduler(max_concurrent_requests=1)
+def test_request_beyond_the_concurrency_limit_is_rejected():
+    core = make_scheduler(max_concurrent_requests=1)
     submit(core)
     (refused,) = core.submit(Request("x", (1,), 1), 0.0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRejected)
     assert "--max-concurrent-requests 1" in refused.reason
 
 
-def test_what_can_never_fit_the_cache_fails_at_once():
-    core = scheduler()
+def test_request_that_never_fits_the_cache_fails_at_once():
+    core = make_scheduler()
     entered, failed = core.submit(Request("x", (1,) * 1000, 100), 0.0)
-    assert isinstance(entered, Entered)
+    assert isinstance(entered, RequestAccepted)
     assert failed.reason == "1100 tokens need 69 blocks of the cache, which has 64 (--max-batch-total-tokens)"
     assert core.num_unfinished == 0
 
@@ -125,43 +125,45 @@ def test_what_can_never_fit_the_cache_fails_at_once():
 # -- two steps under way (rule 2 of the wire)
 
 
-def test_a_sequence_that_reaches_its_length_is_filtered_before_the_next_step():
-    core = scheduler()
+def test_sequence_that_reaches_its_length_is_filtered_before_the_next_step():
+    core = make_scheduler()
     short, long = submit(core, output=1), submit(core, output=8)
     first, second = core.plan(0.0), core.plan(0.0)
-    assert set(first.expects) == {short, long}
+    assert set(first.members_with_output) == {short, long}
     assert second.messages[0].keep == (long,)
-    assert complete(core, first) == [Produced({short: 1, long: 1}), Finished(short, FinishReason.LENGTH)]
+    assert complete_step(core, first) == [TokensAccepted({short: 1, long: 1}),
+                                          SequenceFinished(short, FinishReason.LENGTH)]
 
 
-def test_an_end_token_costs_at_most_the_token_under_way_and_nobody_sees_it():
-    core = scheduler()
+def test_tokens_in_flight_after_an_end_token_are_discarded():
+    core = make_scheduler()
     number = submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    assert complete(core, first, tokens=(END,)) == [Produced({number: 1}), Finished(number, FinishReason.END_TOKEN)]
+    assert complete_step(core, first, tokens=(END_TOKEN,)) == [TokensAccepted({number: 1}),
+                                                               SequenceFinished(number, FinishReason.END_TOKEN)]
     third = core.plan(0.0)
     assert third.messages == (Filter(first.messages[0].batch, ()),)
-    assert complete(core, second) == [Produced({})]
+    assert complete_step(core, second) == [TokensAccepted({})]
 
 
-def test_a_failure_reported_for_one_who_ended_is_ignored():
-    core = scheduler()
+def test_failure_of_an_already_finished_sequence_is_ignored():
+    core = make_scheduler()
     number = submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    complete(core, first, tokens=(END,))
-    assert complete(core, second, **{f"s{number}": None}) == [Produced({})]
+    complete_step(core, first, tokens=(END_TOKEN,))
+    assert complete_step(core, second, **{f"s{number}": None}) == [TokensAccepted({})]
 
 
-def test_a_stop_string_counts_the_tokens_that_the_engine_says():
-    core = scheduler(replace(FACTS, tokens_per_step=3), look_ahead=1)
+def test_stop_string_counts_the_tokens_given_by_the_engine():
+    core = make_scheduler(replace(MODEL_INFO, tokens_per_step=3), look_ahead=1)
     number = submit(core)
     plan = core.plan(0.0)
-    events = complete(core, plan, stopped={number: 2}, tokens=(5, 6, 7))
-    assert events == [Produced({number: 2}), Finished(number, FinishReason.STOP_STRING)]
+    events = complete_step(core, plan, stopped={number: 2}, tokens=(5, 6, 7))
+    assert events == [TokensAccepted({number: 2}), SequenceFinished(number, FinishReason.STOP_STRING)]
 
 
-def test_who_leaves_is_filtered_with_the_next_message_and_its_blocks_are_free():
-    core = scheduler()
+def test_cancelled_sequence_is_filtered_with_the_next_message_and_frees_its_blocks():
+    core = make_scheduler()
     stays, leaves = submit(core), submit(core, prompt=600)
     core.plan(0.0)
     core.cancel(leaves, 0.0)
@@ -169,33 +171,33 @@ def test_who_leaves_is_filtered_with_the_next_message_and_its_blocks_are_free():
     second = core.plan(0.0)
     (message,) = second.messages
     assert message.keep == (stays,)
-    assert message.newcomers[0].sequence == newcomer
+    assert message.new_sequences[0].sequence_id == newcomer
 
 
-def test_who_yields_may_end_by_the_token_under_way():
-    core = scheduler(replace(FACTS, num_blocks=4), reserve=0.0)
+def test_preempted_sequence_may_finish_with_the_token_in_flight():
+    core = make_scheduler(replace(MODEL_INFO, num_blocks=4), reserved_block_fraction=0.0)
     old, young = submit(core, prompt=16, output=40), submit(core, prompt=16, output=40, now=1.0)
     plans = [core.plan(0.0), core.plan(0.0)]
-    assert set(plans[0].expects) == {old, young}
+    assert set(plans[0].members_with_output) == {old, young}
     yielded = None
     while yielded is None:
-        events = complete(core, plans.pop(0))
-        assert old in events[0].counts
+        events = complete_step(core, plans.pop(0))
+        assert old in events[0].token_counts
         plans.append(core.plan(0.0))
-        yielded = plans[-1] if young not in plans[-1].expects else None
+        yielded = plans[-1] if young not in plans[-1].members_with_output else None
     assert yielded.messages[0].keep == (old,)
-    events = complete(core, plans[0], **{f"s{young}": (END,)})
-    assert Finished(young, FinishReason.END_TOKEN) in events
+    events = complete_step(core, plans[0], **{f"s{young}": (END_TOKEN,)})
+    assert SequenceFinished(young, FinishReason.END_TOKEN) in events
 
 
-def test_a_failed_step_voids_what_was_sent_ahead():
-    core = scheduler()
+def test_failed_step_voids_the_steps_sent_ahead():
+    core = make_scheduler()
     submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    core.shards_lost(0.0, Loss.DEFECT)
-    core.shards_ready(FACTS, 2, 0.0)
-    assert complete(core, first) == []
-    assert complete(core, second) == []
+    core.shards_lost(0.0, ShardLossReason.DEFECT)
+    core.shards_ready(MODEL_INFO, 2, 0.0)
+    assert complete_step(core, first) == []
+    assert complete_step(core, second) == []
     assert core.plan(0.0).epoch == 2
 
 
@@ -205,33 +207,34 @@ def test_a_failed_step_voids_what_was_sent_ahead():
 @pytest.mark.parametrize(("tokens", "stop", "counted", "reason"), [
     ((5,), None, 1, None),
     ((5, 6, 7, 8), None, 3, FinishReason.LENGTH),
-    ((5, END, 7), None, 2, FinishReason.END_TOKEN),
+    ((5, END_TOKEN, 7), None, 2, FinishReason.END_TOKEN),
     ((5, 6), 1, 1, FinishReason.STOP_STRING),
-    ((5, 6, END), None, 3, FinishReason.LENGTH),  # the length takes precedence, as in TGI
+    ((5, 6, END_TOKEN), None, 3, FinishReason.LENGTH),  # the length takes precedence, as in TGI
 ])
-def test_how_many_tokens_count_and_why_it_ends(tokens, stop, counted, reason):
-    request = Request("x", (1,), 3, end_tokens=frozenset({END}))
-    assert count_tokens(request, 0, tokens, stop) == (counted, reason)
+def test_accepted_tokens_and_finish_reason_are_determined(tokens, stop, counted, reason):
+    request = Request("x", (1,), 3, end_tokens=frozenset({END_TOKEN}))
+    assert count_accepted_tokens(request, 0, tokens, stop) == (counted, reason)
 
 
-def test_a_failure_of_one_sequence_leaves_the_others_their_tokens():
-    core = scheduler()
+def test_failure_of_one_sequence_leaves_the_others_their_tokens():
+    core = make_scheduler()
     good, bad = submit(core), submit(core)
     plan = core.plan(0.0)
-    assert complete(core, plan, **{f"s{bad}": None}) == [Produced({good: 1}), Failed(bad, "not a number")]
+    assert complete_step(core, plan,
+                         **{f"s{bad}": None}) == [TokensAccepted({good: 1}), SequenceFailed(bad, "not a number")]
 
 
 # -- policy pause
 
 
-def test_under_pause_newcomers_get_a_batch_of_their_own_and_join():
-    core = scheduler(mixed=False, look_ahead=1)
+def test_pause_policy_prefills_new_sequences_in_their_own_batch_and_joins_it():
+    core = make_scheduler(mixed=False, look_ahead=1)
     submit(core)
-    first, _ = step(core)
+    first, _ = run_step(core)
     submit(core)
-    step(core)  # a prefilled batch decodes before the next prefill
-    second, _ = step(core)
-    third, _ = step(core)
+    run_step(core)  # a prefilled batch decodes before the next prefill
+    second, _ = run_step(core)
+    third, _ = run_step(core)
     one, two = first.messages[0].batch, second.messages[0].batch
     assert isinstance(second.messages[0], Prefill)
     assert one != two
@@ -240,56 +243,57 @@ def test_under_pause_newcomers_get_a_batch_of_their_own_and_join():
     assert third.messages[1].batch == one
 
 
-def test_under_pause_a_long_prompt_leaves_a_decode_between_two_chunks():
-    core = scheduler(mixed=False, look_ahead=1, max_prefill_tokens=32)
+def test_pause_policy_decodes_between_two_chunks_of_a_long_prompt():
+    core = make_scheduler(mixed=False, look_ahead=1, max_prefill_tokens=32)
     submit(core)
-    step(core)
-    step(core)
+    run_step(core)
+    run_step(core)
     submit(core, prompt=80)
-    kinds = [type(step(core)[0].messages[-1]) for _ in range(6)]
+    kinds = [type(run_step(core)[0].messages[-1]) for _ in range(6)]
     assert kinds == [Prefill, Decode, Prefill, Decode, Prefill, Decode]
 
 
-def test_under_pause_only_a_prompt_longer_than_the_budget_is_cut():
-    core = scheduler(mixed=False, look_ahead=1, max_prefill_tokens=64)
+def test_pause_policy_cuts_only_prompts_longer_than_the_budget():
+    core = make_scheduler(mixed=False, look_ahead=1, max_prefill_tokens=64)
     first, second = submit(core, prompt=40), submit(core, prompt=40)
-    plan, _ = step(core)
-    assert [chunk.sequence for chunk in plan.messages[0].chunks] == [first]
+    plan, _ = run_step(core)
+    assert [chunk.sequence_id for chunk in plan.messages[0].chunks] == [first]
     assert second not in plan.members
 
 
 @pytest.mark.parametrize(("batch", "prompt", "expected"), [(64, 16, 20), (8, 16, 7), (64, 160, 6)])
-def test_of_those_who_wait_so_many_have_room_as_batch_and_cache_can_take(batch, prompt, expected):
-    core = scheduler(max_batch_size=batch)
+def test_num_fitting_is_bounded_by_batch_size_and_cache(batch, prompt, expected):
+    core = make_scheduler(max_batch_size=batch)
     submit(core)
-    step(core)
+    run_step(core)
     for _ in range(20):
         submit(core, prompt=prompt)
-    assert core.num_with_room() == expected
+    assert core.num_fitting() == expected
 
 
-def test_who_waits_for_an_adapter_or_needs_no_room_does_not_count_as_having_room():
-    core = scheduler()
-    for fields in ({"wish": Wish.VECTOR}, {"adapter": ADAPTER}, {"wish": Wish.VECTOR, "adapter": ADAPTER}, {}):
-        submit(core, output=0 if "wish" in fields else 8, **fields)
-    assert core.num_with_room() == 1
+def test_num_fitting_ignores_pooling_and_requests_waiting_for_adapters():
+    core = make_scheduler()
+    for fields in ({"kind": RequestKind.EMBED}, {"adapter": ADAPTER},
+                   {"kind": RequestKind.EMBED, "adapter": ADAPTER}, {}):
+        submit(core, output=0 if "kind" in fields else 8, **fields)
+    assert core.num_fitting() == 1
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_under_pause_only_those_count_as_waiting_who_could_join(held):
+def test_pause_policy_counts_only_startable_requests_as_waiting(held):
     """Otherwise a few requests that wait for something else would pause the running ones for each newcomer."""
-    core = scheduler(mixed=False, look_ahead=1, waiting_served_ratio=1.0, max_batch_size=3)
+    core = make_scheduler(mixed=False, look_ahead=1, waiting_served_ratio=1.0, max_batch_size=3)
     for _ in range(2):
         submit(core, output=50)
     for _ in range(3):
-        step(core)
+        run_step(core)
     for _ in range(4):
         number = submit(core, adapter=None if held else Resource("adapter", 3))
         if held:
-            core.hold(number, 0.0)
+            core.suspend(number, 0.0)
     submit(core)
     assert core.num_startable() == 1
-    assert isinstance(step(core)[0].messages[-1], Decode)
+    assert isinstance(run_step(core)[0].messages[-1], Decode)
 
 
 # -- waiting for adapters and readers
@@ -298,206 +302,206 @@ def test_under_pause_only_those_count_as_waiting_who_could_join(held):
 ADAPTER = Resource("adapter", 3)
 
 
-def test_a_request_waits_for_its_adapter_holding_nothing_and_others_pass():
-    core = scheduler(look_ahead=1)
+def test_request_waits_for_its_adapter_while_others_pass():
+    core = make_scheduler(look_ahead=1)
     waits, passes = submit(core, adapter=ADAPTER), submit(core)
-    assert core.plan(0.0).expects == (passes,)
+    assert core.plan(0.0).members_with_output == (passes,)
     assert waits
 
 
-def test_it_starts_when_the_adapter_is_there():
-    core = scheduler()
+def test_request_starts_when_its_adapter_is_loaded():
+    core = make_scheduler()
     number = submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
-    core.available(ADAPTER, 0.0)
-    assert core.plan(0.0).expects == (number,)
+    core.resource_loaded(ADAPTER, 0.0)
+    assert core.plan(0.0).members_with_output == (number,)
 
 
-def test_it_fails_when_the_adapter_is_not_to_be_had():
-    core = scheduler()
+def test_request_fails_if_its_adapter_cannot_be_loaded():
+    core = make_scheduler()
     number = submit(core, adapter=ADAPTER)
-    assert core.unavailable(ADAPTER, "no such adapter", 0.0) == [Failed(number, "no such adapter")]
+    assert core.resource_failed(ADAPTER, "no such adapter", 0.0) == [SequenceFailed(number, "no such adapter")]
 
 
-def test_after_a_death_the_adapter_counts_as_absent():
-    core = scheduler()
-    core.available(ADAPTER, 0.0)
-    core.shards_lost(0.0, Loss.DEATH)
-    core.shards_ready(FACTS, 2, 0.0)
+def test_adapter_is_absent_after_a_shard_death():
+    core = make_scheduler()
+    core.resource_loaded(ADAPTER, 0.0)
+    core.shards_lost(0.0, ShardLossReason.DEATH)
+    core.shards_ready(MODEL_INFO, 2, 0.0)
     submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
 
 
-def test_a_client_that_does_not_read_pauses_its_sequence():
-    core = scheduler()
+def test_suspended_sequence_gives_up_its_blocks_and_resumes():
+    core = make_scheduler()
     number = submit(core)
     plan = core.plan(0.0)
-    core.hold(number, 0.0)
+    core.suspend(number, 0.0)
     assert core.plan(0.0).messages == (Filter(plan.messages[0].batch, ()),)
-    complete(core, plan)
-    assert core.running.blocks.num_free == 64
+    complete_step(core, plan)
+    assert core.running.block_pool.num_free == 64
     core.resume(number, 0.0)
     (message,) = core.plan(0.0).messages
-    assert message.newcomers[0].generated == (7,)
+    assert message.new_sequences[0].generated == (7,)
 
 
 # -- losses
 
 
-def test_after_a_loss_a_sequence_goes_on_with_its_tokens():
-    core = scheduler(look_ahead=1)
+def test_sequence_continues_with_its_tokens_after_a_shard_loss():
+    core = make_scheduler(look_ahead=1)
     number = submit(core, prompt=20)
-    step(core)
-    step(core)
-    core.shards_lost(0.0, Loss.DEATH)
-    core.shards_ready(FACTS, 2, 0.0)
+    run_step(core)
+    run_step(core)
+    core.shards_lost(0.0, ShardLossReason.DEATH)
+    core.shards_ready(MODEL_INFO, 2, 0.0)
     plan = core.plan(0.0)
-    (newcomer,) = plan.messages[0].newcomers
-    assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (Chunk(number, 0, 22),))
-    assert (plan.epoch, plan.order) == (2, 1)
+    (newcomer,) = plan.messages[0].new_sequences
+    assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (PromptChunk(number, 0, 22),))
+    assert (plan.epoch, plan.last_message_number) == (2, 1)
 
 
-def test_a_step_error_is_retried_in_halves_until_one_alone_fails():
-    core = scheduler(look_ahead=1)
+def test_step_error_is_retried_in_halves_until_one_sequence_fails_alone():
+    core = make_scheduler(look_ahead=1)
     everyone = [submit(core, now=float(n)) for n in range(4)]
     guilty, failed, epoch = everyone[2], [], 1
     while not failed:
         plan = core.plan(0.0)
         if guilty in plan.members:
             epoch += 1
-            failed = core.shards_lost(0.0, Loss.STEP_ERROR)
-            core.shards_ready(FACTS, epoch, 0.0)
+            failed = core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
+            core.shards_ready(MODEL_INFO, epoch, 0.0)
         else:
-            complete(core, plan)
-    assert [event.sequence for event in failed] == [guilty]
+            complete_step(core, plan)
+    assert [event.sequence_id for event in failed] == [guilty]
     assert core.num_unfinished == 3
 
 
-def test_steps_are_smaller_once_there_was_no_memory_for_one_and_nobody_is_to_blame():
-    core = scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
+def test_out_of_memory_halves_the_step_size_without_blame():
+    core = make_scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
     number, sizes = submit(core, prompt=190), []
     for epoch in (2, 3, 4, 5):
         sizes.append(sum(chunk.length for chunk in core.plan(0.0).messages[0].chunks))
-        assert core.shards_lost(0.0, Loss.MEMORY) == []
-        core.shards_ready(FACTS, epoch, 0.0)
-        if core.policy.max_prefill_tokens == 8 + FACTS.block_size:
+        assert core.shards_lost(0.0, ShardLossReason.MEMORY) == []
+        core.shards_ready(MODEL_INFO, epoch, 0.0)
+        if core.settings.max_prefill_tokens == 8 + MODEL_INFO.block_size:
             break
     assert sizes == [190, 96, 48, 16]
     core.plan(0.0)
-    failed = core.shards_lost(0.0, Loss.MEMORY)
-    assert [event.sequence for event in failed] == [number]
+    failed = core.shards_lost(0.0, ShardLossReason.MEMORY)
+    assert [event.sequence_id for event in failed] == [number]
 
 
-def test_a_text_that_does_not_fit_a_smaller_step_fails_and_says_why():
-    core = scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
-    number = submit(core, prompt=190, output=0, wish=Wish.VECTOR)
+def test_pooling_input_that_no_longer_fits_a_step_fails_with_the_reason():
+    core = make_scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
+    number = submit(core, prompt=190, output=0, kind=RequestKind.EMBED)
     core.plan(0.0)
-    core.shards_lost(0.0, Loss.MEMORY)
-    failed, = core.shards_ready(FACTS, 2, 0.0)
-    assert (failed.sequence, failed.reason) == (
+    core.shards_lost(0.0, ShardLossReason.MEMORY)
+    failed, = core.shards_ready(MODEL_INFO, 2, 0.0)
+    assert (failed.sequence_id, failed.reason) == (
         number, "190 tokens do not fit a step of 100 (--max-batch-prefill-tokens)")
 
 
-def die(core, epoch):
+def lose_shards(core, epoch):
     core.plan(0.0)
-    events = core.shards_lost(0.0, Loss.DEATH)
-    core.shards_ready(FACTS, epoch, 0.0)
+    events = core.shards_lost(0.0, ShardLossReason.DEATH)
+    core.shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 
 
-def test_present_at_two_deaths_in_a_row_it_is_tried_alone_and_at_the_third_it_fails():
-    core = scheduler(look_ahead=1)
+def test_sequence_is_isolated_after_two_deaths_and_fails_at_the_third():
+    core = make_scheduler(look_ahead=1)
     number = submit(core)
-    assert die(core, 2) == []
-    assert die(core, 3) == []
+    assert lose_shards(core, 2) == []
+    assert lose_shards(core, 3) == []
     submit(core, now=1.0)
-    (failed,) = die(core, 4)
-    assert failed.sequence == number
+    (failed,) = lose_shards(core, 4)
+    assert failed.sequence_id == number
     assert "died 3 times" in failed.reason
 
 
-def test_an_accepted_token_clears_it_of_deaths():
-    core = scheduler(look_ahead=1)
+def test_accepted_token_clears_a_sequence_of_deaths():
+    core = make_scheduler(look_ahead=1)
     submit(core)
-    die(core, 2)
-    die(core, 3)
-    step(core)
-    assert die(core, 4) == []
+    lose_shards(core, 2)
+    lose_shards(core, 3)
+    run_step(core)
+    assert lose_shards(core, 4) == []
 
 
-def test_shards_that_come_back_smaller_fail_who_no_longer_fits():
-    core = scheduler()
+def test_sequence_that_no_longer_fits_smaller_shards_fails():
+    core = make_scheduler()
     number = submit(core, prompt=600, output=8)
-    core.shards_lost(0.0, Loss.DEATH)
-    (failed,) = core.shards_ready(replace(FACTS, num_blocks=32), 2, 0.0)
-    assert failed.sequence == number
+    core.shards_lost(0.0, ShardLossReason.DEATH)
+    (failed,) = core.shards_ready(replace(MODEL_INFO, num_blocks=32), 2, 0.0)
+    assert failed.sequence_id == number
 
 
-def test_nobody_who_came_later_starts_in_the_place_of_one_that_yields():
-    core = scheduler(replace(FACTS, num_blocks=6), reserve=0.0, max_batch_size=2)
+def test_later_request_does_not_start_in_the_place_of_a_preempted_one():
+    core = make_scheduler(replace(MODEL_INFO, num_blocks=6), reserved_block_fraction=0.0, max_batch_size=2)
     submit(core, prompt=32, output=60)
     old, young = submit(core, prompt=32, output=60, now=1.0), submit(core, prompt=1, output=1, now=2.0)
     plans = [core.plan(0.0), core.plan(0.0)]
-    while old in plans[-1].expects:
-        complete(core, plans.pop(0))
+    while old in plans[-1].members_with_output:
+        complete_step(core, plans.pop(0))
         plans.append(core.plan(0.0))
     assert young not in plans[-1].members
 
 
 def fail_step(core, epoch):
     """Fail the step under way and reset the shards."""
-    events = core.shards_lost(0.0, Loss.STEP_ERROR)
-    core.shards_ready(FACTS, epoch, 0.0)
+    events = core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
+    core.shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 
 
-def test_whoever_is_left_of_a_failed_step_is_not_guilty_before_it_failed_alone():
-    core = scheduler(look_ahead=1)
+def test_last_sequence_of_a_failed_step_is_tried_alone_before_it_fails():
+    core = make_scheduler(look_ahead=1)
     stays, leaves = submit(core), submit(core)
     core.plan(0.0)
     core.cancel(leaves, 0.0)
     assert fail_step(core, 2) == []
     core.plan(0.0)
-    assert [event.sequence for event in fail_step(core, 3)] == [stays]
+    assert [event.sequence_id for event in fail_step(core, 3)] == [stays]
 
 
-def test_a_suspect_whose_client_does_not_read_keeps_nobody_waiting():
-    core = scheduler(look_ahead=1)
+def test_suspended_suspect_does_not_block_other_requests():
+    core = make_scheduler(look_ahead=1)
     held, *others = [submit(core, now=float(n)) for n in range(4)]
     core.plan(0.0)
-    core.hold(held, 0.0)
+    core.suspend(held, 0.0)
     fail_step(core, 2)
     served = set()
     for _ in range(3):
         plan = core.plan(0.0)
         served |= set(plan.members)
-        complete(core, plan)
+        complete_step(core, plan)
     assert served == set(others)
 
 
-def test_a_suspect_whose_adapter_is_absent_keeps_nobody_waiting():
-    core = scheduler(look_ahead=1)
-    core.available(ADAPTER, 0.0)
+def test_suspect_without_its_adapter_does_not_block_other_requests():
+    core = make_scheduler(look_ahead=1)
+    core.resource_loaded(ADAPTER, 0.0)
     submit(core, adapter=ADAPTER)
-    die(core, 2)
-    core.available(ADAPTER, 0.0)
-    die(core, 3)
+    lose_shards(core, 2)
+    core.resource_loaded(ADAPTER, 0.0)
+    lose_shards(core, 3)
     newcomer = submit(core, now=1.0)
     assert core.plan(0.0).members == (newcomer,)
 
 
-def test_whoever_uses_what_is_not_to_be_had_any_more_fails_wherever_it_stands():
-    core = scheduler()
-    core.available(ADAPTER, 0.0)
+def test_failed_resource_fails_its_running_requests():
+    core = make_scheduler()
+    core.resource_loaded(ADAPTER, 0.0)
     number = submit(core, adapter=ADAPTER)
     core.plan(0.0)
-    assert core.unavailable(ADAPTER, "it was removed", 0.0) == [Failed(number, "it was removed")]
+    assert core.resource_failed(ADAPTER, "it was removed", 0.0) == [SequenceFailed(number, "it was removed")]
     assert core.num_unfinished == 0
 
 
-def test_any_number_of_clients_that_do_not_read_hide_nobody_behind_them():
-    core = scheduler()
-    for number in range(LOOKED_AT):
-        core.hold(submit(core, now=float(number)), 0.0)
+def test_many_suspended_requests_do_not_hide_later_ones():
+    core = make_scheduler()
+    for number in range(MAX_EXAMINED_SEQUENCES):
+        core.suspend(submit(core, now=float(number)), 0.0)
     newcomer = submit(core, now=1000.0)
     assert core.plan(0.0).members == (newcomer,)

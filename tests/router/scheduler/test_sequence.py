@@ -2,24 +2,24 @@ from router.request import Request
 from router.scheduler.sequence import Sequence
 
 
-def sequence(**fields):
+def make_sequence(**fields):
     return Sequence(Request("r", (1, 2, 3), 5), 1, 0.0, **fields)
 
 
-def test_length_counts_prompt_and_generated():
-    assert sequence(generated=[4, 5]).length == 5
+def test_length_counts_prompt_and_generated_tokens():
+    assert make_sequence(generated=[4, 5]).length == 5
 
 
-def test_tokens_under_way_count_as_generated_for_what_is_left():
-    assert sequence(generated=[4], in_flight=2).tokens_left == 2
+def test_tokens_in_flight_count_as_generated():
+    assert make_sequence(generated=[4], num_steps_in_flight=2).num_tokens_left == 2
 
 
-def test_it_is_ready_when_all_it_came_with_is_computed():
-    assert sequence(given=3, computed=3).is_ready
-    assert not sequence(given=3, computed=2).is_ready
+def test_sequence_is_ready_when_its_entry_tokens_are_computed():
+    assert make_sequence(num_tokens_at_entry=3, num_computed_tokens=3).is_ready_to_decode
+    assert not make_sequence(num_tokens_at_entry=3, num_computed_tokens=2).is_ready_to_decode
 
 
-def test_forgetting_the_cache_returns_the_blocks_and_starts_anew():
-    one = sequence(blocks=[3, 4], given=3, computed=3)
-    assert one.forget_cache() == [3, 4]
-    assert (one.blocks, one.given, one.computed) == ([], 0, 0)
+def test_forgetting_the_cache_returns_the_blocks_and_resets_the_sequence():
+    one = make_sequence(blocks=[3, 4], num_tokens_at_entry=3, num_computed_tokens=3)
+    assert one.reset_cache_state() == [3, 4]
+    assert (one.blocks, one.num_tokens_at_entry, one.num_computed_tokens) == ([], 0, 0)

@@ -1,51 +1,52 @@
 import pytest
 
 from router.config import RouterConfig
-from router.scheduler.plan import ModelFacts
-from router.scheduler.settings import Policy, without_effect
+from router.scheduler.plan import ModelInfo
+from router.scheduler.settings import SchedulerSettings, find_unused_settings
 
 
-def policy(device="cpu", mixed_steps=True, **settings):
-    facts = ModelFacts("m", device, "float32", 512, 4096, 16, 64, mixed_steps=mixed_steps)
-    return Policy.of(RouterConfig(**settings), facts)
+def make_settings(device="cpu", mixed_steps=True, **config_fields):
+    facts = ModelInfo("m", device, "float32", 512, 4096, 16, 64, mixed_steps=mixed_steps)
+    return SchedulerSettings.from_config(RouterConfig(**config_fields), facts)
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cuda", 0.05), ("cpu", 0.15)])
-def test_the_stall_promise_depends_on_the_device_unless_it_is_given(device, seconds):
-    assert policy(device).stall_seconds == seconds
-    assert policy(device, max_decode_stall_ms=20).stall_seconds == 0.02
+def test_default_stall_limit_depends_on_the_device(device, seconds):
+    assert make_settings(device).max_stall_seconds == seconds
+    assert make_settings(device, max_decode_stall_ms=20).max_stall_seconds == 0.02
 
 
-def test_a_model_without_mixed_steps_pauses():
-    assert policy().mixed
-    assert not policy(mixed_steps=False).mixed
-    assert not policy(prefill_policy="pause").mixed
+def test_model_without_mixed_steps_uses_the_pause_policy():
+    assert make_settings().mixed
+    assert not make_settings(mixed_steps=False).mixed
+    assert not make_settings(prefill_policy="pause").mixed
 
 
-def test_settings_of_pause_that_were_given_under_mixed_steps_are_named():
+def test_unused_pause_settings_are_reported():
     config = RouterConfig(waiting_served_ratio=1.0)
-    assert without_effect(config, Policy(mixed=True)) == [
+    assert find_unused_settings(config, SchedulerSettings(mixed=True)) == [
         "--waiting-served-ratio has no effect with mixed steps, only with --prefill-policy pause"]
-    assert without_effect(config, Policy(mixed=False)) == []
+    assert find_unused_settings(config, SchedulerSettings(mixed=False)) == []
 
 
-def test_settings_of_groups_that_were_given_without_any_are_named():
+def test_unused_static_settings_are_reported():
     config = RouterConfig(static_window_ms=5.0)
-    assert without_effect(config, Policy()) == ["--static-window-ms has no effect but with --batching static"]
-    assert without_effect(config, Policy(static=True)) == []
+    assert find_unused_settings(config,
+                                SchedulerSettings()) == ["--static-window-ms has no effect but with --batching static"]
+    assert find_unused_settings(config, SchedulerSettings(static=True)) == []
 
 
 @pytest.mark.parametrize(("batching", "size"), [
     ("continuous", 9), ("dynamic", 9), ("static", 9), ("none", 1), ("nobatch", 1)])
-def test_who_runs_together(batching, size):
-    found = policy(batching=batching, max_batch_size=9, static_window_ms=20)
-    assert (found.max_batch_size, found.static, found.static_window) == (size, batching == "static", 0.02)
+def test_batching_mode_sets_batch_size_and_static_groups(batching, size):
+    found = make_settings(batching=batching, max_batch_size=9, static_window_ms=20)
+    assert (found.max_batch_size, found.static, found.static_window_seconds) == (size, batching == "static", 0.02)
 
 
-def test_what_is_computed_anew_is_known_before():
-    assert policy(look_ahead=2).look_ahead == 2
-    assert policy(look_ahead=2, recompute=True).look_ahead == 1
+def test_recompute_disables_look_ahead():
+    assert make_settings(look_ahead=2).look_ahead == 2
+    assert make_settings(look_ahead=2, recompute=True).look_ahead == 1
 
 
-def test_a_full_batch_leaves_room_for_a_block_of_prompt():
-    assert policy(max_batch_prefill_tokens=64, max_batch_size=256).max_batch_size == 48
+def test_maximum_batch_size_leaves_room_for_a_block_of_prompt():
+    assert make_settings(max_batch_prefill_tokens=64, max_batch_size=256).max_batch_size == 48

@@ -5,39 +5,39 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.request import Request
-from router.scheduler.sequence import SECONDS_PER_PRIORITY, Sequence
-from router.scheduler.waiting_queue import Queue
+from router.scheduler.sequence import SECONDS_PER_PRIORITY_LEVEL, Sequence
+from router.scheduler.waiting_queue import WaitingQueue
 
 
-def waiting(number, arrival=0.0, priority=0):
+def make_sequence(number, arrival=0.0, priority=0):
     return Sequence(Request(str(number), (1,), 1, priority=priority), number, arrival)
 
 
-def order(queue):
-    return [sequence.number for sequence in queue]
+def get_sequence_numbers(queue):
+    return [sequence.id for sequence in queue]
 
 
-def test_who_came_first_goes_first():
-    queue = Queue()
+def test_earlier_arrival_goes_first():
+    queue = WaitingQueue()
     for number, arrival in ((1, 2.0), (2, 1.0), (3, 3.0)):
-        queue.push(waiting(number, arrival))
-    assert order(queue) == [2, 1, 3]
+        queue.push(make_sequence(number, arrival))
+    assert get_sequence_numbers(queue) == [2, 1, 3]
 
 
-def test_a_level_of_priority_is_worth_some_seconds_of_age():
-    queue = Queue()
-    queue.push(waiting(1, arrival=0.0))
-    queue.push(waiting(2, arrival=SECONDS_PER_PRIORITY - 1, priority=1))
-    queue.push(waiting(3, arrival=SECONDS_PER_PRIORITY + 1, priority=1))
-    assert order(queue) == [2, 1, 3]
+def test_priority_level_is_worth_some_seconds_of_waiting():
+    queue = WaitingQueue()
+    queue.push(make_sequence(1, arrival=0.0))
+    queue.push(make_sequence(2, arrival=SECONDS_PER_PRIORITY_LEVEL - 1, priority=1))
+    queue.push(make_sequence(3, arrival=SECONDS_PER_PRIORITY_LEVEL + 1, priority=1))
+    assert get_sequence_numbers(queue) == [2, 1, 3]
 
 
-def test_who_comes_back_keeps_its_place():
-    queue = Queue()
-    early = waiting(1, arrival=0.0)
-    queue.push(waiting(2, arrival=1.0))
+def test_requeued_sequence_keeps_its_place():
+    queue = WaitingQueue()
+    early = make_sequence(1, arrival=0.0)
+    queue.push(make_sequence(2, arrival=1.0))
     queue.push(early)
-    assert order(queue) == [1, 2]
+    assert get_sequence_numbers(queue) == [1, 2]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -45,12 +45,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Queue()
+        self.queue = WaitingQueue()
         self.model: list[Sequence] = []
 
     @rule(arrival=st.integers(0, 30), priority=st.integers(-2, 2))
     def push(self, arrival, priority):
-        sequence = waiting(len(self.model) + 1000 * arrival, float(arrival), priority)
+        sequence = make_sequence(len(self.model) + 1000 * arrival, float(arrival), priority)
         self.model.append(sequence)
         self.queue.push(sequence)
 
@@ -61,9 +61,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def best_first_and_nobody_lost(self):
-        assert list(self.queue) == sorted(self.model, key=lambda sequence: sequence.rank)
+        assert list(self.queue) == sorted(self.model, key=lambda sequence: sequence.priority_key)
         assert len(self.queue) == len(self.model)
 
 
-TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestWaitingQueueMachine = QueueMachine.TestCase
+TestWaitingQueueMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

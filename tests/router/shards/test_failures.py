@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
-from router.scheduler.fault_isolation import Loss
-from router.shards.failures import loss_of, worst
-from router.shards.step_stream import Trouble
+from router.scheduler.fault_isolation import ShardLossReason
+from router.shards.failures import loss_from_rpc_failure, most_severe_loss
+from router.shards.step_stream import RpcFailure
 from shard.pb import shard_pb2 as pb
 
 Code = grpc.StatusCode
@@ -13,27 +13,28 @@ Code = grpc.StatusCode
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
 @pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
-def test_what_fails_before_any_step_breaks_no_rank(message, code):
+def test_failure_before_any_step_needs_no_restart(message, code):
     """No rank waits for another yet, and new processes would fail in the same way."""
-    lost = loss_of(Trouble(code, "no room"), message, 2)
-    assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
+    lost = loss_from_rpc_failure(RpcFailure(code, "no room"), message, 2)
+    assert (lost.loss, lost.needs_restart) == (ShardLossReason.DEFECT, False)
 
 
-def test_of_several_failures_the_first_cause_is_told():
+def test_first_cause_of_several_failures_is_reported():
     """After a failure, later messages of its epoch are rejected; the rejections say less than the failure."""
-    failed, refused = Trouble(Code.INTERNAL, "no such slot"), Trouble(Code.FAILED_PRECONDITION, "after a failure")
-    lost = worst([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
+    failed, refused = RpcFailure(Code.INTERNAL, "no such slot"), RpcFailure(Code.FAILED_PRECONDITION, "after a failure")
+    lost = most_severe_loss([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
     assert lost is not None
-    assert (lost.loss, lost.told) == (Loss.STEP_ERROR, "no such slot")
+    assert (lost.loss, lost.shard_reason) == (ShardLossReason.STEP_ERROR, "no such slot")
 
 
-def test_nothing_is_lost_where_every_rank_gave_the_answer_that_belongs_to_each_message():
-    assert worst([pb.FilterRequest(), pb.DecodeRequest()], 2 * [pb.Acknowledgement(), pb.StepAnswer()], 2) is None
+def test_matching_answers_of_all_ranks_are_no_loss():
+    assert most_severe_loss([pb.FilterRequest(), pb.DecodeRequest()], 2 * [pb.Acknowledgement(), pb.StepAnswer()],
+                            2) is None
 
 
 @pytest.mark.parametrize(("code", "message", "refused"), [
     (Code.INVALID_ARGUMENT, pb.WarmupRequest(), True), (Code.FAILED_PRECONDITION, pb.WarmupRequest(), True),
     (Code.RESOURCE_EXHAUSTED, pb.WarmupRequest(), False), (Code.INTERNAL, pb.WarmupRequest(), False),
     (Code.FAILED_PRECONDITION, pb.DecodeRequest(), False)])
-def test_a_warm_up_that_is_refused_would_be_refused_again_but_for_want_of_memory(code, message, refused):
-    assert loss_of(Trouble(code, "no"), message, 1).refused is refused
+def test_rejected_warmup_is_final_except_for_lack_of_memory(code, message, refused):
+    assert loss_from_rpc_failure(RpcFailure(code, "no"), message, 1).is_warmup_rejected is refused

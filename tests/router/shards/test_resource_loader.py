@@ -8,207 +8,210 @@ from typing import Any
 import pytest
 
 from router.request import Resource
-from router.scheduler.fault_isolation import Loss
-from router.scheduler.plan import Bring, ModelFacts, Remove
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.plan import LoadResource, ModelInfo, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost
-from router.shards.handshake import Meeting
-from router.shards.resource_loader import Resources, Told
+from router.shards.handshake import HandshakeResult
+from router.shards.resource_loader import LoadCallbacks, ResourceLoader
 from shard.pb import shard_pb2 as pb
 
-FACTS = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
+MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 
 
-class Ranks:
-    """Double of the ranks: a load waits for `let_go`, fails if `are_gone`, and returns `reason`."""
+class ScriptedRanks:
+    """Double of the ranks: a load waits for `may_finish`, fails if `are_disconnected`, and returns `reason`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []  # verb, number, epoch
         self.sources: dict[int, str] = {}
         self.reason = ""
-        self.are_gone = False
-        self.let_go = asyncio.Event()
-        self.let_go.set()
+        self.are_disconnected = False
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
 
-    async def load(self, request: pb.LoadRequest) -> str:
+    async def load_resource(self, request: pb.LoadRequest) -> str:
         self.calls.append(("load", request.id, request.epoch))
         self.sources[request.id] = request.source
-        await self.let_go.wait()
-        if self.are_gone:
-            raise ShardsLost(Loss.DEATH, "gone")
+        await self.may_finish.wait()
+        if self.are_disconnected:
+            raise ShardsLost(ShardLossReason.DEATH, "gone")
         return self.reason
 
-    async def unload(self, request: pb.UnloadRequest) -> str:
+    async def unload_resource(self, request: pb.UnloadRequest) -> str:
         self.calls.append(("unload", request.id, request.epoch))
         return ""
 
 
-class House:
+class LoaderSetup:
     def __init__(self) -> None:
-        self.ranks = Ranks()
-        self.heard: list[tuple[str, int, str]] = []
-        self.took: list[tuple[str, float, str]] = []
-        self.resources = Resources(self.ranks, Told(
-            lambda resource: self.heard.append(("here", resource.id, "")),
-            lambda resource, why: self.heard.append(("failed", resource.id, why)),
-            lambda resource: self.heard.append(("removed", resource.id, "")),
-            lambda resource, seconds, why: self.took.append((resource.kind, seconds, why))))
+        self.ranks = ScriptedRanks()
+        self.reported_events: list[tuple[str, int, str]] = []
+        self.finished_loads: list[tuple[str, float, str]] = []
+        self.loader = ResourceLoader(self.ranks, LoadCallbacks(
+            lambda resource: self.reported_events.append(("here", resource.id, "")),
+            lambda resource, why: self.reported_events.append(("failed", resource.id, why)),
+            lambda resource: self.reported_events.append(("removed", resource.id, "")),
+            lambda resource, seconds, why: self.finished_loads.append((resource.kind, seconds, why))))
 
-    async def meet(self, epoch: int, loaded: Iterable[Resource] = (), leftovers: Iterable[Resource] = ()) -> None:
+    async def restore_after_handshake(self, epoch: int, loaded: Iterable[Resource] = (),
+                                      leftovers: Iterable[Resource] = ()) -> None:
         everywhere = frozenset(loaded)
-        await self.resources.met(Meeting(FACTS, epoch, everywhere, everywhere | frozenset(leftovers)))
+        await self.loader.restore_after_handshake(HandshakeResult(MODEL_INFO, epoch, everywhere,
+                                                                  everywhere | frozenset(leftovers)))
 
-    async def bring(self, source: str) -> Resource:
-        resource = self.resources.of("grammar", source)
-        self.resources.carry_out([Bring(resource)])
-        await self.settle()
+    async def load_grammar(self, source: str) -> Resource:
+        resource = self.loader.get_or_create("grammar", source)
+        self.loader.execute_commands([LoadResource(resource)])
+        await self.wait_for_tasks()
         return resource
 
-    async def settle(self) -> None:
-        while self.resources._tasks:
-            await asyncio.wait(self.resources._tasks)
+    async def wait_for_tasks(self) -> None:
+        while self.loader._tasks:
+            await asyncio.wait(self.loader._tasks)
 
 
-def play(story: Callable[[House], Awaitable[Any]]) -> None:
-    async def told() -> None:
-        house = House()
-        await house.meet(1)
-        await story(house)
-        await house.resources.close()
-    asyncio.run(told())
+def run_scenario(scenario: Callable[[LoaderSetup], Awaitable[Any]]) -> None:
+    async def main() -> None:
+        setup = LoaderSetup()
+        await setup.restore_after_handshake(1)
+        await scenario(setup)
+        await setup.loader.close()
+    asyncio.run(main())
 
 
-def test_a_source_has_one_number_as_long_as_anybody_knows_it() -> None:
-    async def story(house: House) -> None:
-        first, other = house.resources.of("grammar", "a"), house.resources.of("grammar", "b")
+def test_source_keeps_its_number_as_long_as_it_is_in_use() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        first, other = setup.loader.get_or_create("grammar", "a"), setup.loader.get_or_create("grammar", "b")
         assert (first.id, other.id) == (1, 2)
-        assert house.resources.of("grammar", "a") is first
+        assert setup.loader.get_or_create("grammar", "a") is first
         del first
         gc.collect()
-        assert house.resources.of("grammar", "a").id == 3
-    play(story)
+        assert setup.loader.get_or_create("grammar", "a").id == 3
+    run_scenario(scenario)
 
 
-def test_kinds_count_for_themselves() -> None:
-    async def story(house: House) -> None:
-        assert house.resources.of("adapter", "a", 7, stays=True) == Resource("adapter", 1)
-        assert house.resources.of("grammar", "a") == Resource("grammar", 1)
-    play(story)
+def test_resource_kinds_are_numbered_separately() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == Resource("adapter", 1)
+        assert setup.loader.get_or_create("grammar", "a") == Resource("grammar", 1)
+    run_scenario(scenario)
 
 
-def test_what_the_core_wishes_is_done_and_told() -> None:
-    async def story(house: House) -> None:
-        resource = await house.bring("a")
-        house.resources.carry_out([Remove(resource)])
-        await house.settle()
-        assert house.ranks.calls == [("load", 1, 1), ("unload", 1, 1)]
-        assert house.ranks.sources == {1: "a"}
-        assert house.heard == [("here", 1, ""), ("removed", 1, "")]
-    play(story)
+def test_commands_are_executed_and_reported() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = await setup.load_grammar("a")
+        setup.loader.execute_commands([UnloadResource(resource)])
+        await setup.wait_for_tasks()
+        assert setup.ranks.calls == [("load", 1, 1), ("unload", 1, 1)]
+        assert setup.ranks.sources == {1: "a"}
+        assert setup.reported_events == [("here", 1, ""), ("removed", 1, "")]
+    run_scenario(scenario)
 
 
-def test_what_cannot_be_loaded_is_told_once_no_rank_has_it() -> None:
-    async def story(house: House) -> None:
-        house.ranks.reason = "no"
-        await house.bring("a")
-        assert house.heard == [("failed", 1, "no")]
-        assert house.ranks.calls == [("load", 1, 1), ("unload", 1, 1)]
-    play(story)
+def test_failed_load_is_reported_after_it_was_undone_on_all_ranks() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        setup.ranks.reason = "no"
+        await setup.load_grammar("a")
+        assert setup.reported_events == [("failed", 1, "no")]
+        assert setup.ranks.calls == [("load", 1, 1), ("unload", 1, 1)]
+    run_scenario(scenario)
 
 
 def test_shards_that_kept_their_state_load_nothing_again() -> None:
-    async def story(house: House) -> None:
-        resource = await house.bring("a")
-        house.resources.lost(everything=False)
-        await house.meet(2, [resource])
-        assert len(house.ranks.calls) == 1
-    play(story)
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = await setup.load_grammar("a")
+        setup.loader.end_epoch(resources_lost=False)
+        await setup.restore_after_handshake(2, [resource])
+        assert len(setup.ranks.calls) == 1
+    run_scenario(scenario)
 
 
-def test_what_the_core_takes_for_present_is_there_before_it_goes_on() -> None:
+def test_missing_resources_are_reloaded_before_the_handshake_ends() -> None:
     """The shards were replaced although the loss was no death."""
-    async def story(house: House) -> None:
-        resource = await house.bring("a")
-        house.resources.lost(everything=False)
-        await house.meet(2)
-        assert house.ranks.calls[1:] == [("load", 1, 2)]
-        house.ranks.reason = "it is gone"
-        house.resources.lost(everything=False)
-        await house.meet(3)
-        assert house.heard[-1] == ("failed", resource.id, "it is gone")
-    play(story)
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = await setup.load_grammar("a")
+        setup.loader.end_epoch(resources_lost=False)
+        await setup.restore_after_handshake(2)
+        assert setup.ranks.calls[1:] == [("load", 1, 2)]
+        setup.ranks.reason = "it is gone"
+        setup.loader.end_epoch(resources_lost=False)
+        await setup.restore_after_handshake(3)
+        assert setup.reported_events[-1] == ("failed", resource.id, "it is gone")
+    run_scenario(scenario)
 
 
-def test_after_a_death_only_what_stays_is_loaded_again() -> None:
-    async def story(house: House) -> None:
-        stays = house.resources.of("adapter", "s", stays=True)
-        assert await house.resources.keep(stays) == ""
-        await house.bring("a")
-        house.resources.lost(everything=True)
-        await house.meet(2)
-        assert house.ranks.calls[2:] == [("load", 1, 2)]
-        assert house.ranks.sources[1] == "s"
-        assert house.heard[-1] == ("here", 1, "")
-    play(story)
+def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        stays = setup.loader.get_or_create("adapter", "s", is_pinned=True)
+        assert await setup.loader.load_and_pin(stays) == ""
+        await setup.load_grammar("a")
+        setup.loader.end_epoch(resources_lost=True)
+        await setup.restore_after_handshake(2)
+        assert setup.ranks.calls[2:] == [("load", 1, 2)]
+        assert setup.ranks.sources[1] == "s"
+        assert setup.reported_events[-1] == ("here", 1, "")
+    run_scenario(scenario)
 
 
-def test_what_should_stay_and_cannot_is_told() -> None:
-    async def story(house: House) -> None:
-        house.ranks.reason = "it is broken"
-        assert await house.resources.keep(house.resources.of("adapter", "s", stays=True)) == "it is broken"
-    play(story)
+def test_failure_to_pin_a_resource_is_reported() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        setup.ranks.reason = "it is broken"
+        assert await setup.loader.load_and_pin(setup.loader.get_or_create("adapter", "s",
+                                                                          is_pinned=True)) == "it is broken"
+    run_scenario(scenario)
 
 
-def test_a_load_that_a_loss_overtakes_is_not_told() -> None:
-    async def story(house: House) -> None:
-        house.ranks.let_go.clear()
-        resource = house.resources.of("grammar", "a")
-        house.resources.carry_out([Bring(resource)])
+def test_load_overtaken_by_a_loss_is_not_reported() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        setup.ranks.may_finish.clear()
+        resource = setup.loader.get_or_create("grammar", "a")
+        setup.loader.execute_commands([LoadResource(resource)])
         await asyncio.sleep(0)
-        house.resources.lost(everything=False)
-        house.ranks.reason = "of another epoch"
-        house.ranks.let_go.set()
-        await house.settle()
-        assert house.heard == []
-    play(story)
+        setup.loader.end_epoch(resources_lost=False)
+        setup.ranks.reason = "of another epoch"
+        setup.ranks.may_finish.set()
+        await setup.wait_for_tasks()
+        assert setup.reported_events == []
+    run_scenario(scenario)
 
 
-def test_shards_that_go_away_are_nobodys_fault() -> None:
-    async def story(house: House) -> None:
-        house.ranks.are_gone = True
-        await house.bring("a")
-        assert house.heard == []
-    play(story)
+def test_disconnected_shards_report_no_load_failure() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        setup.ranks.are_disconnected = True
+        await setup.load_grammar("a")
+        assert setup.reported_events == []
+    run_scenario(scenario)
 
 
-def test_loads_of_adapters_are_counted_by_source_and_told_with_the_time_they_took() -> None:
-    async def story(house: House) -> None:
-        resource = house.resources.of("adapter", "a")
+def test_adapter_loads_are_counted_by_source_and_timed() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        resource = setup.loader.get_or_create("adapter", "a")
         for reason in ("", "no", ""):
-            house.ranks.reason = reason
-            house.resources.carry_out([Bring(resource)])
-            await house.settle()
-        await house.bring("a grammar")
-        assert (house.resources.num_loads("a"), house.resources.num_loads("a grammar")) == (2, 0)
-        assert [(kind, reason) for kind, _, reason in house.took] == [
+            setup.ranks.reason = reason
+            setup.loader.execute_commands([LoadResource(resource)])
+            await setup.wait_for_tasks()
+        await setup.load_grammar("a grammar")
+        assert (setup.loader.num_loads("a"), setup.loader.num_loads("a grammar")) == (2, 0)
+        assert [(kind, reason) for kind, _, reason in setup.finished_loads] == [
             ("adapter", ""), ("adapter", "no"), ("adapter", ""), ("grammar", "")]
-        assert all(seconds >= 0 for _, seconds, _ in house.took)
-    play(story)
+        assert all(seconds >= 0 for _, seconds, _ in setup.finished_loads)
+    run_scenario(scenario)
 
 
-def test_of_loads_only_so_many_sources_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(house: House) -> None:
-        monkeypatch.setattr(resource_loader, "MOST_COUNTED", 2)
+def test_number_of_counted_sources_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        monkeypatch.setattr(resource_loader, "MAX_COUNTED_ADAPTERS", 2)
         for source in ("a", "b", "a", "c"):
-            house.resources.carry_out([Bring(house.resources.of("adapter", source))])
-            await house.settle()
-        assert [house.resources.num_loads(source) for source in "abc"] == [2, 0, 1]
-    play(story)
+            setup.loader.execute_commands([LoadResource(setup.loader.get_or_create("adapter", source))])
+            await setup.wait_for_tasks()
+        assert [setup.loader.num_loads(source) for source in "abc"] == [2, 0, 1]
+    run_scenario(scenario)
 
 
-def test_what_an_earlier_router_left_is_unloaded_and_its_numbers_are_not_used() -> None:
-    async def story(house: House) -> None:
-        await house.meet(5, leftovers=[Resource("grammar", 7), Resource("grammar", 3)])
-        await house.bring("a")
-        assert sorted(house.ranks.calls) == [("load", 8, 5), ("unload", 3, 5), ("unload", 7, 5)]
-    play(story)
+def test_resources_left_by_an_earlier_router_are_unloaded_and_their_numbers_skipped() -> None:
+    async def scenario(setup: LoaderSetup) -> None:
+        await setup.restore_after_handshake(5, leftovers=[Resource("grammar", 7), Resource("grammar", 3)])
+        await setup.load_grammar("a")
+        assert sorted(setup.ranks.calls) == [("load", 8, 5), ("unload", 3, 5), ("unload", 7, 5)]
+    run_scenario(scenario)

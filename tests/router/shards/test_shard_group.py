@@ -9,21 +9,21 @@ import grpc
 import pytest
 import uvloop
 
-from router.scheduler.fault_isolation import Loss
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards import shard_group as module
 from router.shards.failures import ShardsLost
-from router.shards.rpc import ANSWERS, METHODS
-from router.shards.shard_group import Shards, is_mute
+from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.shard_group import ShardGroup, is_unresponsive
 from shard.pb import shard_pb2 as pb
-from shard.rpc.server import OPTIONS
-from shard.rpc.step_stream import Line
+from shard.rpc.server import GRPC_OPTIONS
+from shard.rpc.step_stream import StepStream
 
 Code = grpc.StatusCode
-OUTCOMES = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}
-ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1.0])
+OUTCOME_FIELDS = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}
+STEP_ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1.0])
 
 
-class Meeting:
+class AsyncBarrier:
     """Barrier that opens when `size` callers wait."""
 
     def __init__(self, size):
@@ -44,12 +44,12 @@ class ScriptedRank(grpc.GenericRpcHandler):
     def __init__(self, address):
         self.address = address
         self.answers = {}
-        self.arrived = []
-        self.num_watching = 0
-        self.called = asyncio.Event()
-        self.watched = asyncio.Event()
-        self.left = asyncio.Event()
-        self.silent = asyncio.Event()  # set: Watch sends no first message
+        self.received_calls = []
+        self.num_watchers = 0
+        self.was_called = asyncio.Event()
+        self.watch_started = asyncio.Event()
+        self.watch_ended = asyncio.Event()
+        self.is_silent = asyncio.Event()  # set: Watch sends no first message
 
     def service(self, details):
         method = details.method.rsplit("/", 1)[1]
@@ -57,49 +57,49 @@ class ScriptedRank(grpc.GenericRpcHandler):
             return grpc.unary_stream_rpc_method_handler(self._watch)
         if method == "Steps":
             return grpc.stream_stream_rpc_method_handler(
-                self._line, pb.StepMessage.FromString, pb.StepOutcome.SerializeToString)
+                self._serve_steps, pb.StepMessage.FromString, pb.StepOutcome.SerializeToString)
         return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
 
     async def _answer(self, method, message, context):
-        answer = await self._outcome(method, message)
+        answer = await self._next_answer(method, message)
         if isinstance(answer, Code):
             await context.abort(answer, "told so")
         return answer.SerializeToString()
 
-    async def _line(self, messages, context):
-        line = Line(lambda message: asyncio.create_task(self._on_line(message)), lambda outcome: outcome)
+    async def _serve_steps(self, messages, context):
+        line = StepStream(lambda message: asyncio.create_task(self._answer_step(message)), lambda outcome: outcome)
         await line.serve(messages, context)
 
-    async def _on_line(self, message):
+    async def _answer_step(self, message):
         verb = message.WhichOneof("verb")
-        answer = await self._outcome(verb.capitalize(), getattr(message, verb).SerializeToString())
+        answer = await self._next_answer(verb.capitalize(), getattr(message, verb).SerializeToString())
         if isinstance(answer, Code):
             return pb.StepOutcome(trouble=pb.Trouble(code=answer.value[0], reason="told so"))
-        return pb.StepOutcome(**{OUTCOMES[type(answer)]: answer})
+        return pb.StepOutcome(**{OUTCOME_FIELDS[type(answer)]: answer})
 
-    async def _outcome(self, method, message):
-        self.arrived.append((method, message))
-        self.called.set()
-        answer = self.answers.get(method, ANSWERS[method]())
-        if isinstance(answer, asyncio.Event | Meeting):
+    async def _next_answer(self, method, message):
+        self.received_calls.append((method, message))
+        self.was_called.set()
+        answer = self.answers.get(method, ANSWER_TYPES[method]())
+        if isinstance(answer, asyncio.Event | AsyncBarrier):
             await answer.wait()
             now = self.answers.get(method)
-            return ANSWERS[method]() if now is answer else now
+            return ANSWER_TYPES[method]() if now is answer else now
         return answer
 
     async def _watch(self, message, context):
-        self.num_watching += 1
-        self.watched.set()
+        self.num_watchers += 1
+        self.watch_started.set()
         try:
-            if not self.silent.is_set():
+            if not self.is_silent.is_set():
                 await context.write(b"")
             await asyncio.Event().wait()
         finally:
-            self.num_watching -= 1
-            self.left.set()
+            self.num_watchers -= 1
+            self.watch_ended.set()
 
     async def listen(self):
-        self.server = grpc.aio.server(options=OPTIONS)
+        self.server = grpc.aio.server(options=GRPC_OPTIONS)
         self.server.add_generic_rpc_handlers([self])
         self.server.add_insecure_port(self.address)
         await self.server.start()
@@ -115,290 +115,290 @@ def transport(request):
     return request.param
 
 
-def play(story, folder, ranks=1, transport="stream"):
+def run_scenario(scenario, folder, num_ranks=1, transport="stream"):
     """Run a story with connected shards and the servers of their ranks."""
-    async def told():
+    async def main():
         async with AsyncExitStack() as stack:
-            servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(ranks)]
+            servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(num_ranks)]
             for server in servers:
                 stack.push_async_callback(server.stop)
-            shards = Shards([server.address for server in servers], transport)
+            shards = ShardGroup([server.address for server in servers], transport)
             stack.push_async_callback(shards.close)
             await shards.connect()
-            await story(shards, *servers)
+            await scenario(shards, *servers)
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=2.0)  # lets tasks end that are about to
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(told())
+        runner.run(main())
 
 
 def test_every_rank_gets_the_same_bytes(tmp_path, transport):
-    async def story(shards, *ranks):
+    async def scenario(shards, *ranks):
         messages = [pb.FilterRequest(epoch=3, order=8, batch=1), pb.DecodeRequest(epoch=3, order=9, batch=1)]
         await shards.send(messages, 5.0)
         sealed = [("Filter", messages[0].SerializeToString()), ("Decode", messages[1].SerializeToString())]
-        assert [sorted(rank.arrived) for rank in ranks] == [sorted(sealed)] * 3
-    play(story, tmp_path, transport=transport, ranks=3)
+        assert [sorted(rank.received_calls) for rank in ranks] == [sorted(sealed)] * 3
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=3)
 
 
-def test_the_answer_is_that_of_rank_0_to_the_last_message(tmp_path, transport):
-    async def story(shards, first, second):
-        first.answers["Decode"] = ANSWER
+def test_answer_comes_from_rank_0_for_the_last_message(tmp_path, transport):
+    async def scenario(shards, first, second):
+        first.answers["Decode"] = STEP_ANSWER
         second.answers["Decode"] = pb.StepAnswer(epoch=1, order=1)
-        assert await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0) == ANSWER
-    play(story, tmp_path, transport=transport, ranks=2)
+        assert await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0) == STEP_ANSWER
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
-def test_no_message_waits_for_the_answer_to_the_one_before(tmp_path, transport):
-    async def story(shards, rank):
-        rank.answers["Decode"] = rank.answers["Filter"] = Meeting(2)
+def test_messages_do_not_wait_for_earlier_answers(tmp_path, transport):
+    async def scenario(shards, rank):
+        rank.answers["Decode"] = rank.answers["Filter"] = AsyncBarrier(2)
         await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
-    play(story, tmp_path, transport=transport)
+    run_scenario(scenario, tmp_path, transport=transport)
 
 
-def test_an_answer_waits_for_all_ranks(tmp_path, transport):
-    async def story(shards, first, second):
-        first.answers["Decode"], second.answers["Decode"] = ANSWER, asyncio.Event()
+def test_send_waits_for_the_answers_of_all_ranks(tmp_path, transport):
+    async def scenario(shards, first, second):
+        first.answers["Decode"], second.answers["Decode"] = STEP_ANSWER, asyncio.Event()
         answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
-        await second.called.wait()
+        await second.was_called.wait()
         assert not answer.done()
         second.answers["Decode"].set()
-        assert await answer == ANSWER
-    play(story, tmp_path, transport=transport, ranks=2)
+        assert await answer == STEP_ANSWER
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
 @pytest.mark.parametrize(("code", "loss"), [
-    (Code.INTERNAL, Loss.STEP_ERROR),
-    (Code.RESOURCE_EXHAUSTED, Loss.MEMORY),
-    (Code.FAILED_PRECONDITION, Loss.DEFECT),
-    (Code.INVALID_ARGUMENT, Loss.DEFECT),
-    (Code.ALREADY_EXISTS, Loss.DEFECT),
-    (Code.UNAVAILABLE, Loss.DEATH),
-    (Code.UNKNOWN, Loss.DEATH),
+    (Code.INTERNAL, ShardLossReason.STEP_ERROR),
+    (Code.RESOURCE_EXHAUSTED, ShardLossReason.MEMORY),
+    (Code.FAILED_PRECONDITION, ShardLossReason.DEFECT),
+    (Code.INVALID_ARGUMENT, ShardLossReason.DEFECT),
+    (Code.ALREADY_EXISTS, ShardLossReason.DEFECT),
+    (Code.UNAVAILABLE, ShardLossReason.DEATH),
+    (Code.UNKNOWN, ShardLossReason.DEATH),
 ])
-def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, transport, code, loss):
-    async def story(shards, rank):
+def test_rpc_status_determines_the_kind_of_loss(tmp_path, transport, code, loss):
+    async def scenario(shards, rank):
         rank.answers["Decode"] = code
         with pytest.raises(ShardsLost, match=f"{code.name.lower()}: told so") as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.broken) == (loss, False)
-    play(story, tmp_path, transport=transport)
+        assert (lost.value.loss, lost.value.needs_restart) == (loss, False)
+    run_scenario(scenario, tmp_path, transport=transport)
 
 
 @pytest.mark.parametrize("wrong", [pb.Acknowledgement(), pb.EmbedAnswer()])
-def test_an_answer_of_another_kind_is_a_defect_whichever_rank_gives_it(tmp_path, wrong):
-    async def story(shards, _, second):
+def test_answer_of_the_wrong_type_is_a_defect_on_any_rank(tmp_path, wrong):
+    async def scenario(shards, _, second):
         second.answers["Decode"] = wrong
         with pytest.raises(ShardsLost, match=f"{type(wrong).__name__} came as an answer to DecodeRequest") as lost:
             await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.broken) == (Loss.DEFECT, False)
-    play(story, tmp_path, ranks=2)
+        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEFECT, False)
+    run_scenario(scenario, tmp_path, num_ranks=2)
 
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
-def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transport, code):
+def test_rank_that_failed_in_a_step_forces_a_restart_of_all_ranks(tmp_path, transport, code):
     """Other ranks may wait for the failed one for ever. The rejection by the first rank says less than the failure."""
-    async def story(shards, first, second):
+    async def scenario(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, code
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
-    play(story, tmp_path, transport=transport, ranks=2)
+        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
-def test_a_shard_that_has_its_socket_open_and_does_not_speak_is_broken(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MUTE_AFTER", 0.05)
+def test_shard_that_accepts_but_does_not_respond_needs_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HANG_PROBE_TIMEOUT", 0.05)
 
-    async def story():
-        shards = Shards([f"unix:{tmp_path}/shard", f"unix:{tmp_path}/nobody"])
+    async def scenario():
+        shards = ShardGroup([f"unix:{tmp_path}/shard", f"unix:{tmp_path}/nobody"])
         with pytest.raises(ShardsLost, match="does not speak") as lost:
             await shards.connect()
-        assert lost.value.broken
+        assert lost.value.needs_restart
         await shards.close()
 
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(f"{tmp_path}/shard")
         mute.listen()
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
-def test_who_speaks_or_is_not_there_or_leaves_is_not_mute(tmp_path):
-    async def story():
+def test_responsive_absent_or_closing_server_is_not_unresponsive(tmp_path):
+    async def scenario():
         async def answer(_, writer):
             writer.close()
 
         address = f"{tmp_path}/shard"
-        assert not await is_mute(f"unix:{address}")
-        assert not await is_mute("127.0.0.1:1")
+        assert not await is_unresponsive(f"unix:{address}")
+        assert not await is_unresponsive("127.0.0.1:1")
         async with await asyncio.start_unix_server(answer, address):
-            assert not await is_mute(f"unix:{address}")
-    asyncio.run(story())
+            assert not await is_unresponsive(f"unix:{address}")
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("before", [pb.FilterRequest(), pb.ConcatRequest()])
-def test_what_fails_before_a_step_is_not_the_fault_of_who_is_in_the_step(tmp_path, transport, before):
-    async def story(shards, rank):
-        rank.answers |= {METHODS[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
+def test_failure_before_a_step_is_not_blamed_on_its_sequences(tmp_path, transport, before):
+    async def scenario(shards, rank):
+        rank.answers |= {METHOD_BY_REQUEST_TYPE[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
         with pytest.raises(ShardsLost, match="told so") as lost:
             await shards.send([before, pb.DecodeRequest()], 5.0)
-        assert lost.value.loss is Loss.DEFECT
-    play(story, tmp_path, transport=transport)
+        assert lost.value.loss is ShardLossReason.DEFECT
+    run_scenario(scenario, tmp_path, transport=transport)
 
 
-def test_a_loss_is_told_when_every_rank_has_answered(tmp_path, transport):
-    async def story(shards, first, second):
+def test_loss_is_raised_after_every_rank_has_answered(tmp_path, transport):
+    async def scenario(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, asyncio.Event()
         answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
-        await second.called.wait()
+        await second.was_called.wait()
         assert not answer.done()
         second.answers["Decode"].set()
         with pytest.raises(ShardsLost):
             await answer
-    play(story, tmp_path, transport=transport, ranks=2)
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
-def test_an_answer_that_is_overdue_means_that_a_shard_hangs(tmp_path, transport):
-    async def story(shards, first, second):
+def test_overdue_answer_means_that_a_shard_hangs(tmp_path, transport):
+    async def scenario(shards, first, second):
         second.answers["Decode"] = asyncio.Event()
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 0.05)
-        assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
-    play(story, tmp_path, transport=transport, ranks=2)
+        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
+    run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
-def test_shards_that_died_are_found_again_at_the_same_path(tmp_path):
-    async def story(shards, rank):
+def test_restarted_shard_is_found_at_the_same_path(tmp_path):
+    async def scenario(shards, rank):
         await rank.stop()
         with pytest.raises(ShardsLost) as lost:
             await shards.info(5.0)
-        assert lost.value.loss is Loss.DEATH
+        assert lost.value.loss is ShardLossReason.DEATH
         await rank.listen()
         await shards.connect()
         assert await shards.info(5.0) == [pb.InfoAnswer()]
-    play(story, tmp_path)
+    run_scenario(scenario, tmp_path)
 
 
 def test_connecting_waits_until_every_rank_listens(tmp_path):
-    async def story(shards, first, second):
+    async def scenario(shards, first, second):
         await second.stop()
-        late = Shards([first.address, second.address])
+        late = ShardGroup([first.address, second.address])
         connected = asyncio.ensure_future(late.connect())
-        await first.watched.wait()
+        await first.watch_started.wait()
         assert not connected.done()
         await second.listen()
         await connected
         await late.close()
-    play(story, tmp_path, ranks=2)
+    run_scenario(scenario, tmp_path, num_ranks=2)
 
 
-def test_every_rank_is_watched_as_long_as_there_is_a_router(tmp_path):
-    async def story(shards, *ranks):
+def test_every_rank_is_monitored_until_the_router_closes(tmp_path):
+    async def scenario(shards, *ranks):
         for rank in ranks:
-            await rank.watched.wait()
-            rank.watched.clear()
+            await rank.watch_started.wait()
+            rank.watch_started.clear()
         await shards.connect()
         for rank in ranks:
-            await rank.watched.wait()
-            await rank.left.wait()
-            rank.left.clear()
-        assert [rank.num_watching for rank in ranks] == [1, 1]
+            await rank.watch_started.wait()
+            await rank.watch_ended.wait()
+            rank.watch_ended.clear()
+        assert [rank.num_watchers for rank in ranks] == [1, 1]
         await shards.close()
         for rank in ranks:
-            await rank.left.wait()
-    play(story, tmp_path, ranks=2)
+            await rank.watch_ended.wait()
+    run_scenario(scenario, tmp_path, num_ranks=2)
 
 
-def test_a_successor_is_watched_too(tmp_path):
-    async def story(shards, rank):
-        await rank.watched.wait()
-        rank.watched.clear()
+def test_restarted_rank_is_monitored_too(tmp_path):
+    async def scenario(shards, rank):
+        await rank.watch_started.wait()
+        rank.watch_started.clear()
         await rank.stop()
         with pytest.raises(ShardsLost):
             await shards.info(5.0)
         await rank.listen()
         await shards.connect()
-        await rank.watched.wait()
-    play(story, tmp_path)
+        await rank.watch_started.wait()
+    run_scenario(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["info", "warmup", "reset", "load", "unload"])
-def test_what_takes_no_step_goes_to_all_ranks_too(tmp_path, name):
-    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest(), 5.0], "reset": [2, 5.0], "load": [pb.LoadRequest()],
-                 "unload": [pb.UnloadRequest()]}
+@pytest.mark.parametrize("name", ["info", "warmup", "reset", "load_resource", "unload_resource"])
+def test_calls_outside_steps_go_to_all_ranks(tmp_path, name):
+    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest(), 5.0], "reset": [2, 5.0],
+                 "load_resource": [pb.LoadRequest()], "unload_resource": [pb.UnloadRequest()]}
 
-    async def story(shards, *ranks):
+    async def scenario(shards, *ranks):
         await getattr(shards, name)(*arguments[name])
-        assert [rank.arrived[0][0] for rank in ranks] == [name.capitalize()] * 2
-    play(story, tmp_path, ranks=2)
+        assert [rank.received_calls[0][0] for rank in ranks] == [name.removesuffix("_resource").capitalize()] * 2
+    run_scenario(scenario, tmp_path, num_ranks=2)
 
 
 @pytest.mark.parametrize("name", ["load", "unload"])
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT, Code.INTERNAL])
-def test_what_one_rank_does_not_load_or_unload_is_a_reason_and_no_loss(tmp_path, name, code):
-    async def story(shards, *ranks):
+def test_failed_load_or_unload_on_one_rank_returns_a_reason(tmp_path, name, code):
+    async def scenario(shards, *ranks):
         ranks[1].answers[name.capitalize()] = code
         request = {"load": pb.LoadRequest(), "unload": pb.UnloadRequest()}[name]
-        assert await getattr(shards, name)(request) == "told so"
+        assert await getattr(shards, f"{name}_resource")(request) == "told so"
         del ranks[1].answers[name.capitalize()]
-        assert await getattr(shards, name)(request) == ""
-        assert not shards.is_gone
-    play(story, tmp_path, ranks=2)
+        assert await getattr(shards, f"{name}_resource")(request) == ""
+        assert not shards.is_disconnected
+    run_scenario(scenario, tmp_path, num_ranks=2)
 
 
-def test_a_shard_that_went_away_with_a_load_is_known_to_be_gone(tmp_path):
-    async def story(shards, rank):
+def test_shard_lost_during_a_load_is_marked_as_disconnected(tmp_path):
+    async def scenario(shards, rank):
         gone = asyncio.Event()
-        shards.on_gone = gone.set
+        shards.on_disconnect = gone.set
         rank.answers["Load"] = Code.UNAVAILABLE
         with pytest.raises(ShardsLost) as lost:
-            await shards.load(pb.LoadRequest())
-        assert lost.value.loss is Loss.DEATH
-        assert shards.is_gone
+            await shards.load_resource(pb.LoadRequest())
+        assert lost.value.loss is ShardLossReason.DEATH
+        assert shards.is_disconnected
         await gone.wait()
-    play(story, tmp_path)
+    run_scenario(scenario, tmp_path)
 
 
-def test_a_load_that_hears_late_of_a_loss_does_not_lose_those_who_came_since(tmp_path):
-    async def story(shards, rank):
+def test_late_load_failure_does_not_affect_reconnected_shards(tmp_path):
+    async def scenario(shards, rank):
         rank.answers["Load"] = loses = asyncio.Event()
-        loading = asyncio.create_task(shards.load(pb.LoadRequest()))
-        await rank.called.wait()
+        loading = asyncio.create_task(shards.load_resource(pb.LoadRequest()))
+        await rank.was_called.wait()
         await shards.connect()
         rank.answers["Load"] = Code.UNAVAILABLE
         loses.set()
         with pytest.raises(ShardsLost):
             await loading
-        assert not shards.is_gone
-    play(story, tmp_path)
+        assert not shards.is_disconnected
+    run_scenario(scenario, tmp_path)
 
 
 def test_large_messages_pass_in_both_directions(tmp_path):
-    async def story(shards, rank):
+    async def scenario(shards, rank):
         large = "x" * 5 * 2**20  # beyond gRPC's default limit of 4 MiB
         rank.answers["Info"] = pb.InfoAnswer(model=large)
-        await shards.load(pb.LoadRequest(source=large))
+        await shards.load_resource(pb.LoadRequest(source=large))
         assert await shards.info(30.0) == [pb.InfoAnswer(model=large)]
-    play(story, tmp_path)
+    run_scenario(scenario, tmp_path)
 
 
-def test_closing_twice_does_no_harm(tmp_path):
-    async def story(shards, rank):
+def test_closing_twice_is_harmless(tmp_path):
+    async def scenario(shards, rank):
         await shards.close()
         await shards.close()
-    play(story, tmp_path)
+    run_scenario(scenario, tmp_path)
 
 
-def test_a_first_word_that_is_late_does_not_end_the_watch(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.shards.shard_group.FIRST_WORD", 0.01)
+def test_late_first_health_message_does_not_end_monitoring(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.shards.shard_group.FIRST_HEALTH_TIMEOUT", 0.01)
 
-    async def story(shards, rank):
-        rank.silent.set()
+    async def scenario(shards, rank):
+        rank.is_silent.set()
         gone = asyncio.Event()
-        shards.on_gone = gone.set
+        shards.on_disconnect = gone.set
         await shards.connect()
-        rank.silent.clear()
-        assert not shards.is_gone
+        rank.is_silent.clear()
+        assert not shards.is_disconnected
         await rank.stop()
         await gone.wait()
         await rank.listen()
-    play(story, tmp_path)
+    run_scenario(scenario, tmp_path)

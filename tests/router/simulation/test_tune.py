@@ -4,73 +4,73 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.recordings import clockwork_recording
+from support.recordings import record_busy_simulation
 
 from router.recording.file import BadRecording
 from router.simulation import tune
-from router.simulation.report import Figures
-from router.simulation.simulate import Case
-from router.simulation.tune import Goal, Tuning, report
+from router.simulation.report import RunStats
+from router.simulation.simulate import SimulationCase
+from router.simulation.tune import LatencyGoal, SettingsSearch, format_report
 
 
 @pytest.mark.parametrize(("text", "goals"), [
-    ("ttft=500ms", [Goal("ttft", 99, 0.5)]),
-    ("ttft.p50=2s, itl=50ms", [Goal("ttft", 50, 2.0), Goal("itl", 99, 0.05)]),
-    ("wait.p99.9=1.5s", [Goal("wait", 99.9, 1.5)]),
+    ("ttft=500ms", [LatencyGoal("ttft", 99, 0.5)]),
+    ("ttft.p50=2s, itl=50ms", [LatencyGoal("ttft", 50, 2.0), LatencyGoal("itl", 99, 0.05)]),
+    ("wait.p99.9=1.5s", [LatencyGoal("wait", 99.9, 1.5)]),
 ])
-def test_a_goal_is_a_percentile_of_a_time(text, goals):
-    assert Goal.all_of(text) == goals
+def test_goal_is_a_percentile_of_a_latency(text, goals):
+    assert LatencyGoal.parse_all(text) == goals
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "speed=5ms", "ttft=5", "ttft.90=5ms", "ttft=5ms;itl=2ms"])
-def test_what_is_no_goal_is_told(text):
+def test_invalid_goal_is_rejected(text):
     with pytest.raises(ValueError, match=r"--goal .*wanted is one of ttft, wait, itl"):
-        Goal.all_of(text)
+        LatencyGoal.parse_all(text)
 
 
-class Made(Case):
+class MadeUpCase(SimulationCase):
     """Case with made-up figures: a larger batch delays every token and brings the first one sooner."""
 
-    def under(self, settings):
+    def simulate(self, settings):
         size = settings.get("max_batch_size", 256)
-        figures = Figures(num_refused=1 if settings.get("max_batch_prefill_tokens") == 512 else 0)
-        figures.seconds["ttft"] = [10.0 / size]
-        figures.seconds["itl"] = [0.001 * size]
+        figures = RunStats(num_rejected=1 if settings.get("max_batch_prefill_tokens") == 512 else 0)
+        figures.latencies["ttft"] = [10.0 / size]
+        figures.latencies["itl"] = [0.001 * size]
         return figures
 
 
 @pytest.fixture
-def made(tmp_path):
-    recording = clockwork_recording(tmp_path / "file", 3)
-    case = Case.read(recording.path, None, 0)
-    return Made(case.trace, case.pace, case.config, case.facts)
+def made_up_case(tmp_path):
+    recording = record_busy_simulation(tmp_path / "file", 3)
+    case = SimulationCase.from_files(recording.path, None, 0)
+    return MadeUpCase(case.trace, case.timing_profile, case.config, case.model_info)
 
 
-def test_the_setting_that_reaches_the_goal_is_found(made):
-    goals = Goal.all_of("ttft=1s,itl=40ms")
-    attempts = Tuning(made, goals).run()
+def test_setting_that_reaches_the_goal_is_found(made_up_case):
+    goals = LatencyGoal.parse_all("ttft=1s,itl=40ms")
+    attempts = SettingsSearch(made_up_case, goals).run()
     assert attempts[0].settings == {"max_batch_size": 16} or attempts[0].settings == {"max_batch_size": 32}
-    assert report(goals, attempts).splitlines()[-1].startswith("use: --max-batch-size ")
+    assert format_report(goals, attempts).splitlines()[-1].startswith("use: --max-batch-size ")
 
 
-def test_a_goal_out_of_reach_is_said_to_be(made):
-    goals = Goal.all_of("ttft=1ms,itl=1ms")
-    text = report(goals, Tuning(made, goals).run())
+def test_unreachable_goal_is_reported_with_the_nearest_setting(made_up_case):
+    goals = LatencyGoal.parse_all("ttft=1ms,itl=1ms")
+    text = format_report(goals, SettingsSearch(made_up_case, goals).run())
     assert text.splitlines()[-1].startswith("no setting that was tried reaches the goal; the nearest: --max-batch-size")
 
 
-def test_a_setting_that_refuses_more_is_no_answer(made):
-    attempts = Tuning(made, Goal.all_of("ttft=1s")).run()
+def test_setting_that_rejects_more_requests_is_not_chosen(made_up_case):
+    attempts = SettingsSearch(made_up_case, LatencyGoal.parse_all("ttft=1s")).run()
     assert attempts[-1].settings["max_batch_prefill_tokens"] == 512
 
 
-def test_what_is_good_as_it_is_stays(made):
-    goals = Goal.all_of("ttft=1s")
-    text = report(goals, Tuning(replace(made), goals).run())
+def test_settings_that_already_reach_the_goal_are_kept(made_up_case):
+    goals = LatencyGoal.parse_all("ttft=1s")
+    text = format_report(goals, SettingsSearch(replace(made_up_case), goals).run())
     assert text.splitlines()[-1] == "the goal is reached as it is"
 
 
-def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path):
+def test_error_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["tune", json.dumps({"goal": "x", "trace": str(tmp_path)})])
     with pytest.raises(SystemExit) as ended:
         tune.main()
@@ -78,8 +78,8 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err.startswith("weft: --goal x: wanted is one of")
 
 
-def test_a_trace_without_requests_is_one_line(monkeypatch, capsys, tmp_path):
-    recording = clockwork_recording(tmp_path / "file", 0)
+def test_trace_without_requests_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
+    recording = record_busy_simulation(tmp_path / "file", 0)
     monkeypatch.setattr("sys.argv", ["tune", json.dumps({"goal": "ttft=1s", "trace": str(recording.path)})])
     with pytest.raises(SystemExit):
         tune.main()
@@ -87,10 +87,10 @@ def test_a_trace_without_requests_is_one_line(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_trace_is_tuned(tmp_path):
-    case = Case.read(clockwork_recording(tmp_path / "file", 40).path, None, 0)
-    assert isinstance(case, Case)
-    attempts = Tuning(case, Goal.all_of("itl.p50=30ms")).run()
+def test_recorded_trace_can_be_tuned(tmp_path):
+    case = SimulationCase.from_files(record_busy_simulation(tmp_path / "file", 40).path, None, 0)
+    assert isinstance(case, SimulationCase)
+    attempts = SettingsSearch(case, LatencyGoal.parse_all("itl.p50=30ms")).run()
     assert attempts[0].score <= attempts[-1].score
     with pytest.raises(BadRecording):
-        Case.read(tmp_path / "none", None, 0)
+        SimulationCase.from_files(tmp_path / "none", None, 0)

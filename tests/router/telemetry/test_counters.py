@@ -1,100 +1,102 @@
 """Metrics of requests and steps; the tests make the engine's calls themselves."""
 
 import pytest
-from support.expected_streams import lived
-from support.metrics_page import check, read
+from support.expected_streams import make_finished_timeline
+from support.metrics_page import check_metrics_page, parse_metrics
 
 from router.request import Request, Resource
-from router.scheduler.fault_isolation import Loss
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.plan import (
-    Answer,
-    AnswerRow,
-    Chunk,
     Concat,
     Decode,
     Filter,
-    Measurement,
-    ModelFacts,
-    Newcomer,
-    Plan,
+    ModelInfo,
+    NewSequence,
+    PromptChunk,
+    StepMeasurement,
+    StepPlan,
+    StepResult,
+    StepResultRow,
 )
 from router.scheduler.plan import Prefill as PrefillMessage
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.settings import Policy
-from router.scheduler.timeline import Cause, Story
-from router.telemetry.counters import Tally
-from router.telemetry.request_log import Account
-from router.text.prompts import Limits
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.telemetry.counters import ServerMetrics
+from router.telemetry.request_log import RequestRecord
+from router.text.prompts import TokenLimits
 
 # A step takes 10 ms, a prompt token 1 ms.
-MEASURED = tuple(Measurement(rows, tokens, context, 0.010 + 0.001 * tokens)
-                 for rows in (1, 8) for tokens in (0, 10, 100) for context in (100, 1000))
-FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64, measurements=MEASURED)
-D = '{method="decode"}'
-P = '{method="prefill"}'
+STEP_MEASUREMENTS = tuple(StepMeasurement(rows, tokens, context, 0.010 + 0.001 * tokens)
+                          for rows in (1, 8) for tokens in (0, 10, 100) for context in (100, 1000))
+MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, measurements=STEP_MEASUREMENTS)
+DECODE_LABEL = '{method="decode"}'
+PREFILL_LABEL = '{method="prefill"}'
 
 
-class Counted:
+class MetricsHarness:
     """Tally with the core that its gauges read, and the samples of its page."""
 
-    def __init__(self, tokens_per_step=1, *, adapters=False, lorax=False, **policy):
-        self.core = Scheduler(Policy(**policy), FACTS)
-        self.core.shards_ready(FACTS, 1, 0.0)
-        self.tally = Tally(self.core, Limits(1000, 4000), tokens_per_step, adapters=adapters, lorax=lorax)
-        self.requests, self.steps = self.tally.requests, self.tally.steps
+    def __init__(self, tokens_per_step=1, *, adapters=False, lorax=False, **settings):
+        self.core = Scheduler(SchedulerSettings(**settings), MODEL_INFO)
+        self.core.shards_ready(MODEL_INFO, 1, 0.0)
+        self.server_metrics = ServerMetrics(self.core, TokenLimits(1000, 4000), tokens_per_step, with_adapters=adapters,
+                                            with_lorax_names=lorax)
+        self.requests, self.steps = self.server_metrics.requests, self.server_metrics.steps
 
-    def page(self):
-        page = self.tally.page(is_ready=True, has_shards=True)
-        check(page)
-        return read(page)
+    def read_page(self):
+        page = self.server_metrics.render(is_ready=True, has_shards=True)
+        check_metrics_page(page)
+        return parse_metrics(page)
 
     def __getitem__(self, name):
-        return self.page()[name]
+        return self.read_page()[name]
 
-    def running(self, count):
+    def run_sequences(self, count):
         """Start `count` sequences in the core."""
         for index in range(count):
             self.core.submit(Request(str(index), (1, 2), 9), 0.0)
         plan = self.core.plan(0.0)
-        answer = Answer(1, 0.01, {n: AnswerRow((7,), (0.0,)) for n in plan.expects}, {})
-        self.core.complete(plan.order, answer, {}, 0.0)
+        answer = StepResult(1, 0.01, {n: StepResultRow((7,), (0.0,)) for n in plan.members_with_output}, {})
+        self.core.complete(plan.last_message_number, answer, {}, 0.0)
 
 
-def newcomers(*numbers):
-    return tuple(Newcomer(number, Request(str(number), (1,) * 3, 5), (), (0,)) for number in numbers)
+def make_new_sequences(*numbers):
+    return tuple(NewSequence(number, Request(str(number), (1,) * 3, 5), (), (0,)) for number in numbers)
 
 
-def prefill(*numbers, alongside=False, lengths=(3,), seconds=0.0):
-    chunks = tuple(Chunk(number, 0, length) for number, length in zip(numbers, lengths, strict=False))
-    message = PrefillMessage(1, newcomers(*numbers), chunks, alongside)
-    return Plan(1, 1, (message,), numbers, numbers, seconds)
+def make_prefill_plan(*numbers, alongside=False, lengths=(3,), seconds=0.0):
+    chunks = tuple(PromptChunk(number, 0, length) for number, length in zip(numbers, lengths, strict=False))
+    message = PrefillMessage(1, make_new_sequences(*numbers), chunks, alongside)
+    return StepPlan(1, 1, (message,), numbers, numbers, seconds)
 
 
-def plan(*messages, members=(1,)):
-    return Plan(1, 1, messages, members, members, 0.01)
+def make_plan(*messages, members=(1,)):
+    return StepPlan(1, 1, messages, members, members, 0.01)
 
 
-def answer(*numbers, seconds=0.02, tokens=(7,)):
-    return Answer(1, seconds, {number: AnswerRow(tokens, (0.0,) * len(tokens)) for number in numbers}, {})
+def make_result(*numbers, seconds=0.02, tokens=(7,)):
+    return StepResult(1, seconds, {number: StepResultRow(tokens, (0.0,) * len(tokens)) for number in numbers}, {})
 
 
 # -- requests
 
 
-def test_lengths_are_counted_when_a_request_enters():
-    counted = Counted()
-    counted.requests.entered(Request("0", (1,) * 15, 81))
-    samples = counted.page()
+def test_lengths_are_observed_when_a_request_is_accepted():
+    harness = MetricsHarness()
+    harness.requests.count_accepted(Request("0", (1,) * 15, 81))
+    samples = harness.read_page()
     assert (samples["tgi_request_input_length_sum"], samples["tgi_request_max_new_tokens_sum"]) == (15, 81)
     assert (samples['tgi_request_input_length_bucket{le="10"}'], samples['tgi_request_input_length_bucket{le="20"}']
             ) == (0, 1)
 
 
-def test_times_and_tokens_are_counted_at_the_end():
-    counted = Counted()
-    account = Account("0", "", 15, -0.5, lived(queue=0.25, prefill=0.125, decode=0.375), num_generated=4)
-    counted.requests.finished(account)
-    samples = counted.page()
+def test_times_and_tokens_are_observed_at_the_end():
+    harness = MetricsHarness()
+    record = RequestRecord("0", "", 15, -0.5, make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125,
+                                                                     decode_seconds=0.375), num_generated=4)
+    harness.requests.observe_finished(record)
+    samples = harness.read_page()
     sums = {name: samples[f"tgi_request_{name}_duration_sum"]
             for name in ("validation", "queue", "inference", "mean_time_per_token")}
     assert sums == {"validation": 0.5, "queue": 0.25, "inference": 0.5, "mean_time_per_token": 0.125}
@@ -102,202 +104,210 @@ def test_times_and_tokens_are_counted_at_the_end():
     assert samples["tgi_request_duration_count"] == 1
 
 
-def test_time_until_the_first_token_counts_from_when_the_client_asked():
-    counted = Counted()
-    counted.requests.began(Account("0", "", 15, 1.5, Story(2.0)), 4.0)
-    assert counted["tgi_request_time_to_first_token_duration_sum"] == 2.5
+def test_time_to_first_token_counts_from_the_arrival():
+    harness = MetricsHarness()
+    harness.requests.observe_first_token(RequestRecord("0", "", 15, 1.5, RequestTimeline(2.0)), 4.0)
+    assert harness["tgi_request_time_to_first_token_duration_sum"] == 2.5
 
 
-def test_gaps_between_tokens_are_counted_until_a_request_is_over():
-    counted = Counted()
+def test_inter_token_latency_is_observed_for_every_further_token():
+    harness = MetricsHarness()
     for moment in (1.0, 1.25, 2.0):
-        counted.requests.delivered({1: 1, 2: 1}.keys(), {1, 2}, moment)
-    samples = counted.page()
+        harness.requests.observe_token_delivery({1: 1, 2: 1}.keys(), {1, 2}, moment)
+    samples = harness.read_page()
     assert samples["tgi_request_inter_token_duration_count"] == 4
     assert samples["tgi_request_inter_token_duration_sum"] == 2.0
 
 
-def test_what_was_found_in_the_cache_is_counted_of_those_who_started():
-    counted = Counted()
-    started, waiting = lived(), Story(0.0)
-    started.cached_tokens = 48
+def test_prefix_cache_hits_are_counted_for_started_requests():
+    harness = MetricsHarness()
+    started, waiting = make_finished_timeline(), RequestTimeline(0.0)
+    started.num_cached_tokens = 48
     waiting.end(1.0)
-    counted.requests.closed(1, Account("0", "", 50, 0.0, started))
-    counted.requests.closed(2, Account("1", "", 70, 0.0, waiting))
-    assert (counted["tgi_prefix_query_tokens"], counted["tgi_prefix_hit_tokens"]) == (50, 48)
+    harness.requests.count_closed(1, RequestRecord("0", "", 50, 0.0, started))
+    harness.requests.count_closed(2, RequestRecord("1", "", 70, 0.0, waiting))
+    assert (harness["tgi_prefix_query_tokens"], harness["tgi_prefix_hit_tokens"]) == (50, 48)
 
 
-def test_yields_are_counted_whatever_the_end_is():
-    counted, story = Counted(), Story(0.0)
-    for cause in (Cause.PREFILL, Cause.YIELDED, Cause.BLOCKS, Cause.PREFILL, Cause.DECODE, Cause.YIELDED):
-        story.turn(cause, 1.0)
-    counted.requests.closed(1, Account("0", "", 50, 0.0, story))
-    assert counted["tgi_request_yields"] == 2
+def test_preemptions_are_counted_whatever_the_outcome():
+    harness, story = MetricsHarness(), RequestTimeline(0.0)
+    for cause in (RequestPhase.PREFILL, RequestPhase.PREEMPTED, RequestPhase.NO_FREE_BLOCKS, RequestPhase.PREFILL,
+                  RequestPhase.DECODE, RequestPhase.PREEMPTED):
+        story.enter_phase(cause, 1.0)
+    harness.requests.count_closed(1, RequestRecord("0", "", 50, 0.0, story))
+    assert harness["tgi_request_yields"] == 2
 
 
 # -- steps
 
 
 def test_steps_are_counted_by_method_when_sent_and_when_answered():
-    counted = Counted()
-    for sent in (prefill(1), plan(Decode(1)), plan(Filter(2, ()), Decode(1)), plan(Filter(1, ()))):
-        counted.steps.sent(sent)
-    counted.steps.answered(plan(Decode(1)), answer(1), 0.03, 0.001)
-    samples = counted.page()
-    assert [samples[f"tgi_batch_inference_count{method}"] for method in (P, D)] == [1, 2]
-    assert [samples[f"tgi_batch_inference_success{method}"] for method in (P, D)] == [0, 1]
+    harness = MetricsHarness()
+    for sent in (make_prefill_plan(1), make_plan(Decode(1)), make_plan(Filter(2, ()), Decode(1)),
+                 make_plan(Filter(1, ()))):
+        harness.steps.count_sent(sent)
+    harness.steps.observe_result(make_plan(Decode(1)), make_result(1), 0.03, 0.001)
+    samples = harness.read_page()
+    assert [samples[f"tgi_batch_inference_count{method}"] for method in (PREFILL_LABEL, DECODE_LABEL)] == [1, 2]
+    assert [samples[f"tgi_batch_inference_success{method}"] for method in (PREFILL_LABEL, DECODE_LABEL)] == [0, 1]
 
 
-def test_a_step_takes_its_way_there_and_back_and_the_reading():
-    counted = Counted()
-    counted.steps.answered(plan(Decode(1)), answer(1, seconds=0.02), 0.03, 0.25)
-    samples = counted.page()
-    assert samples[f"tgi_batch_inference_duration_sum{D}"] == 0.28
-    assert samples[f"tgi_batch_forward_duration_sum{D}"] == 0.02
-    assert samples[f"tgi_batch_decode_duration_sum{D}"] == 0.25
-    assert samples[f"tgi_batch_inference_duration_count{P}"] == 0
+def test_step_duration_includes_transfer_and_detokenizing():
+    harness = MetricsHarness()
+    harness.steps.observe_result(make_plan(Decode(1)), make_result(1, seconds=0.02), 0.03, 0.25)
+    samples = harness.read_page()
+    assert samples[f"tgi_batch_inference_duration_sum{DECODE_LABEL}"] == 0.28
+    assert samples[f"tgi_batch_forward_duration_sum{DECODE_LABEL}"] == 0.02
+    assert samples[f"tgi_batch_decode_duration_sum{DECODE_LABEL}"] == 0.25
+    assert samples[f"tgi_batch_inference_duration_count{PREFILL_LABEL}"] == 0
 
 
 @pytest.mark.parametrize(("message", "name"), [(Filter(1, ()), "filter"), (Concat((1, 2)), "concat")])
-def test_what_is_sent_alone_has_a_time_of_its_own_and_is_no_step(message, name):
-    counted = Counted()
-    counted.steps.sent(plan(message))
-    counted.steps.answered(plan(message), Answer(1, 0.0, {}, {}), 0.5, 0.0)
-    samples = counted.page()
-    assert samples[f"tgi_batch_{name}_duration_sum{D}"] == 0.5
-    assert samples[f"tgi_batch_inference_count{D}"] == samples[f"tgi_batch_inference_success{D}"] == 0
+def test_message_without_a_step_has_its_own_duration_and_counts_as_no_step(message, name):
+    harness = MetricsHarness()
+    harness.steps.count_sent(make_plan(message))
+    harness.steps.observe_result(make_plan(message), StepResult(1, 0.0, {}, {}), 0.5, 0.0)
+    samples = harness.read_page()
+    assert samples[f"tgi_batch_{name}_duration_sum{DECODE_LABEL}"] == 0.5
+    assert samples[f"tgi_batch_inference_count{DECODE_LABEL}"] == samples[
+        f"tgi_batch_inference_success{DECODE_LABEL}"] == 0
 
 
-def test_steps_under_way_are_lost_with_the_shards():
-    counted = Counted()
-    counted.steps.lost(Loss.DEATH, [prefill(1), plan(Decode(1)), plan(Decode(1)), plan(Filter(1, ()))])
-    samples = counted.page()
-    assert [samples[f"tgi_batch_inference_failure{method}"] for method in (P, D)] == [1, 2]
+def test_steps_in_flight_count_as_failed_at_a_shard_loss():
+    harness = MetricsHarness()
+    harness.steps.count_loss(ShardLossReason.DEATH, [make_prefill_plan(1), make_plan(Decode(1)), make_plan(Decode(1)),
+                                                     make_plan(Filter(1, ()))])
+    samples = harness.read_page()
+    assert [samples[f"tgi_batch_inference_failure{method}"] for method in (PREFILL_LABEL, DECODE_LABEL)] == [1, 2]
     assert [samples[f'tgi_shard_lost{{loss="{loss}"}}'] for loss in ("death", "step_error", "memory", "defect")
             ] == [1, 0, 0, 0]
 
 
-def test_newcomers_and_their_prompt_tokens_are_counted_when_they_are_sent():
-    counted = Counted()
-    counted.steps.sent(prefill(1, 2, lengths=(30, 12)))
-    counted.steps.sent(plan(PrefillMessage(1, (), (Chunk(1, 30, 8),), False)))
-    samples = counted.page()
+def test_new_sequences_and_their_prompt_tokens_are_counted_when_sent():
+    harness = MetricsHarness()
+    harness.steps.count_sent(make_prefill_plan(1, 2, lengths=(30, 12)))
+    harness.steps.count_sent(make_plan(PrefillMessage(1, (), (PromptChunk(1, 30, 8),), False)))
+    samples = harness.read_page()
     assert (samples["tgi_batch_next_size_count"], samples["tgi_batch_next_size_sum"]) == (1, 2)
     assert samples["tgi_batch_prompt_tokens"] == 50
 
 
-def reasons(counted):
-    samples = counted.page()
+def read_join_reasons(counted):
+    samples = counted.read_page()
     return {reason: samples[f'tgi_batch_concat{{reason="{reason}"}}']
             for reason in ("backpressure", "wait_exceeded", "chunking")}
 
 
-def test_who_starts_alone_joins_nobody():
-    counted = Counted()
-    counted.running(1)
-    counted.steps.sent(prefill(1))
-    assert not any(reasons(counted).values())
+def test_sequence_that_starts_alone_joins_no_batch():
+    harness = MetricsHarness()
+    harness.run_sequences(1)
+    harness.steps.count_sent(make_prefill_plan(1))
+    assert not any(read_join_reasons(harness).values())
 
 
-def test_with_mixed_steps_newcomers_join_in_chunks():
-    counted = Counted()
-    counted.running(2)
-    counted.steps.sent(prefill(1, alongside=True))
-    assert reasons(counted) == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
+def test_new_sequences_of_mixed_steps_join_in_chunks():
+    harness = MetricsHarness()
+    harness.run_sequences(2)
+    harness.steps.count_sent(make_prefill_plan(1, alongside=True))
+    assert read_join_reasons(harness) == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
 
 
-def test_with_pauses_newcomers_join_since_they_are_many_or_since_they_waited_for_long():
-    counted = Counted(mixed=False, max_waiting_tokens=3)
-    counted.running(2)
+def test_pause_policy_joins_by_number_of_waiting_or_by_waiting_time():
+    harness = MetricsHarness(mixed=False, max_waiting_tokens=3)
+    harness.run_sequences(2)
     for num_decodes in (2, 3, 0):
         for _ in range(num_decodes):
-            counted.steps.sent(plan(Decode(1)))
-            counted.steps.sent(plan(Filter(1, ())))
-        counted.steps.sent(prefill(1))
-    assert reasons(counted) == {"backpressure": 2, "wait_exceeded": 1, "chunking": 0}
+            harness.steps.count_sent(make_plan(Decode(1)))
+            harness.steps.count_sent(make_plan(Filter(1, ())))
+        harness.steps.count_sent(make_prefill_plan(1))
+    assert read_join_reasons(harness) == {"backpressure": 2, "wait_exceeded": 1, "chunking": 0}
 
 
 def test_delivered_tokens_are_counted():
-    counted, speculating = Counted(), Counted(tokens_per_step=3)
-    counted.steps.delivered({1: 1, 2: 1})
-    speculating.steps.delivered({1: 1, 2: 3})
-    assert (counted["tgi_batch_generated_tokens"], speculating["tgi_batch_generated_tokens"]) == (2, 4)
+    harness, speculating = MetricsHarness(), MetricsHarness(tokens_per_step=3)
+    harness.steps.count_generated_tokens({1: 1, 2: 1})
+    speculating.steps.count_generated_tokens({1: 1, 2: 3})
+    assert (harness["tgi_batch_generated_tokens"], speculating["tgi_batch_generated_tokens"]) == (2, 4)
 
 
 def test_tokens_beyond_the_first_of_a_step_are_counted():
-    counted, speculating = Counted(), Counted(tokens_per_step=3)
-    counted.steps.answered(plan(Decode(1)), answer(1, 2), 0.0, 0.0)
-    speculating.steps.answered(plan(Decode(1)), answer(1, 2, tokens=(7, 7, 7)), 0.0, 0.0)
-    assert (counted["tgi_request_skipped_tokens_count"], counted["tgi_request_skipped_tokens_sum"]) == (2, 0)
+    harness, speculating = MetricsHarness(), MetricsHarness(tokens_per_step=3)
+    harness.steps.observe_result(make_plan(Decode(1)), make_result(1, 2), 0.0, 0.0)
+    speculating.steps.observe_result(make_plan(Decode(1)), make_result(1, 2, tokens=(7, 7, 7)), 0.0, 0.0)
+    assert (harness["tgi_request_skipped_tokens_count"], harness["tgi_request_skipped_tokens_sum"]) == (2, 0)
     assert (speculating["tgi_request_skipped_tokens_count"], speculating["tgi_request_skipped_tokens_sum"]) == (2, 4)
     assert speculating['tgi_request_skipped_tokens_bucket{le="1"}'] == 0
 
 
-def test_a_stall_is_what_a_mixed_step_took_longer_than_it_would_have_without_prompts():
-    counted = Counted()
-    counted.steps.answered(prefill(1, alongside=True, lengths=(50,), seconds=0.060), answer(1, seconds=0.080), 0.1, 0.0)
-    samples = counted.page()
+def test_stall_is_the_time_that_prompts_add_to_a_mixed_step():
+    harness = MetricsHarness()
+    harness.steps.observe_result(make_prefill_plan(1, alongside=True, lengths=(50,), seconds=0.060),
+                                 make_result(1, seconds=0.080), 0.1, 0.0)
+    samples = harness.read_page()
     assert samples["tgi_batch_stall_duration_count"] == 1
     assert samples["tgi_batch_stall_duration_sum"] == pytest.approx(0.070, rel=0.05)
 
 
 @pytest.mark.parametrize(("took", "exceeded"), [(0.280, 0), (0.330, 1)])  # 10 ms without prompts, 150 are promised
-def test_a_stall_of_twice_what_is_promised_is_counted(took, exceeded):
-    counted = Counted()
-    counted.steps.answered(prefill(1, alongside=True, lengths=(50,), seconds=0.060), answer(1, seconds=took), 0.1, 0.0)
-    assert counted["tgi_batch_stall_exceeded"] == exceeded
+def test_stall_of_twice_the_limit_is_counted_as_exceeded(took, exceeded):
+    harness = MetricsHarness()
+    harness.steps.observe_result(make_prefill_plan(1, alongside=True, lengths=(50,), seconds=0.060),
+                                 make_result(1, seconds=took), 0.1, 0.0)
+    assert harness["tgi_batch_stall_exceeded"] == exceeded
 
 
-def test_a_stall_of_twice_what_is_promised_is_none_where_that_was_planned():
-    counted = Counted()
-    counted.steps.answered(prefill(1, alongside=True, lengths=(500,), seconds=0.510), answer(1, seconds=0.6), 0.1, 0.0)
-    assert counted["tgi_batch_stall_exceeded"] == 0
+def test_planned_long_stall_is_not_counted_as_exceeded():
+    harness = MetricsHarness()
+    harness.steps.observe_result(make_prefill_plan(1, alongside=True, lengths=(500,), seconds=0.510),
+                                 make_result(1, seconds=0.6), 0.1, 0.0)
+    assert harness["tgi_batch_stall_exceeded"] == 0
 
 
-def test_where_nobody_generates_prompts_stall_nobody():
-    for counted in (Counted(), Counted(mixed=False)):
-        counted.running(1)
-        counted.steps.answered(prefill(1), answer(1), 0.1, 0.0)
+def test_prompts_cause_no_stall_without_decodes():
+    for counted in (MetricsHarness(), MetricsHarness(mixed=False)):
+        counted.run_sequences(1)
+        counted.steps.observe_result(make_prefill_plan(1), make_result(1), 0.1, 0.0)
         assert counted["tgi_batch_stall_duration_count"] == 0
 
 
-def test_who_pauses_is_stalled_for_the_whole_step():
-    counted = Counted(mixed=False)
-    counted.running(3)
-    counted.steps.answered(prefill(1), answer(1, seconds=0.5), 0.6, 0.0)
-    assert counted["tgi_batch_stall_duration_sum"] == 0.5
+def test_paused_sequences_stall_for_the_whole_step():
+    harness = MetricsHarness(mixed=False)
+    harness.run_sequences(3)
+    harness.steps.observe_result(make_prefill_plan(1), make_result(1, seconds=0.5), 0.6, 0.0)
+    assert harness["tgi_batch_stall_duration_sum"] == 0.5
 
 
 # -- adapters
 
 
-def going_by(name):
+def make_adapter_request(name):
     return Request("0", (1,) * 15, 81, adapter=Resource("adapter", 1), adapter_name=name)
 
 
-def test_requests_and_tokens_are_counted_by_adapter_and_those_without_a_name_together():
-    counted = Counted(adapters=True)
+def test_requests_and_tokens_are_counted_by_adapter_and_unnamed_ones_as_other():
+    harness = MetricsHarness(adapters=True)
     for name in ("org/a", "org/a", "", None):
-        counted.requests.entered(Request("0", (1,), 1) if name is None else going_by(name))
-        counted.requests.closed(1, Account("0", "", 15, 0.0, lived(), num_generated=4, adapter=name))
-    samples = counted.page()
+        harness.requests.count_accepted(Request("0", (1,), 1) if name is None else make_adapter_request(name))
+        harness.requests.count_closed(1, RequestRecord("0", "", 15, 0.0, make_finished_timeline(), num_generated=4,
+                                                       adapter_name=name))
+    samples = harness.read_page()
     assert {name: value for name, value in samples.items() if name.startswith("weft_adapter_requests")} == {
         'weft_adapter_requests{adapter="org/a"}': 2, 'weft_adapter_requests{adapter="other"}': 1}
     assert samples['weft_adapter_generated_tokens{adapter="org/a"}'] == 8
 
 
-def test_where_no_adapters_are_served_nothing_is_told_of_them():
-    counted = Counted()
-    counted.requests.entered(going_by("org/a"))
-    assert not any(name.startswith("weft_adapter") for name in counted.page())
+def test_adapter_metrics_are_absent_without_adapters():
+    harness = MetricsHarness()
+    harness.requests.count_accepted(make_adapter_request("org/a"))
+    assert not any(name.startswith("weft_adapter") for name in harness.read_page())
 
 
-def test_for_dashboards_of_lorax_the_same_is_told_under_its_names_too():
-    plain, both = Counted(), Counted(lorax=True)
+def test_lorax_metric_names_are_aliases_of_ours():
+    plain, both = MetricsHarness(), MetricsHarness(lorax=True)
     for counted in (plain, both):
-        counted.requests.entered(Request("0", (1,) * 15, 81))
-        counted.requests.came.add()
-    samples = both.page()
+        counted.requests.count_accepted(Request("0", (1,) * 15, 81))
+        counted.requests.num_received.add()
+    samples = both.read_page()
     assert (samples["lorax_request_count"], samples["lorax_request_input_length_sum"]) == (1, 15)
     assert samples["lorax_queue_length"] == samples["tgi_queue_size"]
-    assert {name for name in samples if not name.startswith("lorax_")} == set(plain.page())
+    assert {name for name in samples if not name.startswith("lorax_")} == set(plain.read_page())

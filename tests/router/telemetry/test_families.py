@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.families import DURATIONS, LORAX, families, hundredths
-from router.telemetry.instruments import Family, Kind
-from router.text.prompts import Limits
+from router.telemetry.families import DURATION_BUCKETS, LORAX_METRIC_NAMES, all_families, percent_buckets
+from router.telemetry.instruments import MetricFamily, MetricType
+from router.text.prompts import TokenLimits
 
-LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
-FAMILIES = {family.name: family for family in families(LIMITS, 3, adapters=True)}
-PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
-BUCKETS = {"D": DURATIONS, "S": tuple(range(1, 1025)), "P": hundredths(1000), "L": hundredths(4000), "T": (0, 1, 2),
-           "": ()}
+TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
+FAMILY_BY_NAME = {family.name: family for family in all_families(TOKEN_LIMITS, 3, with_adapters=True)}
+METRICS_DOC = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+BUCKETS_BY_CODE = {"D": DURATION_BUCKETS, "S": tuple(range(1, 1025)), "P": percent_buckets(1000),
+                   "L": percent_buckets(4000), "T": (0, 1, 2), "": ()}
 # Metrics of TGI's router: name to type, labels and buckets.
-TGI = {
+TGI_METRICS = {
     "tgi_request_count": ("counter", "", ""),
     "tgi_request_success": ("counter", "", ""),
     "tgi_request_failure": ("counter", "err", ""),
@@ -43,7 +43,7 @@ TGI = {
     "tgi_batch_concat_duration": ("histogram", "method", "D"),
     "tgi_batch_concat": ("counter", "reason", ""),
 }
-VALUES = {
+TGI_LABEL_VALUES = {
     "tgi_request_failure": {"overloaded", "validation", "template", "generation", "incomplete", "dropped"},
     "tgi_batch_inference_count": {"prefill", "decode"},
     "tgi_batch_inference_success": {"prefill", "decode"},
@@ -55,66 +55,68 @@ VALUES = {
     "tgi_batch_concat_duration": {"decode"},
     "tgi_batch_concat": {"backpressure", "wait_exceeded", "chunking"},
 }
-OF_LORAX = {"download_adapter", "embedding_failure", "classification_failure"}  # features that only LoRAX has
-OURS = {"timeout", "embed", *OF_LORAX}
+LORAX_ERRORS = {"download_adapter", "embedding_failure", "classification_failure"}  # features that only LoRAX has
+EXTRA_LABEL_VALUES = {"timeout", "embed", *LORAX_ERRORS}
 
 
-@pytest.mark.parametrize("name", TGI)
-def test_what_dashboards_of_tgi_ask_for_is_there(name: str) -> None:
-    kind, label, buckets = TGI[name]
-    family = FAMILIES[name]
-    assert (family.kind, ",".join(family.labels), family.bounds) == (kind, label, BUCKETS[buckets])
+@pytest.mark.parametrize("name", TGI_METRICS)
+def test_metrics_of_tgi_dashboards_exist(name: str) -> None:
+    kind, label, buckets = TGI_METRICS[name]
+    family = FAMILY_BY_NAME[name]
+    assert (family.metric_type, ",".join(family.label_names),
+            family.bucket_bounds) == (kind, label, BUCKETS_BY_CODE[buckets])
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_labels_have_the_values_that_tgi_gives_them(name: str) -> None:
-    assert set(FAMILIES[name].values) - OURS == VALUES[name]
+@pytest.mark.parametrize("name", TGI_LABEL_VALUES)
+def test_label_values_match_tgi(name: str) -> None:
+    assert set(FAMILY_BY_NAME[name].label_values) - EXTRA_LABEL_VALUES == TGI_LABEL_VALUES[name]
 
 
-def test_buckets_of_durations_grow_by_half() -> None:
-    assert len(DURATIONS) == 35
-    assert list(DURATIONS) == pytest.approx([0.0001 * 1.5**k for k in range(1, 36)])
-    assert (DURATIONS[0], DURATIONS[-1]) == pytest.approx((0.00015, 145.6), rel=1e-3)
+def test_duration_buckets_grow_by_half() -> None:
+    assert len(DURATION_BUCKETS) == 35
+    assert list(DURATION_BUCKETS) == pytest.approx([0.0001 * 1.5**k for k in range(1, 36)])
+    assert (DURATION_BUCKETS[0], DURATION_BUCKETS[-1]) == pytest.approx((0.00015, 145.6), rel=1e-3)
 
 
-def test_lengths_have_a_hundred_equal_buckets() -> None:
-    assert FAMILIES["tgi_request_input_length"].bounds == tuple(float(10 * count) for count in range(1, 101))
-    assert FAMILIES["tgi_request_generated_tokens"].bounds[-1] == 4000
+def test_length_histograms_have_a_hundred_equal_buckets() -> None:
+    assert FAMILY_BY_NAME["tgi_request_input_length"].bucket_bounds == tuple(float(10 * count)
+                                                                             for count in range(1, 101))
+    assert FAMILY_BY_NAME["tgi_request_generated_tokens"].bucket_bounds[-1] == 4000
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("vllm:")])
-def test_what_the_gateway_asks_for_is_a_gauge(name: str) -> None:
-    assert FAMILIES[name].kind is Kind.GAUGE
+@pytest.mark.parametrize("name", [name for name in FAMILY_BY_NAME if name.startswith("vllm:")])
+def test_gateway_metrics_are_gauges(name: str) -> None:
+    assert FAMILY_BY_NAME[name].metric_type is MetricType.GAUGE
 
 
-def listed() -> dict[str, tuple[str, str, str]]:
+def read_documented_families() -> dict[str, tuple[str, str, str]]:
     """Return type, labels and buckets by name, as written on the page."""
     return {name: (kind, labels, buckets) for name, kind, labels, buckets in re.findall(
-        r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", PAGE, re.MULTILINE)}
+        r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", METRICS_DOC, re.MULTILINE)}
 
 
-def as_written(family: Family) -> tuple[str, str]:
-    if family.values:
-        pairs = zip(family.labels, (family.values, family.second), strict=False)
-        return family.kind, "; ".join(f"`{label}`: {', '.join(values)}" for label, values in pairs)
-    return family.kind, ", ".join(f"`{label}`" for label in family.labels)
+def format_as_documented(family: MetricFamily) -> tuple[str, str]:
+    if family.label_values:
+        pairs = zip(family.label_names, (family.label_values, family.second_label_values), strict=False)
+        return family.metric_type, "; ".join(f"`{label}`: {', '.join(values)}" for label, values in pairs)
+    return family.metric_type, ", ".join(f"`{label}`" for label in family.label_names)
 
 
-def test_the_page_lists_every_metric_with_type_labels_and_buckets() -> None:
-    rows = listed()
-    assert list(rows) == list(FAMILIES)
+def test_documentation_lists_every_metric_with_type_labels_and_buckets() -> None:
+    rows = read_documented_families()
+    assert list(rows) == list(FAMILY_BY_NAME)
     for name, (kind, labels, buckets) in rows.items():
-        assert (kind, labels) == as_written(FAMILIES[name]), name
-        assert FAMILIES[name].bounds == BUCKETS[buckets], name
+        assert (kind, labels) == format_as_documented(FAMILY_BY_NAME[name]), name
+        assert FAMILY_BY_NAME[name].bucket_bounds == BUCKETS_BY_CODE[buckets], name
 
 
-def test_the_page_explains_every_error() -> None:
-    explained = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", PAGE, re.MULTILINE)
-    assert explained == ["err", *FAMILIES["tgi_request_failure"].values]
+def test_documentation_explains_every_error() -> None:
+    explained = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", METRICS_DOC, re.MULTILINE)
+    assert explained == ["err", *FAMILY_BY_NAME["tgi_request_failure"].label_values]
 
 
 # Metrics of LoRAX's router that we measure too.
-LORAX_HAS = {
+LORAX_METRICS = {
     "lorax_request_count": ("counter", "", ""),
     "lorax_request_success": ("counter", "", ""),
     "lorax_request_failure": ("counter", "err", ""),
@@ -139,24 +141,26 @@ LORAX_HAS = {
 }
 
 
-def test_what_dashboards_of_lorax_ask_for_is_ours_under_another_name() -> None:
-    assert set(LORAX.values()) == set(LORAX_HAS)
-    for name, twin in LORAX.items():
-        kind, label, buckets = LORAX_HAS[twin]
-        family = FAMILIES[name]
-        assert (family.kind, ",".join(family.labels), family.bounds) == (kind, label, BUCKETS[buckets]), twin
+def test_metrics_of_lorax_dashboards_are_aliases_of_ours() -> None:
+    assert set(LORAX_METRIC_NAMES.values()) == set(LORAX_METRICS)
+    for name, twin in LORAX_METRIC_NAMES.items():
+        kind, label, buckets = LORAX_METRICS[twin]
+        family = FAMILY_BY_NAME[name]
+        assert (family.metric_type, ",".join(family.label_names),
+                family.bucket_bounds) == (kind, label, BUCKETS_BY_CODE[buckets]), twin
 
 
-def test_the_page_names_each_that_lorax_calls_otherwise() -> None:
+def test_documentation_names_every_lorax_alias() -> None:
     """Names that differ only in their prefix are listed under ours."""
-    others = {twin for name, twin in LORAX.items() if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
-    assert all(f"`{name}`" in PAGE for name in others)
-    told = PAGE.partition("## Under the names of LoRAX")[2]
-    assert {name for name in LORAX if f"`{name}`" in told} == set(LORAX)
+    others = {twin for name,
+              twin in LORAX_METRIC_NAMES.items() if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
+    assert all(f"`{name}`" in METRICS_DOC for name in others)
+    told = METRICS_DOC.partition("## Under the names of LoRAX")[2]
+    assert {name for name in LORAX_METRIC_NAMES if f"`{name}`" in told} == set(LORAX_METRIC_NAMES)
 
 
-def test_no_name_has_an_ending_of_newer_formats_and_every_help_is_a_line() -> None:
-    for family in FAMILIES.values():
+def test_metric_names_have_no_openmetrics_suffix_and_help_is_one_line() -> None:
+    for family in FAMILY_BY_NAME.values():
         assert not family.name.endswith(("_total", "_created"))
         assert family.help.endswith(".")
         assert "\n" not in family.help

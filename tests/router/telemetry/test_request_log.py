@@ -2,71 +2,71 @@
 
 import pytest
 
-from router.request import ANYONE, Tenant
-from router.scheduler.timeline import Cause, Story
-from router.telemetry.request_log import Account, Accounts
+from router.request import DEFAULT_TENANT, Tenant
+from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.telemetry.request_log import RequestLog, RequestRecord
 
 
-def account(request_id="mine", tenant=""):
-    return Account(request_id, tenant, 3, 0.0, Story(1.0))
+def make_record(request_id="mine", tenant=""):
+    return RequestRecord(request_id, tenant, 3, 0.0, RequestTimeline(1.0))
 
 
-@pytest.mark.parametrize(("cause", "state"), [
-    (Cause.QUEUE, "waiting"), (Cause.PREFILL, "running"), (Cause.DECODE, "running"), (Cause.READER, "waiting")])
-def test_the_state_follows_from_the_story(cause, state):
-    one = account()
-    one.story.turn(cause, 2.0)
-    assert one.state == state
-    one.story.end(3.0)
-    assert one.state == "over"
+@pytest.mark.parametrize(("cause", "state"), [(RequestPhase.QUEUE, "waiting"), (RequestPhase.PREFILL, "running"),
+                                              (RequestPhase.DECODE, "running"), (RequestPhase.SLOW_CLIENT, "waiting")])
+def test_record_state_follows_from_the_timeline(cause, state):
+    record = make_record()
+    record.timeline.enter_phase(cause, 2.0)
+    assert record.state == state
+    record.timeline.end(3.0)
+    assert record.state == "over"
 
 
-def test_a_request_is_known_while_it_is_served_and_after():
-    accounts, one = Accounts(), account()
-    accounts.open(one)
-    assert accounts.get("mine") is one
-    accounts.close(one, 5.0)
-    assert (accounts.get("mine"), one.story.ended) == (one, 5.0)
-    assert accounts.get("other") is None
+def test_record_is_kept_while_the_request_is_unfinished_and_after():
+    request_log, record = RequestLog(), make_record()
+    request_log.add_unfinished(record)
+    assert request_log.get("mine") is record
+    request_log.move_to_finished(record, 5.0)
+    assert (request_log.get("mine"), record.timeline.ended_at) == (record, 5.0)
+    assert request_log.get("other") is None
 
 
-def test_what_the_core_said_of_the_end_holds():
-    accounts, one = Accounts(), account()
-    accounts.open(one)
-    one.story.end(2.0)
-    accounts.close(one, 5.0)
-    assert one.story.ended == 2.0
+def test_end_time_given_by_the_scheduler_is_kept():
+    request_log, record = RequestLog(), make_record()
+    request_log.add_unfinished(record)
+    record.timeline.end(2.0)
+    request_log.move_to_finished(record, 5.0)
+    assert record.timeline.ended_at == 2.0
 
 
-def test_the_oldest_that_are_over_are_forgotten_and_those_served_are_not():
-    accounts = Accounts(kept=2)
-    accounts.open(account("served"))
+def test_oldest_finished_records_are_dropped_and_unfinished_ones_kept():
+    request_log = RequestLog(max_finished=2)
+    request_log.add_unfinished(make_record("served"))
     for name in ("a", "b", "c"):
-        accounts.open(one := account(name))
-        accounts.close(one, 5.0)
-    assert [accounts.get(name) is not None for name in ("served", "a", "b", "c")] == [True, False, True, True]
+        request_log.add_unfinished(record := make_record(name))
+        request_log.move_to_finished(record, 5.0)
+    assert [request_log.get(name) is not None for name in ("served", "a", "b", "c")] == [True, False, True, True]
 
 
-def test_an_id_that_nobody_has_may_be_used():
-    assert Accounts().may_use("mine", ANYONE)
+def test_unused_request_id_can_be_used():
+    assert RequestLog().can_use_request_id("mine", DEFAULT_TENANT)
 
 
-def test_an_id_is_taken_while_its_request_is_served_and_then_free_for_its_tenant():
-    accounts, one = Accounts(), account(tenant="a")
-    accounts.open(one)
-    assert not accounts.may_use("mine", Tenant("a"))
-    accounts.close(one, 5.0)
-    assert accounts.may_use("mine", Tenant("a"))
-    assert not accounts.may_use("mine", Tenant("b"))
+def test_request_id_is_taken_while_unfinished_and_then_free_for_its_tenant():
+    request_log, record = RequestLog(), make_record(tenant="a")
+    request_log.add_unfinished(record)
+    assert not request_log.can_use_request_id("mine", Tenant("a"))
+    request_log.move_to_finished(record, 5.0)
+    assert request_log.can_use_request_id("mine", Tenant("a"))
+    assert not request_log.can_use_request_id("mine", Tenant("b"))
 
 
-def test_of_two_with_one_id_the_later_one_is_told_of():
-    accounts, first, second = Accounts(), account(), account()
-    accounts.open(first)
-    accounts.open(second)
-    accounts.close(first, 5.0)
-    assert accounts.get("mine") is second
-    accounts.close(second, 6.0)
-    assert accounts.get("mine") is second
-    accounts.open(third := account())
-    assert accounts.get("mine") is third
+def test_later_of_two_requests_with_one_id_is_returned():
+    request_log, first, second = RequestLog(), make_record(), make_record()
+    request_log.add_unfinished(first)
+    request_log.add_unfinished(second)
+    request_log.move_to_finished(first, 5.0)
+    assert request_log.get("mine") is second
+    request_log.move_to_finished(second, 6.0)
+    assert request_log.get("mine") is second
+    request_log.add_unfinished(third := make_record())
+    assert request_log.get("mine") is third

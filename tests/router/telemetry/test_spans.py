@@ -3,107 +3,122 @@
 import time
 
 import pytest
-from support.span_sender import Notes
+from support.span_sender import RecordingSpanSender
 
 from router.request import FinishReason, Request, SamplingParams
-from router.scheduler.timeline import Cause, Story
-from router.telemetry.request_log import Account
-from router.telemetry.spans import CHAT, EMBEDDINGS, MOST_PARTS, MOST_TEXTS, TEXT, Spans
-from router.validation.validator import Choice
+from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.telemetry.request_log import RequestRecord
+from router.telemetry.spans import (
+    CHAT_OPERATION,
+    EMBEDDINGS_OPERATION,
+    MAX_SPANS_PER_SEQUENCE,
+    MAX_TRACED_SEQUENCES,
+    TEXT_COMPLETION_OPERATION,
+    RequestSpanFactory,
+)
+from router.validation.validator import ValidatedRequest
 
-CAME = 100.0
-SECOND = 10**9
-TURNS = ((101.0, Cause.QUEUE), (102.0, Cause.BLOCKS), (105.0, Cause.PREFILL), (106.0, Cause.DECODE))
+ARRIVED_AT = 100.0
+SECOND_NS = 10**9
+PHASE_CHANGES = ((101.0, RequestPhase.QUEUE), (102.0, RequestPhase.NO_FREE_BLOCKS), (105.0, RequestPhase.PREFILL),
+                 (106.0, RequestPhase.DECODE))
 
 
 @pytest.fixture(autouse=True)
-def at_200(monkeypatch):
+def fixed_clocks(monkeypatch):
     """Fix the monotonic clock and the system clock at the end of the tests' requests."""
     monkeypatch.setattr("router.telemetry.spans.now", lambda: 200.0)
-    monkeypatch.setattr(time, "time_ns", lambda: 1_000_200 * SECOND)
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_200 * SECOND_NS)
 
 
-def account(*turns, ended=110.0, name="mine", **fields):
-    story = Story(*turns[0])
-    for moment, cause in turns[1:]:
-        story.turn(cause, moment)
-    story.end(ended)
-    story.cached_tokens = 2
-    return Account(name, "", 3, CAME, story, **{"num_generated": 5, "finish_reason": FinishReason.END_TOKEN} | fields)
+def make_record(*phase_changes, ended_at=110.0, name="mine", **fields):
+    story = RequestTimeline(*phase_changes[0])
+    for moment, cause in phase_changes[1:]:
+        story.enter_phase(cause, moment)
+    story.end(ended_at)
+    story.num_cached_tokens = 2
+    return RequestRecord(name, "", 3, ARRIVED_AT, story,
+                         **{"num_generated": 5, "finish_reason": FinishReason.END_TOKEN} | fields)
 
 
-def choice(seed=None, **fields):
-    return Choice(Request("mine", (1, 2, 3), 7, **fields), seed)
+def make_validated_request(seed=None, **fields):
+    return ValidatedRequest(Request("mine", (1, 2, 3), 7, **fields), seed)
 
 
-def told(*texts, operation=TEXT, outcome=None, failed=False, **headers):
-    notes = Notes()
-    traced = Spans(notes, "demo").begin(operation, "mine", headers, CAME)
-    for text in texts:
-        traced.follow(*text)
-    traced.end(outcome or {}, failed=failed)
+def make_span(*sequences, operation=TEXT_COMPLETION_OPERATION, outcome=None, failed=False, **headers):
+    notes = RecordingSpanSender()
+    traced = RequestSpanFactory(notes, "demo").start_request_span(operation, "mine", headers, ARRIVED_AT)
+    for text in sequences:
+        traced.add_sequence(*text)
+    traced.end_request(outcome or {}, is_server_error=failed)
     (span,) = notes.spans
     assert span.traceparent == traced.traceparent
     return span
 
 
-def test_a_request_is_told_under_the_name_of_what_it_does():
-    span = told(operation=CHAT, outcome={"url.path": "/v1"}, failed=True, traceparent="00-a")
-    assert (span.name, span.parent, span.failed) == ("chat demo", "00-a", True)
+def test_span_is_named_after_the_operation():
+    span = make_span(operation=CHAT_OPERATION, outcome={"url.path": "/v1"}, failed=True, traceparent="00-a")
+    assert (span.name, span.parent, span.has_failed) == ("chat demo", "00-a", True)
     assert span.attributes == {
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": "weft", "gen_ai.request.model": "demo",
         "gen_ai.response.model": "demo", "gen_ai.response.id": "mine", "url.path": "/v1"}
 
 
-def test_times_are_those_of_the_calendar():
-    span = told()
-    assert (span.began, span.ended) == (1_000_100 * SECOND, 1_000_200 * SECOND)
+def test_span_times_are_calendar_times():
+    span = make_span()
+    assert (span.started_ns, span.ended_ns) == (1_000_100 * SECOND_NS, 1_000_200 * SECOND_NS)
 
 
-def test_what_its_time_went_to_is_told_beneath_without_a_gap():
-    span = told((choice(), account(*TURNS)))
-    assert [(part.name, part.began - span.began, part.ended - span.began) for part in span.children] == [
-        ("validation", 0, SECOND), ("queue", SECOND, 5 * SECOND), ("prefill", 5 * SECOND, 6 * SECOND),
-        ("decode", 6 * SECOND, 10 * SECOND)]
+def test_phases_are_child_spans_without_gaps():
+    span = make_span((make_validated_request(), make_record(*PHASE_CHANGES)))
+    assert [(part.name, part.started_ns - span.started_ns, part.ended_ns - span.started_ns)
+            for part in span.children] == [("validation", 0, SECOND_NS), ("queue", SECOND_NS, 5 * SECOND_NS),
+                                           ("prefill", 5 * SECOND_NS, 6 * SECOND_NS),
+                                           ("decode", 6 * SECOND_NS, 10 * SECOND_NS)]
     assert span.children[1].attributes == {"weft.request_id": "mine", "weft.wait_reason": "blocks"}
 
 
-def test_who_gives_its_blocks_back_waits_and_starts_again():
-    again = ((107.0, Cause.YIELDED), (108.0, Cause.PREFILL), (109.0, Cause.DECODE))
-    parts = told((choice(), account(*TURNS, *again))).children
+def test_preempted_request_has_a_second_queue_span():
+    again = ((107.0, RequestPhase.PREEMPTED), (108.0, RequestPhase.PREFILL), (109.0, RequestPhase.DECODE))
+    parts = make_span((make_validated_request(), make_record(*PHASE_CHANGES, *again))).children
     assert [part.name for part in parts] == [
         "validation", "queue", "prefill", "decode", "queue", "prefill", "decode"]
     assert parts[4].attributes["weft.wait_reason"] == "yielded"
 
 
-def test_who_pauses_without_end_is_told_of_with_so_many_parts():
-    pauses = [(102.0 + step / 100, (Cause.DECODE, Cause.READER)[step % 2]) for step in range(400)]
-    assert len(told((choice(), account((101.0, Cause.PREFILL), *pauses))).children) == 1 + MOST_PARTS
+def test_number_of_child_spans_is_limited():
+    pauses = [(102.0 + step / 100, (RequestPhase.DECODE, RequestPhase.SLOW_CLIENT)[step % 2]) for step in range(400)]
+    assert len(make_span((make_validated_request(),
+                          make_record((101.0, RequestPhase.PREFILL), *pauses))).children) == 1 + MAX_SPANS_PER_SEQUENCE
 
 
-def test_of_many_texts_some_are_told_of_and_all_are_counted():
-    span = told(*[(choice(), account(*TURNS))] * (MOST_TEXTS + 8), operation=EMBEDDINGS)
-    assert len(span.children) == 1 + 3 * MOST_TEXTS
-    assert span.attributes["gen_ai.usage.input_tokens"] == 3 * (MOST_TEXTS + 8)
+def test_number_of_traced_sequences_is_limited_but_all_are_counted():
+    span = make_span(*[(make_validated_request(), make_record(*PHASE_CHANGES))] * (MAX_TRACED_SEQUENCES + 8),
+                     operation=EMBEDDINGS_OPERATION)
+    assert len(span.children) == 1 + 3 * MAX_TRACED_SEQUENCES
+    assert span.attributes["gen_ai.usage.input_tokens"] == 3 * (MAX_TRACED_SEQUENCES + 8)
 
 
-def test_what_was_asked_for_is_told_in_numbers():
+def test_request_parameters_are_span_attributes():
     sampling = SamplingParams(temperature=0.5, top_k=9, presence_penalty=0.25)
-    found = told((choice(11, sampling=sampling, stop_strings=("stop", "end")), account(*TURNS))).attributes
+    found = make_span((make_validated_request(11, sampling=sampling, stop_strings=("stop", "end")),
+                       make_record(*PHASE_CHANGES))).attributes
     assert {name: value for name, value in found.items() if name.startswith("gen_ai.request.")} == {
         "gen_ai.request.model": "demo", "gen_ai.request.max_tokens": 7, "gen_ai.request.temperature": 0.5,
         "gen_ai.request.top_k": 9, "gen_ai.request.presence_penalty": 0.25, "gen_ai.request.seed": 11,
         "gen_ai.request.stop_sequences": ("stop", "end")}
 
 
-def test_a_seed_beyond_what_the_protocol_can_say_is_left_out():
+def test_seed_beyond_the_otlp_integer_range_is_left_out():
     """Such a number would lose all spans that are exported with it."""
-    assert "gen_ai.request.seed" in told((choice(2**63 - 1), account(*TURNS))).attributes
-    assert "gen_ai.request.seed" not in told((choice(2**63), account(*TURNS))).attributes
+    assert "gen_ai.request.seed" in make_span((make_validated_request(2**63 - 1),
+                                               make_record(*PHASE_CHANGES))).attributes
+    assert "gen_ai.request.seed" not in make_span((make_validated_request(2**63),
+                                                   make_record(*PHASE_CHANGES))).attributes
 
 
-def test_how_it_went_is_told():
-    found = told((choice(), account(*TURNS))).attributes
+def test_usage_and_latencies_are_span_attributes():
+    found = make_span((make_validated_request(), make_record(*PHASE_CHANGES))).attributes
     assert {name: value for name, value in found.items() if "usage" in name or "latency" in name} == {
         "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 5, "gen_ai.usage.cache_read.input_tokens": 2,
         "gen_ai.latency.time_in_queue": 4.0, "gen_ai.latency.time_to_first_token": 6.0,
@@ -113,19 +128,22 @@ def test_how_it_went_is_told():
     assert found["gen_ai.response.time_to_first_chunk"] == 6.0
 
 
-def test_a_text_of_one_token_has_it_when_its_prompt_is_computed():
-    found = told((choice(), account(*TURNS[:3], num_generated=1, finish_reason=FinishReason.LENGTH))).attributes
+def test_single_token_request_has_its_first_token_at_the_end_of_prefill():
+    found = make_span((make_validated_request(),
+                       make_record(*PHASE_CHANGES[:3], num_generated=1, finish_reason=FinishReason.LENGTH))).attributes
     assert found["gen_ai.response.time_to_first_chunk"] == 10.0
     assert found["gen_ai.response.finish_reasons"] == ["length"]
 
 
-def test_who_left_before_its_first_token_has_neither_it_nor_a_reason():
-    found = told((choice(), account(*TURNS[:2], num_generated=0, finish_reason=None))).attributes
+def test_request_cancelled_before_its_first_token_has_no_finish_reason():
+    found = make_span((make_validated_request(),
+                       make_record(*PHASE_CHANGES[:2], num_generated=0, finish_reason=None))).attributes
     assert not {"gen_ai.response.time_to_first_chunk", "gen_ai.response.finish_reasons"} & found.keys()
 
 
-def test_several_texts_are_told_together():
-    span = told((choice(), account(*TURNS)), (choice(), account(*TURNS, name="mine-2", ended=111.0)))
+def test_several_sequences_share_one_span():
+    span = make_span((make_validated_request(), make_record(*PHASE_CHANGES)),
+                     (make_validated_request(), make_record(*PHASE_CHANGES, name="mine-2", ended_at=111.0)))
     assert span.attributes["gen_ai.request.choice.count"] == 2
     assert span.attributes["gen_ai.usage.output_tokens"] == 10
     assert span.attributes["gen_ai.response.finish_reasons"] == ["stop", "stop"]

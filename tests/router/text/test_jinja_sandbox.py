@@ -6,40 +6,41 @@ from typing import Any
 
 import pytest
 
-from router.errors import TemplateFailed
-from router.text.jinja_sandbox import MOST_CHARACTERS, Program, end_of_time
+from router.errors import ChatTemplateFailed
+from router.text.jinja_sandbox import MAX_CHARACTERS, SandboxedTemplate, new_deadline
 
-HELLO = [{"role": "user", "content": "hi"}]
-
-
-def made(source: str, messages: Any = HELLO) -> str:
-    return Program(source).run({"messages": messages}, end_of_time())
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def refusal(source: str) -> str:
-    with pytest.raises(TemplateFailed) as failed:
-        made(source)
+def run_template(source: str, messages: Any = MESSAGES) -> str:
+    return SandboxedTemplate(source).render({"messages": messages}, new_deadline())
+
+
+def get_template_error(source: str) -> str:
+    with pytest.raises(ChatTemplateFailed) as failed:
+        run_template(source)
     return str(failed.value)
 
 
-def test_the_variables_of_a_program_are_known_before_it_runs() -> None:
-    program = Program("{% if loom %}{{ weft }}{% endif %}")
-    assert (program.names("weft"), program.names("warp")) == (True, False)
-    with pytest.raises(TemplateFailed, match="unknown tag"):
-        Program("{% loom %}").names("weft")
+def test_template_variables_are_known_before_it_runs() -> None:
+    program = SandboxedTemplate("{% if loom %}{{ weft }}{% endif %}")
+    assert (program.uses_variable("weft"), program.uses_variable("warp")) == (True, False)
+    with pytest.raises(ChatTemplateFailed, match="unknown tag"):
+        SandboxedTemplate("{% loom %}").uses_variable("weft")
 
 
 @pytest.mark.parametrize("name", ["function", "context", "name", "value", "args"])
-def test_what_a_macro_is_called_with_may_have_any_name(name: str) -> None:
-    assert made(f"{{% macro told({name}) %}}{{{{ {name} }}}}{{% endmacro %}}{{{{ told({name}=3) }}}}") == "3"
+def test_macro_arguments_may_have_any_name(name: str) -> None:
+    assert run_template(f"{{% macro told({name}) %}}{{{{ {name} }}}}{{% endmacro %}}{{{{ told({name}=3) }}}}") == "3"
 
 
-def test_json_is_not_escaped_for_html() -> None:
-    assert made("{{ messages[0].content | tojson }}", [{"content": "<é>"}]) == json.dumps("<é>", ensure_ascii=False)
+def test_tojson_does_not_escape_html() -> None:
+    assert run_template("{{ messages[0].content | tojson }}",
+                        [{"content": "<é>"}]) == json.dumps("<é>", ensure_ascii=False)
 
 
-def test_a_template_may_refuse_messages_in_its_own_words() -> None:
-    assert refusal("{{ raise_exception('roles  must\nalternate') }}") == "roles must alternate"
+def test_template_can_reject_messages_with_its_own_text() -> None:
+    assert get_template_error("{{ raise_exception('roles  must\nalternate') }}") == "roles must alternate"
 
 
 @pytest.mark.parametrize(("source", "message"), [
@@ -50,8 +51,8 @@ def test_a_template_may_refuse_messages_in_its_own_words() -> None:
     ("{{ lipsum(1) }}", "UndefinedError: 'lipsum' is undefined"),
     ("{% include 'loom' %}", "TypeError: no loader"),
 ])
-def test_what_goes_wrong_in_a_template_is_told(source: str, message: str) -> None:
-    assert refusal(source).startswith(message)
+def test_template_error_is_reported(source: str, message: str) -> None:
+    assert get_template_error(source).startswith(message)
 
 
 @pytest.mark.parametrize("source", [
@@ -61,8 +62,8 @@ def test_what_goes_wrong_in_a_template_is_told(source: str, message: str) -> Non
     "{{ (messages | map('attr', '__class__') | first).x }}", "{{ cycler.__init__.__globals__.os.x }}",
     "{{ namespace(__class__=1) }}", "{% set n = namespace() %}{% set n.__class__ = 1 %}", "{{ ''['__class__'].x }}",
 ])
-def test_a_template_does_not_get_out(source: str) -> None:
-    assert refusal(source).startswith(("SecurityError: ", "UndefinedError: '"))
+def test_template_cannot_escape_the_sandbox(source: str) -> None:
+    assert get_template_error(source).startswith(("SecurityError: ", "UndefinedError: '"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -77,12 +78,12 @@ def test_a_template_does_not_get_out(source: str) -> None:
     "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=3) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
 ])
-def test_a_template_that_grows_is_stopped(source: str) -> None:
-    assert refusal(source).startswith(f"it would make more than {MOST_CHARACTERS} characters")
+def test_output_that_grows_too_large_is_stopped(source: str) -> None:
+    assert get_template_error(source).startswith(f"it would make more than {MAX_CHARACTERS} characters")
 
 
-def test_ranges_are_short() -> None:
-    assert "Range too big" in refusal("{{ range(100001) }}")
+def test_range_size_is_limited() -> None:
+    assert "Range too big" in get_template_error("{{ range(100001) }}")
 
 
 @pytest.mark.parametrize("source", [
@@ -94,15 +95,15 @@ def test_ranges_are_short() -> None:
     "{{ range(99999) | reject('in', range(99999) | list) | list }}",
     "{{ range(9999) | map('replace', '1', 'x' * 9999) | map('replace', 'x', 'y' * 999) | map('length') | sum }}",
 ])
-def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr("router.text.jinja_sandbox.MOST_SECONDS", 0.01)
-    assert refusal(source) == "it took more than 0.01 s of the processor; send fewer messages"
+def test_endless_template_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr("router.text.jinja_sandbox.MAX_CPU_SECONDS", 0.01)
+    assert get_template_error(source) == "it took more than 0.01 s of the processor; send fewer messages"
 
 
-def test_time_is_counted_for_each_thread_and_run() -> None:
-    program = Program("{% for message in messages %}{{ message.content }}{% endfor %}")
+def test_cpu_time_is_counted_per_thread_and_run() -> None:
+    program = SandboxedTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")
     texts: list[str] = []
-    threads = [threading.Thread(target=lambda: texts.append(program.run({"messages": HELLO}, end_of_time())))
+    threads = [threading.Thread(target=lambda: texts.append(program.render({"messages": MESSAGES}, new_deadline())))
                for _ in range(4)]
     for thread in threads:
         thread.start()

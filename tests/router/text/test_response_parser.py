@@ -8,129 +8,140 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.text.response_parser import (
-    BARE,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    Call,
-    CallReader,
-    Reader,
-    Said,
-    Thought,
-    joined,
-    opening,
-    read_whole,
-    shape_of,
+    BARE_JSON_FORMAT,
+    HERMES_FORMAT,
+    LLAMA_FORMAT,
+    MISTRAL_FORMAT,
+    MISTRAL_NAMED_FORMAT,
+    ContentPiece,
+    ParsedToolCall,
+    ReasoningPiece,
+    RequiredCallParser,
+    StreamingResponseParser,
+    detect_output_format,
+    find_call_opening,
+    join_adjacent_parts,
+    parse_complete_response,
 )
 
 ARGUMENTS = {"city": "Paris", "days": 2, "note": "a \"b\" </tool_cal {x} \u00e9"}
-CALL, OTHER = Call("get_weather", json.dumps(ARGUMENTS, ensure_ascii=False)), Call("stop", "{}")
+WEATHER_CALL, STOP_CALL = ParsedToolCall("get_weather",
+                                         json.dumps(ARGUMENTS, ensure_ascii=False)), ParsedToolCall("stop", "{}")
 
 
-def written(**names: Any) -> str:
-    return json.dumps(names, ensure_ascii=False)
+def to_json(**fields: Any) -> str:
+    return json.dumps(fields, ensure_ascii=False)
 
 
-FIRST, SECOND = written(name="get_weather", arguments=ARGUMENTS), written(name="stop", arguments={})
-ANSWERS: dict[str, tuple[Any, str, str, list[Any]]] = {
-    "text": (HERMES, "<|im_start|>assistant\n", "Hello, you!<|im_end|>", [Said("Hello, you!")]),
-    "a call": (HERMES, "<|im_start|>assistant\n", f"<tool_call>\n{FIRST}\n</tool_call><|im_end|>", [CALL]),
+WEATHER_JSON, STOP_JSON = to_json(name="get_weather", arguments=ARGUMENTS), to_json(name="stop", arguments={})
+OUTPUT_CASES: dict[str, tuple[Any, str, str, list[Any]]] = {
+    "text": (HERMES_FORMAT, "<|im_start|>assistant\n", "Hello, you!<|im_end|>", [ContentPiece("Hello, you!")]),
+    "a call": (HERMES_FORMAT, "<|im_start|>assistant\n", f"<tool_call>\n{WEATHER_JSON}\n</tool_call><|im_end|>",
+               [WEATHER_CALL]),
     "text and two calls": (
-        HERMES, "<|im_start|>assistant\n",
-        f"Well.\n<tool_call>\n{FIRST}\n</tool_call>\n<tool_call>\n{SECOND}\n</tool_call><|im_end|>",
-        [Said("Well."), CALL, OTHER]),
-    "a thought": (HERMES, "<|im_start|>assistant\n", f"<think>\nHm.\n</think>\n\n<tool_call>{SECOND}</tool_call>",
-                  [Thought("\nHm.\n"), OTHER]),
+        HERMES_FORMAT, "<|im_start|>assistant\n",
+        f"Well.\n<tool_call>\n{WEATHER_JSON}\n</tool_call>\n<tool_call>\n{STOP_JSON}\n</tool_call><|im_end|>",
+        [ContentPiece("Well."), WEATHER_CALL, STOP_CALL]),
+    "a thought": (HERMES_FORMAT, "<|im_start|>assistant\n",
+                  f"<think>\nHm.\n</think>\n\n<tool_call>{STOP_JSON}</tool_call>",
+                  [ReasoningPiece("\nHm.\n"), STOP_CALL]),
     "a thought that the prompt began": (
-        HERMES, "<|im_start|>assistant\n<think>\n", "Hm.\n</think>\nHello.", [Thought("Hm.\n"), Said("Hello.")]),
+        HERMES_FORMAT, "<|im_start|>assistant\n<think>\n", "Hm.\n</think>\nHello.",
+        [ReasoningPiece("Hm.\n"), ContentPiece("Hello.")]),
     "a call of llama": (
-        LLAMA, "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        f"<|python_tag|>{written(name='get_weather', parameters=ARGUMENTS)}<|eom_id|>", [CALL]),
+        LLAMA_FORMAT, "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        f"<|python_tag|>{to_json(name='get_weather', parameters=ARGUMENTS)}<|eom_id|>", [WEATHER_CALL]),
     "a bare call of llama": (
-        LLAMA, "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        f"{written(name='get_weather', parameters=ARGUMENTS)}<|eot_id|>", [CALL]),
+        LLAMA_FORMAT, "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        f"{to_json(name='get_weather', parameters=ARGUMENTS)}<|eot_id|>", [WEATHER_CALL]),
     "text of llama": (
-        LLAMA, "<|start_header_id|>assistant<|end_header_id|>\n\n", "It is {a}.<|eot_id|>", [Said("It is {a}.")]),
-    "calls of mistral": (MISTRAL, "[/INST]", f"[TOOL_CALLS] [{FIRST}, {SECOND}]</s>", [CALL, OTHER]),
+        LLAMA_FORMAT, "<|start_header_id|>assistant<|end_header_id|>\n\n", "It is {a}.<|eot_id|>",
+        [ContentPiece("It is {a}.")]),
+    "calls of mistral": (MISTRAL_FORMAT, "[/INST]", f"[TOOL_CALLS] [{WEATHER_JSON}, {STOP_JSON}]</s>",
+                         [WEATHER_CALL, STOP_CALL]),
     "calls of later mistrals": (
-        MISTRAL_NAMED, "[/INST]",
-        f"[TOOL_CALLS]get_weather[ARGS]{written(**ARGUMENTS)}[TOOL_CALLS]stop[ARGS]{{}}</s>", [CALL, OTHER]),
-    "text of mistral": (MISTRAL, "[/INST]", " Hello.</s>", [Said(" Hello.")]),
+        MISTRAL_NAMED_FORMAT, "[/INST]",
+        f"[TOOL_CALLS]get_weather[ARGS]{to_json(**ARGUMENTS)}[TOOL_CALLS]stop[ARGS]{{}}</s>",
+        [WEATHER_CALL, STOP_CALL]),
+    "text of mistral": (MISTRAL_FORMAT, "[/INST]", " Hello.</s>", [ContentPiece(" Hello.")]),
     "a call that breaks off": (
-        HERMES, "<|im_start|>assistant\n", 'Well. <tool_call>\n{"name": "g',
-        [Said('Well. <tool_call>\n{"name": "g')]),
+        HERMES_FORMAT, "<|im_start|>assistant\n", 'Well. <tool_call>\n{"name": "g',
+        [ContentPiece('Well. <tool_call>\n{"name": "g')]),
     "a call that is none": (
-        HERMES, "<|im_start|>assistant\n", "<tool_call>x</tool_call>y<|im_end|>", [Said("<tool_call>x</tool_call>y")]),
+        HERMES_FORMAT, "<|im_start|>assistant\n", "<tool_call>x</tool_call>y<|im_end|>",
+        [ContentPiece("<tool_call>x</tool_call>y")]),
     "a call without a name": (
-        HERMES, "<|im_start|>assistant\n<think>\n", "a</think>\n<tool_call>{}</tool_call>",
-        [Thought("a"), Said("<tool_call>{}</tool_call>")]),
+        HERMES_FORMAT, "<|im_start|>assistant\n<think>\n", "a</think>\n<tool_call>{}</tool_call>",
+        [ReasoningPiece("a"), ContentPiece("<tool_call>{}</tool_call>")]),
     "arguments that are none": (
-        HERMES, "<|im_start|>assistant\n", '<tool_call>{"name": "a", "arguments": 5}</tool_call>',
-        [Said('<tool_call>{"name": "a", "arguments": 5}</tool_call>')]),
+        HERMES_FORMAT, "<|im_start|>assistant\n", '<tool_call>{"name": "a", "arguments": 5}</tool_call>',
+        [ContentPiece('<tool_call>{"name": "a", "arguments": 5}</tool_call>')]),
     "a good call and a bad one": (
-        HERMES, "<|im_start|>assistant\n", f"<tool_call>{SECOND}</tool_call>\n<tool_call>x</tool_call>",
-        [OTHER, Said("</tool_call>\n<tool_call>x</tool_call>")]),
-    "json of a model that was told in words": (BARE, "", f" {FIRST}", [CALL]),
-    "text of a model that was told in words": (BARE, "", "It is {a}.", [Said("It is {a}.")]),
-    "other json": (BARE, "", '{"a": 1}', [Said('{"a": 1}')]),
-}
+        HERMES_FORMAT, "<|im_start|>assistant\n", f"<tool_call>{STOP_JSON}</tool_call>\n<tool_call>x</tool_call>",
+        [STOP_CALL, ContentPiece("</tool_call>\n<tool_call>x</tool_call>")]),
+    "json of a model that was told in words": (BARE_JSON_FORMAT, "", f" {WEATHER_JSON}", [WEATHER_CALL]),
+    "text of a model that was told in words": (BARE_JSON_FORMAT, "", "It is {a}.", [ContentPiece("It is {a}.")]),
+    "other json": (BARE_JSON_FORMAT, "", '{"a": 1}', [ContentPiece('{"a": 1}')]),}
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_read_back(name: str) -> None:
-    shape, prompt, text, parts = ANSWERS[name]
-    assert read_whole(Reader(shape, f"before {prompt}"), [text]) == parts
+@pytest.mark.parametrize("name", OUTPUT_CASES)
+def test_model_output_is_parsed(name: str) -> None:
+    shape, prompt, text, parts = OUTPUT_CASES[name]
+    assert parse_complete_response(StreamingResponseParser(shape, f"before {prompt}"), [text]) == parts
 
 
-@given(data=st.data(), name=st.sampled_from(sorted(ANSWERS)))
-def test_pieces_of_every_size_say_the_same(data: st.DataObject, name: str) -> None:
-    shape, prompt, text, parts = ANSWERS[name]
+@given(data=st.data(), name=st.sampled_from(sorted(OUTPUT_CASES)))
+def test_pieces_of_any_size_give_the_same_result(data: st.DataObject, name: str) -> None:
+    shape, prompt, text, parts = OUTPUT_CASES[name]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read_whole(Reader(shape, prompt), pieces) == parts
+    assert parse_complete_response(StreamingResponseParser(shape, prompt), pieces) == parts
 
 
 @given(text=st.text(st.sampled_from("<tool_call>/{}\"name: a\n"), max_size=60), size=st.integers(1, 5))
-def test_no_text_is_an_error(text: str, size: int) -> None:
-    read_whole(Reader(HERMES, ""), [text[place:place + size] for place in range(0, len(text), size)])
+def test_any_text_is_parsed_without_an_error(text: str, size: int) -> None:
+    parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""),
+                            [text[place:place + size] for place in range(0, len(text), size)])
 
 
-def test_what_is_nested_too_deeply_is_text() -> None:
+def test_deeply_nested_json_is_plain_text() -> None:
     text = '<tool_call>\n{"name": "a", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}\n</tool_call>"
-    assert read_whole(Reader(HERMES, ""), [text]) == [Said(text)]
+    assert parse_complete_response(StreamingResponseParser(HERMES_FORMAT, ""), [text]) == [ContentPiece(text)]
     call = text[len("<tool_call>\n"):]
-    assert read_whole(CallReader(), [call]) == [Said(call)]
+    assert parse_complete_response(RequiredCallParser(), [call]) == [ContentPiece(call)]
 
 
-@pytest.mark.parametrize(("template", "shape"), [
-    ("{{ '<tool_call>' }}", HERMES), ("[TOOL_CALLS]", MISTRAL), ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED),
-    ("<|start_header_id|>", LLAMA), ("<tool_call><function=", None), ("plain", None)])
-def test_the_chat_template_tells_the_shape(template: str, shape: Any) -> None:
-    assert shape_of(template) == shape
+@pytest.mark.parametrize(("template", "shape"),
+                         [("{{ '<tool_call>' }}", HERMES_FORMAT), ("[TOOL_CALLS]", MISTRAL_FORMAT),
+                          ("[TOOL_CALLS]a[ARGS]", MISTRAL_NAMED_FORMAT), ("<|start_header_id|>", LLAMA_FORMAT),
+                          ("<tool_call><function=", None), ("plain", None)])
+def test_response_format_is_recognized_from_the_chat_template(template: str, shape: Any) -> None:
+    assert detect_output_format(template) == shape
 
 
-def test_neighbours_of_one_kind_are_joined() -> None:
-    assert joined([Said("a"), Said("b"), Thought("c"), Thought("d"), CALL, CALL]) == [
-        Said("ab"), Thought("cd"), CALL, CALL]
+def test_adjacent_parts_of_one_kind_are_joined() -> None:
+    assert join_adjacent_parts([ContentPiece("a"), ContentPiece("b"), ReasoningPiece("c"), ReasoningPiece("d"),
+                                WEATHER_CALL, WEATHER_CALL]) == [ContentPiece("ab"), ReasoningPiece("cd"), WEATHER_CALL,
+                                                                 WEATHER_CALL]
 
 
 # -- required calls
 
 @pytest.mark.parametrize(("shape", "template", "opens"), [
-    (HERMES, "{{ '<tool_call>\\n' }}", "<tool_call>\n"), (HERMES, "<tool_call>\n{{", "<tool_call>\n"),
-    (HERMES, "<tool_call>{{", "<tool_call>"), (LLAMA, "", ""), (MISTRAL, "", ""), (MISTRAL_NAMED, "", ""),
-    (BARE, "", ""), (None, "<tool_call>", ""), ({"fields": {}}, "", ""),
+    (HERMES_FORMAT, "{{ '<tool_call>\\n' }}", "<tool_call>\n"), (HERMES_FORMAT, "<tool_call>\n{{", "<tool_call>\n"),
+    (HERMES_FORMAT, "<tool_call>{{", "<tool_call>"), (LLAMA_FORMAT, "", ""), (MISTRAL_FORMAT, "", ""),
+    (MISTRAL_NAMED_FORMAT, "", ""),
+    (BARE_JSON_FORMAT, "", ""), (None, "<tool_call>", ""), ({"fields": {}}, "", ""),
     ({"fields": {"tool_calls": {"open": "[CALL]", "content": "json", "repeats": True}}}, "", "[CALL]"),
     ({"fields": {"tool_calls": {"open_pattern": r"\[CALL\]\s*", "content": "json", "repeats": True}}}, "", "[CALL]")])
-def test_what_stands_before_a_call(shape: Any, template: str, opens: str) -> None:
-    assert opening(shape, template) == opens
+def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) -> None:
+    assert find_call_opening(shape, template) == opens
 
 
-@pytest.mark.parametrize(("text", "part"), [
-    (FIRST, CALL), (f" {SECOND}<|im_end|>", OTHER), ('{"name": "g', Said('{"name": "g')), ("[1]", Said("[1]")),
-    ("", Said(""))])
-def test_what_must_be_a_call_is_one_once_it_is_whole(text: str, part: Any) -> None:
-    reader = CallReader()
+@pytest.mark.parametrize(("text", "part"), [(WEATHER_JSON, WEATHER_CALL), (f" {STOP_JSON}<|im_end|>", STOP_CALL),
+                                            ('{"name": "g', ContentPiece('{"name": "g')), ("[1]", ContentPiece("[1]")),
+                                            ("", ContentPiece(""))])
+def test_required_tool_call_is_returned_only_when_complete(text: str, part: Any) -> None:
+    reader = RequiredCallParser()
     assert [found for letter in text for found in reader.feed(letter)] == []
     assert reader.finish() == [part]

@@ -7,38 +7,39 @@ from dataclasses import replace
 
 import pytest
 
-from router.block_hash import block_hashes
+from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.schema import Grammar
 from router.request import Resource, Tenant
-from router.scheduler.plan import ModelFacts
-from router.text.chat_template import Conversation, plain_template
-from router.text.prompts import Names
-from router.text.tokenizer import byte_tokenizer
+from router.scheduler.plan import ModelInfo
+from router.text.chat_template import Conversation, simulated_model_template
+from router.text.prompts import ParameterNames
+from router.text.tokenizer import create_byte_tokenizer
 from router.validation import validator as validation
-from router.validation.validator import Validator, Wanted, draw_key
+from router.validation.validator import GenerationInput, RequestValidator, make_random_key
 
-FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
-                   num_blocks=100)
+MODEL_INFO = ModelInfo(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
+                       num_blocks=100)
 CONFIG = RouterConfig(max_input_tokens=1000)
-TOKENIZER = byte_tokenizer()
+BYTE_TOKENIZER = create_byte_tokenizer()
 TENANT = Tenant("a", weight=3.0)
 
 
-def choices(config=CONFIG, facts=FACTS, number=None, **wanted):
-    with closing(Validator(config, facts, TOKENIZER, plain_template(), number)) as validator:
-        return asyncio.run(validator.choices(Wanted(**{"prompt": "warp"} | wanted)))
+def validate(config=CONFIG, facts=MODEL_INFO, make_resource=None, **input_fields):
+    with closing(RequestValidator(config, facts, BYTE_TOKENIZER, simulated_model_template(),
+                                  make_resource)) as validator:
+        return asyncio.run(validator.validate(GenerationInput(**{"prompt": "warp"} | input_fields)))
 
 
-def request(**wanted):
-    [choice] = choices(**wanted)
+def validate_single(**input_fields):
+    [choice] = validate(**input_fields)
     return choice.request
 
 
-def refusal(**wanted):
+def get_validation_error(**input_fields):
     with pytest.raises(InvalidRequest) as refused:
-        choices(**wanted)
+        validate(**input_fields)
     return str(refused.value)
 
 
@@ -46,100 +47,101 @@ def refusal(**wanted):
 # Requests
 
 
-def test_a_bare_prompt_is_greedy_and_may_fill_what_is_left():
-    made = request()
+def test_default_request_is_greedy_and_may_use_the_remaining_tokens():
+    made = validate_single()
     assert made.prompt == tuple(b"warp")
     assert made.max_new_tokens == 1600 - 4
     assert made.sampling.temperature == 0
     assert made.end_tokens == {256}
-    assert made.key == 0
+    assert made.random_key == 0
 
 
-def test_who_ignores_end_tokens_has_none():
-    assert request(ignore_eos=True).end_tokens == set()
+def test_ignore_eos_removes_the_end_tokens():
+    assert validate_single(ignore_eos=True).end_tokens == set()
 
 
 @pytest.mark.slow
-def test_every_choice_needs_the_same_grammar_and_ends_where_that_does():
-    made = choices(facts=replace(FACTS, grammars=True), number=lambda kind, source: Resource(kind, len(source) and 7),
-                   grammar=Grammar("regex", "a"), best_of=2, do_sample=True, ignore_eos=True)
+def test_every_choice_uses_the_same_grammar_and_its_end_tokens():
+    made = validate(facts=replace(MODEL_INFO, grammars=True), make_resource=lambda kind,
+                    source: Resource(kind, len(source) and 7), grammar=Grammar("regex", "a"), best_of=2, do_sample=True,
+                    ignore_eos=True)
     assert [choice.request.grammar for choice in made] == [Resource("grammar", 7)] * 2
     assert [choice.request.end_tokens for choice in made] == [{256}] * 2
 
 
-def test_the_frequency_penalty_of_tgi_is_relative():
-    sampling = request(relative_frequency_penalty=0.5).sampling
+def test_tgi_frequency_penalty_is_relative():
+    sampling = validate_single(relative_frequency_penalty=0.5).sampling
     assert (sampling.relative_frequency_penalty, sampling.frequency_penalty) == (0.5, 0)
 
 
-def test_the_penalties_of_openai_are_passed_on():
-    sampling = request(frequency_penalty=0.5, presence_penalty=-0.5).sampling
+def test_openai_penalties_are_passed_on():
+    sampling = validate_single(frequency_penalty=0.5, presence_penalty=-0.5).sampling
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
     assert sampling.relative_frequency_penalty == 0
 
 
-def test_who_wants_no_draws_gets_none_whatever_else_is_given():
-    made = request(greedy=True, do_sample=True, top_p=0.5)
-    assert (made.sampling.temperature, made.key) == (0, 0)
+def test_greedy_option_overrides_sampling_parameters():
+    made = validate_single(greedy=True, do_sample=True, top_p=0.5)
+    assert (made.sampling.temperature, made.random_key) == (0, 0)
 
 
-def test_an_end_token_beyond_the_logits_is_none():
-    [choice] = choices(facts=replace(FACTS, vocabulary_size=256))
+def test_end_token_beyond_the_vocabulary_is_dropped():
+    [choice] = validate(facts=replace(MODEL_INFO, vocabulary_size=256))
     assert choice.request.end_tokens == set()
 
 
 @pytest.mark.parametrize("wanted", [
     {"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}])
-def test_parameters_of_sampling_switch_it_on(wanted):
-    assert request(**wanted).sampling.temperature == wanted.get("temperature", 1.0)
+def test_sampling_parameters_enable_sampling(wanted):
+    assert validate_single(**wanted).sampling.temperature == wanted.get("temperature", 1.0)
 
 
 @pytest.mark.parametrize("wanted", [{"temperature": 1.0}, {"repetition_penalty": 1.2}, {"watermark": True}])
-def test_other_parameters_do_not(wanted):
-    assert request(**wanted).sampling.temperature == 0
+def test_other_parameters_do_not_enable_sampling(wanted):
+    assert validate_single(**wanted).sampling.temperature == 0
 
 
-def test_values_are_those_that_a_shard_will_see():
-    assert request(top_p=0.9).sampling.top_p == pytest.approx(0.9, abs=1e-7)
-    assert request(top_p=0.9).sampling.top_p != 0.9
+def test_values_are_rounded_to_32_bit_floats():
+    assert validate_single(top_p=0.9).sampling.top_p == pytest.approx(0.9, abs=1e-7)
+    assert validate_single(top_p=0.9).sampling.top_p != 0.9
 
 
-def test_neutral_values_cost_nothing():
-    sampling = request(repetition_penalty=1.0, frequency_penalty=0.0, top_k=512, top_n_tokens=0).sampling
+def test_neutral_values_are_dropped():
+    sampling = validate_single(repetition_penalty=1.0, frequency_penalty=0.0, top_k=512, top_n_tokens=0).sampling
     assert (sampling.repetition_penalty, sampling.top_k) == (0, 0)
 
 
-def test_a_prompt_may_be_cut_to_its_last_tokens():
-    assert request(prompt="weaving", truncate=3).prompt == tuple(b"ing")
+def test_prompt_can_be_truncated_to_its_last_tokens():
+    assert validate_single(prompt="weaving", truncate=3).prompt == tuple(b"ing")
 
 
-def test_a_long_prompt_passes_when_it_is_cut():
-    assert len(request(prompt="x" * 5000, truncate=1000, max_new_tokens=1).prompt) == 1000
+def test_truncated_long_prompt_is_accepted():
+    assert len(validate_single(prompt="x" * 5000, truncate=1000, max_new_tokens=1).prompt) == 1000
 
 
-def test_messages_become_a_prompt_by_the_template():
-    [choice] = choices(prompt=Conversation(({"role": "user", "content": "hi"},)))
+def test_chat_template_renders_messages_into_the_prompt():
+    [choice] = validate(prompt=Conversation(({"role": "user", "content": "hi"},)))
     assert choice.request.prompt == tuple(b"user: hi\nassistant: ")
-    assert choice.num_characters == 20
+    assert choice.num_prompt_characters == 20
 
 
-def test_a_refusal_speaks_in_the_words_of_the_dialect():
-    names = Names(prompt="messages", max_new_tokens="max_tokens", truncate="")
-    assert refusal(names=names, max_new_tokens=0) == "`max_tokens` must be at least 1, got 0"
-    assert refusal(names=names, prompt="") == "`messages` must not be an empty string"
-    told = refusal(names=names, prompt="x" * 1001)
+def test_rejection_uses_the_parameter_names_of_the_dialect():
+    names = ParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="")
+    assert get_validation_error(parameter_names=names, max_new_tokens=0) == "`max_tokens` must be at least 1, got 0"
+    assert get_validation_error(parameter_names=names, prompt="") == "`messages` must not be an empty string"
+    told = get_validation_error(parameter_names=names, prompt="x" * 1001)
     assert told == "`messages` must have at most 1000 tokens (--max-input-tokens), got 1001; shorten it"
-    told = refusal(names=names, prompt="x" * 1000, max_new_tokens=601)
+    told = get_validation_error(parameter_names=names, prompt="x" * 1000, max_new_tokens=601)
     assert told.startswith("`messages` (1000 tokens) and `max_tokens` (601) must be at most 1600 together")
     assert told.endswith("shorten one")
 
 
-def test_more_tokens_than_there_are_places_are_cut_to_what_is_left():
-    assert request(max_new_tokens=100_000).max_new_tokens == 1600 - 4
+def test_max_new_tokens_is_cut_to_the_remaining_tokens():
+    assert validate_single(max_new_tokens=100_000).max_new_tokens == 1600 - 4
 
 
 def test_stop_strings_and_flags_are_passed_on():
-    made = request(stop_strings=("a", "b"), prompt_logprobs=True, watermark=True, top_n_tokens=3)
+    made = validate_single(stop_strings=("a", "b"), prompt_logprobs=True, watermark=True, top_n_tokens=3)
     assert made.stop_strings == ("a", "b")
     assert made.prompt_logprobs
     assert made.sampling.watermark
@@ -147,43 +149,43 @@ def test_stop_strings_and_flags_are_passed_on():
 
 
 def test_request_ids_are_long_and_random():
-    assert len({request().id for _ in range(3)}) == 3
-    assert len(request().id) == 32
+    assert len({validate_single().id for _ in range(3)}) == 3
+    assert len(validate_single().id) == 32
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Seeds
 
 
-def test_a_seed_leads_to_the_same_draws_everywhere():
-    assert request(do_sample=True, seed=7).key == draw_key(7, 0) == 0xea9aacf0f672956f
+def test_seed_gives_the_same_random_key_everywhere():
+    assert validate_single(do_sample=True, seed=7).random_key == make_random_key(7, 0) == 0xea9aacf0f672956f
 
 
-def test_a_seed_that_was_drawn_can_be_sent_again():
-    [choice] = choices(do_sample=True)
+def test_generated_seed_can_be_sent_again():
+    [choice] = validate(do_sample=True)
     assert 0 <= choice.seed < 2**53
-    assert request(do_sample=True, seed=choice.seed).key == choice.request.key
+    assert validate_single(do_sample=True, seed=choice.seed).random_key == choice.request.random_key
 
 
-def test_every_choice_has_a_seed_of_its_own():
-    first, second = choices(do_sample=True, best_of=2)
+def test_every_choice_has_its_own_seed():
+    first, second = validate(do_sample=True, best_of=2)
     assert first.seed != second.seed
-    assert request(do_sample=True, seed=second.seed).key == second.request.key
+    assert validate_single(do_sample=True, seed=second.seed).random_key == second.request.random_key
 
 
 def test_greedy_requests_have_no_seed():
-    [choice] = choices(seed=7)
+    [choice] = validate(seed=7)
     assert choice.seed is None
 
 
-def test_the_largest_seed_is_a_seed():
-    assert request(do_sample=True, seed=2**64 - 1).key == draw_key(2**64 - 1, 0)
+def test_largest_seed_is_accepted():
+    assert validate_single(do_sample=True, seed=2**64 - 1).random_key == make_random_key(2**64 - 1, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Rejections, in the order of the checks
 
-REFUSALS = [
+REJECTED_INPUTS = [
     ({"best_of": 3}, "`best_of` must be at most 2 (--max-best-of), got 3"),
     ({"best_of": 2}, "`best_of` is 2, but nothing is sampled"),
     ({"temperature": 0.0}, "`temperature` must be above 0, got 0.0"),
@@ -210,109 +212,110 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "message"), REFUSALS, ids=[message.split("`")[1] for _, message in REFUSALS])
-def test_a_refusal_names_field_limit_and_value(wanted, message):
-    assert refusal(**{"prompt": "x" * 1000} | wanted).startswith(message)
+@pytest.mark.parametrize(("wanted", "message"), REJECTED_INPUTS,
+                         ids=[message.split("`")[1] for _, message in REJECTED_INPUTS])
+def test_rejection_names_field_limit_and_value(wanted, message):
+    assert get_validation_error(**{"prompt": "x" * 1000} | wanted).startswith(message)
 
 
-@pytest.mark.parametrize("index", [
-    index for index in range(2, len(REFUSALS) - 2) if REFUSALS[index][0].keys() != REFUSALS[index + 1][0].keys()])
-def test_the_first_rule_that_is_broken_is_told(index):
-    (earlier, message), (later, _) = REFUSALS[index], REFUSALS[index + 1]
-    assert refusal(**{"prompt": "x" * 1000} | later | earlier).startswith(message)
+@pytest.mark.parametrize("index", [index for index in range(2, len(REJECTED_INPUTS) - 2)
+                                   if REJECTED_INPUTS[index][0].keys() != REJECTED_INPUTS[index + 1][0].keys()])
+def test_first_violated_rule_is_reported(index):
+    (earlier, message), (later, _) = REJECTED_INPUTS[index], REJECTED_INPUTS[index + 1]
+    assert get_validation_error(**{"prompt": "x" * 1000} | later | earlier).startswith(message)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
 @pytest.mark.parametrize("name", [
     "temperature", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_p", "typical_p"])
-def test_numbers_that_a_shard_could_not_hold_are_refused(name, value):
-    assert refusal(**{name: value}).startswith(f"`{name}` must be a finite 32-bit number")
+def test_numbers_beyond_32_bit_floats_are_rejected(name, value):
+    assert get_validation_error(**{name: value}).startswith(f"`{name}` must be a finite 32-bit number")
 
 
-def test_a_value_that_rounds_to_a_bound_counts_as_the_bound():
-    assert "`temperature` must be above 0" in refusal(temperature=1e-60)
-    assert "`top_p` must be above 0 and below 1" in refusal(top_p=1 - 1e-12)
+def test_value_that_rounds_to_a_bound_counts_as_the_bound():
+    assert "`temperature` must be above 0" in get_validation_error(temperature=1e-60)
+    assert "`top_p` must be above 0 and below 1" in get_validation_error(top_p=1 - 1e-12)
 
 
 @pytest.mark.parametrize("wanted", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}, {"cache_salt": "\ud800"}])
-def test_half_a_surrogate_pair_is_no_text(wanted):
-    assert "surrogate" in refusal(**wanted)
+def test_lone_surrogate_is_rejected(wanted):
+    assert "surrogate" in get_validation_error(**wanted)
 
 
 @pytest.mark.parametrize("string", ["", "x" * 1025])
-def test_stop_strings_have_a_length(string):
-    assert refusal(stop_strings=(string,))
+def test_stop_string_length_is_limited(string):
+    assert get_validation_error(stop_strings=(string,))
 
 
-def test_prompt_and_new_tokens_together_name_limit_and_values():
-    told = refusal(prompt="x" * 1000, max_new_tokens=601)
+def test_total_length_error_names_limit_and_values():
+    told = get_validation_error(prompt="x" * 1000, max_new_tokens=601)
     assert told.startswith("`inputs` (1000 tokens) and `max_new_tokens` (601) must be at most 1600 together")
 
 
-def test_only_1024_new_tokens_must_fit():
-    assert request(prompt="x" * 576, max_new_tokens=4_000_000_000).max_new_tokens == 1024
-    assert "--max-total-tokens" in refusal(prompt="x" * 577, max_new_tokens=4_000_000_000)
+def test_only_1024_of_many_requested_new_tokens_must_fit():
+    assert validate_single(prompt="x" * 576, max_new_tokens=4_000_000_000).max_new_tokens == 1024
+    assert "--max-total-tokens" in get_validation_error(prompt="x" * 577, max_new_tokens=4_000_000_000)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tenants, request ids and timeouts
 
 
-def test_the_tenant_and_its_priority_are_passed_on():
-    made = request(tenant=TENANT, priority=-10)
+def test_tenant_and_priority_are_passed_on():
+    made = validate_single(tenant=TENANT, priority=-10)
     assert (made.tenant, made.priority) == (TENANT, -10)
 
 
-def test_the_first_choice_has_the_id_that_the_client_knows():
-    made = choices(request_id="mine", best_of=2, do_sample=True)
+def test_first_choice_has_the_request_id_of_the_client():
+    made = validate(request_id="mine", best_of=2, do_sample=True)
     assert [choice.request.id for choice in made] == ["mine", "mine-2"]
 
 
-def test_the_time_that_is_left_is_counted_from_when_it_is_tokenised(monkeypatch):
+def test_timeout_is_the_time_left_after_tokenizing(monkeypatch):
     monkeypatch.setattr(validation, "now", lambda: 10.0)
-    assert request(deadline=12.5).timeout == 2.5
-    assert request().timeout is None
+    assert validate_single(deadline=12.5).timeout == 2.5
+    assert validate_single().timeout is None
 
 
-def test_what_has_no_time_left_is_not_even_submitted(monkeypatch):
+def test_request_without_time_left_is_not_submitted(monkeypatch):
     monkeypatch.setattr(validation, "now", lambda: 10.0)
     with pytest.raises(TimedOut):
-        choices(deadline=10.0)
+        validate(deadline=10.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Namespaces of the prefix cache
 
 
-def spaces(*wanted, scope="tenant"):
-    return {request(config=RouterConfig(cache_scope=scope), **each).namespace for each in wanted}
+def get_namespaces(*inputs, scope="tenant"):
+    return {validate_single(config=RouterConfig(cache_scope=scope), **each).cache_namespace for each in inputs}
 
 
-def test_tenants_share_nothing_and_neither_do_salts():
-    assert len(spaces({}, {"tenant": TENANT}, {"cache_salt": "a"}, {"cache_salt": "b"},
-                      {"cache_salt": "b", "tenant": TENANT})) == 5
+def test_tenants_and_salts_have_separate_namespaces():
+    assert len(get_namespaces({}, {"tenant": TENANT}, {"cache_salt": "a"}, {"cache_salt": "b"},
+                              {"cache_salt": "b", "tenant": TENANT})) == 5
 
 
-def test_the_same_tenant_and_salt_share():
+def test_same_tenant_and_salt_share_a_namespace():
     heavier = replace(TENANT, weight=9.0)
-    assert len(spaces({"tenant": TENANT, "cache_salt": "a"}, {"tenant": heavier, "cache_salt": "a"})) == 1
+    assert len(get_namespaces({"tenant": TENANT, "cache_salt": "a"}, {"tenant": heavier, "cache_salt": "a"})) == 1
 
 
-def test_everybody_may_share_but_for_a_salt():
-    assert len(spaces({}, {"tenant": TENANT}, scope="global")) == 1
-    assert len(spaces({}, {"cache_salt": "a"}, scope="global")) == 2
+def test_global_scope_separates_only_salts():
+    assert len(get_namespaces({}, {"tenant": TENANT}, scope="global")) == 1
+    assert len(get_namespaces({}, {"cache_salt": "a"}, scope="global")) == 2
 
 
-def test_the_blocks_of_a_prompt_have_names_in_its_namespace():
-    made = request(prompt="x" * 40)
-    assert made.block_hashes == block_hashes(made.namespace, made.prompt, 16)
+def test_prompt_blocks_are_hashed_in_their_namespace():
+    made = validate_single(prompt="x" * 40)
+    assert made.block_hashes == hash_blocks(made.cache_namespace, made.prompt, 16)
     assert len(made.block_hashes) == 2
 
 
-def test_without_a_cache_there_are_no_names():
-    made = request(config=RouterConfig(cache_scope="off"), prompt="x" * 40)
-    assert (made.namespace, made.block_hashes) == (b"", ())
+def test_disabled_cache_computes_no_hashes():
+    made = validate_single(config=RouterConfig(cache_scope="off"), prompt="x" * 40)
+    assert (made.cache_namespace, made.block_hashes) == (b"", ())
 
 
-def test_requests_for_logprobs_of_the_prompt_have_names_too():
-    assert request(prompt="x" * 40, prompt_logprobs=True).block_hashes
+def test_requests_with_prompt_logprobs_have_block_hashes():
+    assert validate_single(prompt="x" * 40, prompt_logprobs=True).block_hashes

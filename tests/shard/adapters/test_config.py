@@ -7,23 +7,31 @@ from typing import Any
 import pytest
 from peft import LoraConfig
 
-from shard.adapters.config import HONOURED, IDLE, REFUSED, AdapterConfig, described, read_adapter_config
-from shard.json_config import Given
+from shard.adapters.config import (
+    IGNORED_SETTINGS,
+    SUPPORTED_SETTINGS,
+    UNSUPPORTED_SETTINGS,
+    AdapterConfig,
+    parse_adapter_config,
+    read_adapter_config,
+)
+from shard.json_config import JsonConfig
 
-USUAL = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+VALID_CONFIG = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
 
 
-def read(**changes: Any) -> AdapterConfig:
-    return described(Given(USUAL | changes, "adapter_config.json"))
+def parse_changed_config(**changes: Any) -> AdapterConfig:
+    return parse_adapter_config(JsonConfig(VALID_CONFIG | changes, "adapter_config.json"))
 
 
 def test_every_field_that_peft_writes_is_known() -> None:
-    assert set(LoraConfig().to_dict()) <= HONOURED | IDLE | REFUSED.keys()
+    assert set(LoraConfig().to_dict()) <= SUPPORTED_SETTINGS | IGNORED_SETTINGS | UNSUPPORTED_SETTINGS.keys()
 
 
-def test_what_peft_writes_by_itself_is_taken() -> None:
+def test_default_peft_config_is_accepted() -> None:
     written = LoraConfig(r=8, target_modules=["q_proj"], task_type="CAUSAL_LM").to_dict()
-    assert described(Given(written | {"target_modules": ["q_proj"], "peft_type": "LORA"}, "file")).rank == 8
+    assert parse_adapter_config(JsonConfig(written | {"target_modules": ["q_proj"], "peft_type": "LORA"},
+                                           "file")).rank == 8
 
 
 @pytest.mark.parametrize(("module", "rank", "scale"), [
@@ -34,12 +42,13 @@ def test_what_peft_writes_by_itself_is_taken() -> None:
     ("layers.0.mlp.q_projection", 8, 2.0),
 ])
 def test_rank_and_scale_may_depend_on_the_module(module: str, rank: int, scale: float) -> None:
-    config = read(rank_pattern={"q_proj": 4, r"layers\.1\.mlp\.up_proj": 2}, alpha_pattern={"mlp.up_proj": 3})
-    assert (config.rank_of(module), config.scale_of(module)) == (rank, scale)
+    config = parse_changed_config(rank_pattern={"q_proj": 4, r"layers\.1\.mlp\.up_proj": 2},
+                                  alpha_pattern={"mlp.up_proj": 3})
+    assert (config.rank_for_module(module), config.scale_for_module(module)) == (rank, scale)
 
 
-def test_scales_may_fall_with_the_root_of_the_rank() -> None:
-    assert read(r=16, lora_alpha=8, use_rslora=True).scale_of("q_proj") == 2.0
+def test_rslora_divides_alpha_by_the_root_of_the_rank() -> None:
+    assert parse_changed_config(r=16, lora_alpha=8, use_rslora=True).scale_for_module("q_proj") == 2.0
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -71,28 +80,28 @@ def test_scales_may_fall_with_the_root_of_the_rank() -> None:
     ({"rank_pattern": {"(.*)*x": 4}}, ".*a pattern may have 256 characters"),
     ({"rank_pattern": {".*.*.*x": 4}}, ".*a pattern may have 256 characters, repeat 2 of them"),
 ])
-def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings_are_rejected_by_name(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"adapter_config.json: {reason}"):
-        read(**changes)
+        parse_changed_config(**changes)
 
 
 @pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva"])
-def test_starts_that_leave_the_base_alone_are_taken(start: object) -> None:
-    assert read(init_lora_weights=start).rank == 8
+def test_initializations_that_keep_the_base_weights_are_accepted(start: object) -> None:
+    assert parse_changed_config(init_lora_weights=start).rank == 8
 
 
 @pytest.mark.parametrize(("text", "reason"), [
     ("{", "is not JSON"),
     ("[1]", r"must be a JSON object, it is \[1\]"),
     ("[" * 100_000, "is not JSON"),
-    (json.dumps(USUAL) + " " * 2**20, "has more than 1048576 bytes"),
+    (json.dumps(VALID_CONFIG) + " " * 2**20, "has more than 1048576 bytes"),
 ])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_config_file_is_rejected(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(ValueError, match=reason):
         read_adapter_config(tmp_path)
 
 
-def test_a_folder_without_it_is_none(tmp_path: Path) -> None:
+def test_folder_without_config_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"adapter_config.json cannot be read: No such file or directory"):
         read_adapter_config(tmp_path)

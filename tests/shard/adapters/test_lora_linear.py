@@ -6,93 +6,97 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.process_memory import takes_less
+from support.process_memory import needs_less_memory
 from torch import Tensor
 
 from shard.adapters import exactness
-from shard.adapters.lora_linear import Site
-from shard.adapters.lora_torch import multiplied
-from shard.adapters.routing import Bearers, Run
-from shard.adapters.slots import Racks
-from shard.adapters.weight_slices import Portion
+from shard.adapters.lora_linear import LoraTarget
+from shard.adapters.lora_torch import multiply_tiles
+from shard.adapters.routing import AdapterRouting, AdapterRun
+from shard.adapters.slots import AdapterSlots
+from shard.adapters.weight_slices import WeightSlice
 
 CPU = torch.device("cpu")
-INPUTS, OUTPUTS = 48, 40
-RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
+NUM_INPUTS, NUM_OUTPUTS = 48, 40
+RANK_BY_ADAPTER = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
 
 
-class World:
+class AdaptedLinear:
     """A fused linear with two adapted parts; only adapters with odd ids change the second part."""
 
     def __init__(self) -> None:
-        racks = Racks()
-        self.bearers = Bearers(CPU, racks)
-        portions = [Portion("q", (OUTPUTS, INPUTS), range(OUTPUTS), range(INPUTS)),
-                    Portion("k", (16, INPUTS), range(8, 16), range(INPUTS)),
-                    Portion("k", (16, INPUTS), range(4), range(INPUTS))]
-        self.site = Site(self.bearers, portions, torch.float32, CPU)
+        adapter_slots = AdapterSlots()
+        self.adapter_routing = AdapterRouting(CPU, adapter_slots)
+        weight_slices = [WeightSlice("q", (NUM_OUTPUTS, NUM_INPUTS), range(NUM_OUTPUTS), range(NUM_INPUTS)),
+                         WeightSlice("k", (16, NUM_INPUTS), range(8, 16), range(NUM_INPUTS)),
+                         WeightSlice("k", (16, NUM_INPUTS), range(4), range(NUM_INPUTS))]
+        self.lora_target = LoraTarget(self.adapter_routing, weight_slices, torch.float32, CPU)
         self.matrices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         generator = torch.Generator().manual_seed(0)
-        for adapter, rank in RANKS.items():
-            place = racks.take(adapter, rank)
-            for number, part in enumerate(self.site.parts[:1 + adapter % 2]):
-                down = torch.randn(rank, INPUTS, generator=generator)
+        for adapter, rank in RANK_BY_ADAPTER.items():
+            slot = adapter_slots.assign(adapter, rank)
+            for number, part in enumerate(self.lora_target.parts[:1 + adapter % 2]):
+                down = torch.randn(rank, NUM_INPUTS, generator=generator)
                 up = torch.randn(part.shape[0], rank, generator=generator)
-                self.matrices[adapter, number] = part.mine(down, up)
-                self.site.added.put(place, number, *self.matrices[adapter, number])
+                self.matrices[adapter, number] = part.slice_lora_matrices(down, up)
+                self.lora_target.lora_weights.store_adapter(slot, number, *self.matrices[adapter, number])
 
-    def changed(self, x: Tensor, y: Tensor, runs: list[Run]) -> Tensor:
-        with self.bearers.rows(runs):
-            return self.site.changed(x, y.clone())
-
-
-WORLD = World()
+    def apply_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRun]) -> Tensor:
+        with self.adapter_routing.route_rows(runs):
+            return self.lora_target.apply_adapters(x, y.clone())
 
 
-@given(st.lists(st.builds(Run, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8), st.integers(0, 99))
+ADAPTED_LINEAR = AdaptedLinear()
+
+
+@given(st.lists(st.builds(AdapterRun, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
+       st.integers(0, 99))
 @settings(max_examples=200)
-def test_each_row_gets_its_own_in_any_company(runs: list[Run], seed: int) -> None:
+def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRun], seed: int) -> None:
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     torch.manual_seed(seed)
-    x, y = torch.randn(len(adapters), INPUTS), torch.randn(len(adapters), OUTPUTS + 12)
-    together = WORLD.changed(x, y, runs)
+    x, y = torch.randn(len(adapters), NUM_INPUTS), torch.randn(len(adapters), NUM_OUTPUTS + 12)
+    batched = ADAPTED_LINEAR.apply_lora(x, y, runs)
     for row, adapter in enumerate(adapters):
-        alone = WORLD.changed(x[row:row + 1], y[row:row + 1], [Run(adapter, 1)])[0]
-        assert torch.equal(together[row], alone)
+        alone = ADAPTED_LINEAR.apply_lora(x[row:row + 1], y[row:row + 1], [AdapterRun(adapter, 1)])[0]
+        assert torch.equal(batched[row], alone)
         expected = y[row].double()
-        for number, part in enumerate(WORLD.site.parts):
-            if (both := WORLD.matrices.get((adapter, number))) is not None:
+        for number, part in enumerate(ADAPTED_LINEAR.lora_target.parts):
+            if (both := ADAPTED_LINEAR.matrices.get((adapter, number))) is not None:
                 down, up = (matrix.double() for matrix in both)
-                expected[part.columns.start:part.columns.stop] += up @ (down @ x[row].double())
+                expected[part.output_columns.start:part.output_columns.stop] += up @ (down @ x[row].double())
         torch.testing.assert_close(alone.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_place_that_was_cleared_adds_nothing() -> None:
-    world = World()
-    place = world.bearers._racks.find(3)
-    assert place is not None
-    world.site.added.clear(place)
-    x, y = torch.randn(2, INPUTS), torch.randn(2, OUTPUTS + 12)
-    assert torch.equal(world.changed(x, y, [Run(3, 2)]), y)
+def test_cleared_slot_adds_nothing() -> None:
+    linear = AdaptedLinear()
+    slot = linear.adapter_routing._adapter_slots.find(3)
+    assert slot is not None
+    linear.lora_target.lora_weights.clear_slot(slot)
+    x, y = torch.randn(2, NUM_INPUTS), torch.randn(2, NUM_OUTPUTS + 12)
+    assert torch.equal(linear.apply_lora(x, y, [AdapterRun(3, 2)]), y)
 
 
-def test_the_gate_finds_a_product_whose_bits_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exactness.verdict([WORLD.site], torch.float32, CPU) == ""
+def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exactness.find_batch_dependence([ADAPTED_LINEAR.lora_target], torch.float32, CPU) == ""
 
-    def spoiled(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
-        return multiplied(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
+    def multiply_depending_on_batch_size(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
+        return multiply_tiles(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
-    monkeypatch.setattr("shard.adapters.lora_torch.multiplied", spoiled)
-    assert "adds to a product of 48 inputs and 12 outputs has other bits" in exactness.verdict(
-        [WORLD.site], torch.float32, CPU)
+    monkeypatch.setattr("shard.adapters.lora_torch.multiply_tiles", multiply_depending_on_batch_size)
+    assert "adds to a product of 48 inputs and 12 outputs has other bits" in exactness.find_batch_dependence(
+        [ADAPTED_LINEAR.lora_target], torch.float32, CPU)
 
 
-def test_an_adapter_takes_the_memory_of_one_though_there_is_room_for_more() -> None:
-    racks, numbers = Racks(), count(1)
-    site = Site(Bearers(CPU, racks), [Portion("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
+def test_one_adapter_allocates_memory_for_one_adapter_only() -> None:
+    adapter_slots, adapter_ids = AdapterSlots(), count(1)
+    lora_target = LoraTarget(AdapterRouting(CPU, adapter_slots),
+                             [WeightSlice("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
 
-    def put() -> None:
-        assert site.added.put(racks.take(next(numbers), 64), 0, down, up) == down.nbytes + up.nbytes
+    def put_adapter() -> None:
+        assert lora_target.lora_weights.store_adapter(adapter_slots.assign(next(adapter_ids), 64), 0, down,
+                                                      up) == down.nbytes + up.nbytes
 
-    assert takes_less(4 * (down.nbytes + up.nbytes), put)  # memory may come in pages of 2 MiB; all slots need 16x
+    # memory may come in pages of 2 MiB; all slots need 16x
+    assert needs_less_memory(4 * (down.nbytes + up.nbytes), put_adapter)

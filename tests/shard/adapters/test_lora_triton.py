@@ -7,247 +7,261 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.uninitialized_memory import poison_memory
+from support.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only
 
 from shard.adapters import exactness, lora_linear, lora_triton
-from shard.adapters.lora_torch import Stacks
-from shard.adapters.lora_work import StandingWork
-from shard.adapters.routing import Bearers, Run
-from shard.adapters.slots import MOST_SIZE, Place, Racks, Shelf
-from shard.adapters.weight_slices import Portion, parts_of
+from shard.adapters.lora_torch import TorchLoraWeights
+from shard.adapters.lora_work import StaticLoraWork
+from shard.adapters.routing import AdapterRouting, AdapterRun
+from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
+from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
 
 CPU = torch.device("cpu")
-CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
-SPLIT = 2 * lora_triton.PIECE  # fewer than on a GPU: the interpreter is slow, and two pieces test as much as sixteen
-INPUTS = SPLIT + 100  # so that sums have two splits, the second of which is not full
-WIDTHS = 40, 3, lora_triton.BLOCK + 9
-RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
-RUNS = st.lists(st.builds(Run, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
+TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}
+# fewer than on a GPU: the interpreter is slow, and two pieces test as much as sixteen
+SHORT_SPLIT = 2 * lora_triton.INPUTS_PER_DOT
+NUM_INPUTS = SHORT_SPLIT + 100  # so that sums have two splits, the second of which is not full
+OUTPUT_WIDTHS = 40, 3, lora_triton.OUTPUTS_PER_PROGRAM + 9
+RANK_BY_ADAPTER = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
+ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRun, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def short_splits() -> Iterator[None]:
+def shorten_splits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_triton, "SPLIT", SPLIT)
+        patch.setattr(lora_triton, "INPUTS_PER_PROGRAM", SHORT_SPLIT)
         yield
 
 
 @pytest.fixture(autouse=True)
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_memory(monkeypatch)
+def fill_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_uninitialized_with_nan(monkeypatch)
 
 
-class World:
+class LoraPair:
     """A linear of three parts, not all of which every adapter changes, by kernels and by torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        racks = Racks()
+        adapter_slots = AdapterSlots()
         self.dtype = dtype
-        self.bearers = Bearers(CPU, racks)
-        parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
-        self.ours, self.theirs = (kind(self.bearers, parts, dtype, CPU) for kind in (lora_triton.Slabs, Stacks))
-        self.places = {adapter: racks.take(adapter, rank) for adapter, rank in RANKS.items()}
+        self.adapter_routing = AdapterRouting(CPU, adapter_slots)
+        parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+                                         for width in OUTPUT_WIDTHS])
+        self.triton_lora, self.torch_lora = (kind(self.adapter_routing, parts, dtype, CPU)
+                                             for kind in (lora_triton.TritonLoraWeights, TorchLoraWeights))
+        self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank) for adapter,
+                                rank in RANK_BY_ADAPTER.items()}
         torch.manual_seed(0)
-        for adapter, rank in RANKS.items():
-            for part, width in enumerate(WIDTHS[:1 + adapter % 3]):
-                down, up = torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(width, rank)
-                sizes = [each.put(self.places[adapter], part, down, up) for each in (self.ours, self.theirs)]
+        for adapter, rank in RANK_BY_ADAPTER.items():
+            for part, width in enumerate(OUTPUT_WIDTHS[:1 + adapter % 3]):
+                down, up = torch.randn(rank, NUM_INPUTS) / NUM_INPUTS ** 0.5, torch.randn(width, rank)
+                sizes = [lora.store_adapter(self.slot_by_adapter[adapter], part, down, up)
+                         for lora in (self.triton_lora, self.torch_lora)]
                 assert sizes[0] == sizes[1]
 
-    def added(self, x: Tensor, y: Tensor, runs: list[Run], *, by_torch: bool = False) -> Tensor:
+    def add_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRun], *, by_torch: bool = False) -> Tensor:
         changed = y.clone()
-        with self.bearers.rows(runs):
-            (self.theirs if by_torch else self.ours).add(x, changed)
+        with self.adapter_routing.route_rows(runs):
+            (self.torch_lora if by_torch else self.triton_lora).add_updates(x, changed)
         return changed
 
-    def rows(self, runs: list[Run]) -> tuple[Tensor, Tensor]:
-        count = sum(run.length for run in runs)
-        return torch.randn(count, INPUTS).to(self.dtype), torch.randn(count, sum(WIDTHS)).to(self.dtype)
+    def make_random_rows(self, runs: list[AdapterRun]) -> tuple[Tensor, Tensor]:
+        num_rows = sum(run.length for run in runs)
+        return torch.randn(num_rows,
+                           NUM_INPUTS).to(self.dtype), torch.randn(num_rows, sum(OUTPUT_WIDTHS)).to(self.dtype)
 
 
-@pytest.fixture(params=CLOSE, ids=str, scope="module")
-def world(request: pytest.FixtureRequest) -> World:
-    return World(request.param)
+@pytest.fixture(params=TOLERANCE_BY_DTYPE, ids=str, scope="module")
+def lora_pair(request: pytest.FixtureRequest) -> LoraPair:
+    return LoraPair(request.param)
 
 
-@given(runs=RUNS, seed=st.integers(0, 99))
+@given(runs=ADAPTER_RUN_LISTS, seed=st.integers(0, 99))
 @settings(max_examples=6)
-def test_kernels_add_what_torch_adds(world: World, runs: list[Run], seed: int) -> None:
+def test_kernels_match_torch(lora_pair: LoraPair, runs: list[AdapterRun], seed: int) -> None:
     torch.manual_seed(seed)
-    x, y = world.rows(runs)
-    found = world.added(x, y, runs)
-    torch.testing.assert_close(found, world.added(x, y, runs, by_torch=True),
-                               rtol=CLOSE[world.dtype], atol=4 * CLOSE[world.dtype])
-    without = torch.tensor([run.adapter == 0 for run in runs for _ in range(run.length)])
-    assert torch.equal(found[without], y[without])
+    x, y = lora_pair.make_random_rows(runs)
+    found = lora_pair.add_lora(x, y, runs)
+    torch.testing.assert_close(found, lora_pair.add_lora(x, y, runs, by_torch=True),
+                               rtol=TOLERANCE_BY_DTYPE[lora_pair.dtype], atol=4 * TOLERANCE_BY_DTYPE[lora_pair.dtype])
+    rows_without_adapter = torch.tensor([run.adapter == 0 for run in runs for _ in range(run.length)])
+    assert torch.equal(found[rows_without_adapter], y[rows_without_adapter])
 
 
-@given(runs=RUNS, seed=st.integers(0, 99))
+@given(runs=ADAPTER_RUN_LISTS, seed=st.integers(0, 99))
 @settings(max_examples=4)
-def test_company_changes_no_bit(world: World, runs: list[Run], seed: int) -> None:
+def test_result_does_not_depend_on_other_rows(lora_pair: LoraPair, runs: list[AdapterRun], seed: int) -> None:
     torch.manual_seed(seed)
-    x, y = world.rows(runs)
-    together = world.added(x, y, runs)
+    x, y = lora_pair.make_random_rows(runs)
+    batched = lora_pair.add_lora(x, y, runs)
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     for row in (0, len(adapters) // 2, len(adapters) - 1):
-        alone = world.added(x[row:row + 1], y[row:row + 1], [Run(adapters[row], 1)])
-        assert torch.equal(together[row], alone[0])
+        alone = lora_pair.add_lora(x[row:row + 1], y[row:row + 1], [AdapterRun(adapters[row], 1)])
+        assert torch.equal(batched[row], alone[0])
 
 
-def test_what_is_not_rounded_yet_may_be_added_to() -> None:
+def test_output_may_have_a_wider_dtype_than_the_adapters() -> None:
     """LoRA is computed in the adapters' type; the output that it is added to keeps its own type."""
-    world, runs = World(torch.float16), [Run(1, 2), Run(0, 1), Run(5, 3)]
-    x, y = world.rows(runs)
-    found, expected = (world.added(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
+    lora_pair, runs = LoraPair(torch.float16), [AdapterRun(1, 2), AdapterRun(0, 1), AdapterRun(5, 3)]
+    x, y = lora_pair.make_random_rows(runs)
+    found, expected = (lora_pair.add_lora(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=4e-3, atol=1.6e-2)
-    assert torch.equal(world.added(x.float(), y, runs), world.added(x, y, runs))
+    assert torch.equal(lora_pair.add_lora(x.float(), y, runs), lora_pair.add_lora(x, y, runs))
 
 
-def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slot is next to that of an adapter without matrices here, for whose row the first kernel computed nothing."""
-    racks = Racks()
-    bearers = Bearers(CPU, racks)
-    parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
-    ours, x, y = lora_triton.Slabs(bearers, parts, torch.float32, CPU), torch.randn(2, INPUTS), torch.randn(2, 40)
-    places, matrices = [racks.take(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
-        torch.randn(8, INPUTS), torch.randn(40, 8))
-    ours.put(places[0], 0, *matrices)
+    adapter_slots = AdapterSlots()
+    adapter_routing = AdapterRouting(CPU, adapter_slots)
+    parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
+    triton_lora, x, y = lora_triton.TritonLoraWeights(adapter_routing, parts, torch.float32,
+                                                      CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
+    slots, matrices = [adapter_slots.assign(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
+        torch.randn(8, NUM_INPUTS), torch.randn(40, 8))
+    triton_lora.store_adapter(slots[0], 0, *matrices)
 
-    class Between:
+    class LoadAdapterBeforeExpand:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             def launch(*tensors: Tensor, **constants: int) -> None:
-                ours.put(places[2], 0, *matrices)
+                triton_lora.store_adapter(slots[2], 0, *matrices)
                 expand[grid](*tensors, **constants)
             return launch
 
-    expand = lora_triton.expand
-    with bearers.rows([Run(1, 1), Run(2, 1)]), monkeypatch.context() as patch:
-        patch.setattr(lora_triton, "expand", Between())
-        ours.add(x, changed := y.clone())
+    expand = lora_triton.lora_expand
+    with adapter_routing.route_rows([AdapterRun(1, 1), AdapterRun(2, 1)]), monkeypatch.context() as patch:
+        patch.setattr(lora_triton, "lora_expand", LoadAdapterBeforeExpand())
+        triton_lora.add_updates(x, changed := y.clone())
     assert torch.equal(changed[1], y[1])
     assert not torch.equal(changed[0], y[0])
 
 
 @pytest.mark.parametrize(("programs", "shared"), [(1, [1, 1, 1]), (12, [6, 4, 2]), (10**6, [6, 6, 6])])
-def test_programs_take_turns_where_entries_are_not_known(
-        world: World, programs: int, shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_share_work_where_the_number_of_entries_is_unknown(
+        lora_pair: LoraPair, programs: int, shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = [1, 0, 3, 5, 2, 4]
-    standing, runs = StandingWork(6, CPU), [Run(adapter, 1) for adapter in adapters]
-    x, y = world.rows(runs)
-    with world.bearers.rows(runs):
-        work = world.bearers.work
+    static_work, runs = StaticLoraWork(6, CPU), [AdapterRun(adapter, 1) for adapter in adapters]
+    x, y = lora_pair.make_random_rows(runs)
+    with lora_pair.adapter_routing.route_rows(runs):
+        work = lora_pair.adapter_routing.lora_work
     assert work is not None
-    monkeypatch.setattr(lora_triton, "PROGRAMS", programs)
-    assert lora_triton.programs(work, 1000) == 5
-    assert [lora_triton.programs(standing.of(6), others) for others in (1, 3, 6)] == shared
-    assert world.bearers.write(standing, adapters)
+    monkeypatch.setattr(lora_triton, "TARGET_PROGRAMS", programs)
+    assert lora_triton.choose_num_programs(work, 1000) == 5
+    assert [lora_triton.choose_num_programs(static_work.view_rows(6), others) for others in (1, 3, 6)] == shared
+    assert lora_pair.adapter_routing.write_static_work(static_work, adapters)
     changed = y.clone()
-    with world.bearers.standing(standing.of(6)):
-        world.ours.add(x, changed)
-    assert torch.equal(changed, world.added(x, y, runs))
+    with lora_pair.adapter_routing.use_static_work(static_work.view_rows(6)):
+        lora_pair.triton_lora.add_updates(x, changed)
+    assert torch.equal(changed, lora_pair.add_lora(x, y, runs))
 
 
-def test_it_takes_what_it_says_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory is reserved for adapters that may never be loaded: on a GPU it would be allocated at once."""
-    racks = Racks()
-    parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
-    ours, place = lora_triton.Slabs(Bearers(CPU, racks), parts, torch.float16, CPU), racks.take(1, 5)
-    ours.put(place, 0, torch.randn(5, INPUTS), torch.randn(WIDTHS[0], 5))  # compiles
-    made, zeros = list[Tensor](), ours._zeros
+    adapter_slots = AdapterSlots()
+    parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+                                     for width in OUTPUT_WIDTHS])
+    triton_lora, slot = lora_triton.TritonLoraWeights(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
+                                                      CPU), adapter_slots.assign(1, 5)
+    triton_lora.store_adapter(slot, 0, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[0], 5))  # compiles
+    allocated, original_zeros = list[Tensor](), triton_lora._make_zeros
 
-    def noted(*shape: int) -> Tensor:
-        made.append(zeros(*shape))
-        return made[-1]
+    def record_zeros(*shape: int) -> Tensor:
+        allocated.append(original_zeros(*shape))
+        return allocated[-1]
 
-    monkeypatch.setattr(ours, "_zeros", noted)
-    sizes = [ours.put(place, part, torch.randn(5, INPUTS), torch.randn(WIDTHS[part], 5)) for part in (1, 2)]
-    assert sizes == [2 * 8 * (INPUTS + WIDTHS[part]) for part in (1, 2)]
-    assert sum(sizes) == sum(one.nbytes for one in made)
-    kept = [*map(weakref.ref, made)]
-    made.clear()
-    ours.clear(place)
-    assert [one() for one in kept] == [None] * 4
-    assert not any(table.any() for table in ours._tables)
-
-
-def test_rows_may_stand_apart(world: World) -> None:
-    runs = [Run(1, 2), Run(3, 1)]
-    x, y = world.rows(runs)
-    apart = torch.full((3, INPUTS + 7), float("nan"), dtype=world.dtype)
-    apart[:, :INPUTS] = x
-    assert torch.equal(world.added(apart[:, :INPUTS], y, runs), world.added(x, y, runs))
+    monkeypatch.setattr(triton_lora, "_make_zeros", record_zeros)
+    sizes = [triton_lora.store_adapter(slot, part, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[part], 5))
+             for part in (1, 2)]
+    assert sizes == [2 * 8 * (NUM_INPUTS + OUTPUT_WIDTHS[part]) for part in (1, 2)]
+    assert sum(sizes) == sum(one.nbytes for one in allocated)
+    weak_references = [*map(weakref.ref, allocated)]
+    allocated.clear()
+    triton_lora.clear_slot(slot)
+    assert [one() for one in weak_references] == [None] * 4
+    assert not any(table.any() for table in triton_lora._address_tables)
 
 
-def test_a_place_that_was_cleared_adds_nothing_and_the_next_only_its_own() -> None:
-    world = World(torch.float32)
-    x, y = world.rows([Run(5, 2)])
-    world.ours.clear(world.places[5])
-    world.ours.clear(Racks().take(9, 128))  # a slot that was never used
-    assert torch.equal(world.added(x, y, [Run(5, 2)]), y)
-    down, up = torch.randn(33, INPUTS), torch.randn(WIDTHS[1], 33)
-    for each in (world.ours, world.theirs):
-        each.put(world.places[5], 1, down, up)
-    found = world.added(x, y, [Run(5, 2)])
+def test_input_rows_may_be_strided(lora_pair: LoraPair) -> None:
+    runs = [AdapterRun(1, 2), AdapterRun(3, 1)]
+    x, y = lora_pair.make_random_rows(runs)
+    strided = torch.full((3, NUM_INPUTS + 7), float("nan"), dtype=lora_pair.dtype)
+    strided[:, :NUM_INPUTS] = x
+    assert torch.equal(lora_pair.add_lora(strided[:, :NUM_INPUTS], y, runs), lora_pair.add_lora(x, y, runs))
+
+
+def test_cleared_slot_adds_nothing_and_its_next_adapter_only_its_own() -> None:
+    lora_pair = LoraPair(torch.float32)
+    x, y = lora_pair.make_random_rows([AdapterRun(5, 2)])
+    lora_pair.triton_lora.clear_slot(lora_pair.slot_by_adapter[5])
+    lora_pair.triton_lora.clear_slot(AdapterSlots().assign(9, 128))  # a slot that was never used
+    assert torch.equal(lora_pair.add_lora(x, y, [AdapterRun(5, 2)]), y)
+    down, up = torch.randn(33, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[1], 33)
+    for lora in (lora_pair.triton_lora, lora_pair.torch_lora):
+        lora.store_adapter(lora_pair.slot_by_adapter[5], 1, down, up)
+    found = lora_pair.add_lora(x, y, [AdapterRun(5, 2)])
     assert not torch.equal(found, y)
-    columns = slice(WIDTHS[0], WIDTHS[0] + WIDTHS[1])
+    columns = slice(OUTPUT_WIDTHS[0], OUTPUT_WIDTHS[0] + OUTPUT_WIDTHS[1])
     torch.testing.assert_close((found - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
-    assert torch.equal(found[:, :WIDTHS[0]], y[:, :WIDTHS[0]])
+    assert torch.equal(found[:, :OUTPUT_WIDTHS[0]], y[:, :OUTPUT_WIDTHS[0]])
 
 
-def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> None:
+def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     """Any row may use an adapter of any rank in a replayed step, with the same bits as in a launched step."""
-    racks = Racks()
-    bearers, standing = Bearers(CPU, racks), StandingWork(6, CPU)
-    parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
-    ours = lora_triton.Slabs(bearers, parts, torch.float32, CPU)
-    x, y = torch.randn(6, INPUTS), torch.randn(6, sum(WIDTHS))
+    adapter_slots = AdapterSlots()
+    adapter_routing, static_work = AdapterRouting(CPU, adapter_slots), StaticLoraWork(6, CPU)
+    parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+                                     for width in OUTPUT_WIDTHS])
+    triton_lora = lora_triton.TritonLoraWeights(adapter_routing, parts, torch.float32, CPU)
+    x, y = torch.randn(6, NUM_INPUTS), torch.randn(6, sum(OUTPUT_WIDTHS))
 
-    def replayed() -> Tensor:
+    def replay() -> Tensor:
         changed = y.clone()
-        with bearers.standing(standing.of(6)):
-            ours.add(x, changed)
+        with adapter_routing.use_static_work(static_work.view_rows(6)):
+            triton_lora.add_updates(x, changed)
         return changed
 
     with torch.inference_mode():  # as at warm-up
-        assert torch.equal(replayed(), y)
+        assert torch.equal(replay(), y)
     for adapter, rank in enumerate((3, 40, 3), 1):
-        ours.put(racks.take(adapter, rank), 1, torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(WIDTHS[1], rank))
-    racks.take(4, 16)  # has no matrices for this linear
+        triton_lora.store_adapter(adapter_slots.assign(adapter, rank), 1, torch.randn(rank, NUM_INPUTS) / NUM_INPUTS
+                                  ** 0.5, torch.randn(OUTPUT_WIDTHS[1], rank))
+    adapter_slots.assign(4, 16)  # has no matrices for this linear
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
-        assert bearers.write(standing, adapters)
+        assert adapter_routing.write_static_work(static_work, adapters)
         launched = y.clone()
-        with bearers.rows([Run(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))]):
-            ours.add(x, launched)
-        assert torch.equal(replayed(), launched)
+        with adapter_routing.route_rows([AdapterRun(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))]):
+            triton_lora.add_updates(x, launched)
+        assert torch.equal(replay(), launched)
         changed = [not torch.equal(*rows) for rows in zip(launched, y, strict=True)]
         assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
 
 
 @pytest.mark.parametrize("place", [
-    Place(Shelf(2 * MOST_SIZE, 0), 0, 0), Place(Shelf(8, 0), 0, lora_triton.MOST_ADAPTERS)])
-def test_what_there_is_no_room_for_is_told(world: World, place: Place) -> None:
+    AdapterSlot(RankBucket(2 * MAX_PADDED_RANK, 0), 0, 0), AdapterSlot(RankBucket(8, 0), 0, lora_triton.MAX_ADAPTERS)])
+def test_too_many_adapters_and_too_large_ranks_are_rejected(lora_pair: LoraPair, place: AdapterSlot) -> None:
     with pytest.raises(RuntimeError, match="1024 adapters can be on a GPU at once, and none of a rank above 1024"):
-        world.ours.put(place, 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
+        lora_pair.triton_lora.store_adapter(place, 0, torch.zeros(1, NUM_INPUTS), torch.zeros(OUTPUT_WIDTHS[0], 1))
 
 
-def test_what_could_not_be_copied_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is freed as soon as the slot is cleared."""
-    racks = Racks()
-    parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
-    ours, place = lora_triton.Slabs(Bearers(CPU, racks), parts, torch.float32, CPU), racks.take(1, 8)
+    adapter_slots = AdapterSlots()
+    parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
+    triton_lora, slot = lora_triton.TritonLoraWeights(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
+                                                      CPU), adapter_slots.assign(1, 8)
     with pytest.raises(RuntimeError):
-        ours.put(place, 0, torch.randn(8, INPUTS), torch.randn(41, 8))
-    assert not any(table.any() for table in ours._tables)
-    ours.clear(place)
-    assert not ours._matrices
+        triton_lora.store_adapter(slot, 0, torch.randn(8, NUM_INPUTS), torch.randn(41, 8))
+    assert not any(table.any() for table in triton_lora._address_tables)
+    triton_lora.clear_slot(slot)
+    assert not triton_lora._matrices
 
 
-def test_the_gate_looks_at_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_linear, "kernels", lambda device, module: lora_triton)
-    site = lora_linear.Site(Bearers(CPU, Racks()), [Portion("q", (24, 72), range(24), range(72))], torch.float32, CPU)
-    assert isinstance(site.added, lora_triton.Slabs)
-    assert exactness.verdict([site], torch.float32, CPU) == ""
+def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
+    lora_target = lora_linear.LoraTarget(AdapterRouting(CPU, AdapterSlots()),
+                                         [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
+    assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraWeights)
+    assert exactness.find_batch_dependence([lora_target], torch.float32, CPU) == ""

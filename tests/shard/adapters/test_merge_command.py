@@ -12,80 +12,83 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from support.core_with_workers import Loom, Thread
-from support.peft_adapters import tiny_adapter, unwarned, with_adapter
-from support.small_checkpoints import tiny_checkpoint
+from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.peft_adapters import load_with_adapter, make_tiny_adapter, suppress_peft_warnings
+from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from router.request import Request, Resource
 from shard.adapters import export, merge_command
-from shard.adapters.merge import STRATEGIES
+from shard.adapters.merge import MERGE_STRATEGIES
 
-ROOT = Path(__file__).parents[3]
-FILE = "adapter_model.safetensors"
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+REPOSITORY_ROOT = Path(__file__).parents[3]
+WEIGHTS_FILE = "adapter_model.safetensors"
+ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SEED = 11
-SOME = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
-LAYER = "base_model.model.model.layers.0."
-Q, DOWN = f"{LAYER}self_attn.q_proj.lora_A.weight", f"{LAYER}mlp.down_proj.lora_B.weight"
-Config = dict[str, Any]
-Tensors = dict[str, Tensor]
+TWO_MODULE_CONFIG = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
+LAYER_PREFIX = "base_model.model.model.layers.0."
+Q_PROJ_LORA_A, DOWN_PROJ_LORA_B = (f"{LAYER_PREFIX}self_attn.q_proj.lora_A.weight",
+                                   f"{LAYER_PREFIX}mlp.down_proj.lora_B.weight")
+LoraConfigJson = dict[str, Any]
+TensorsByName = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+def base_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
 
 
 @pytest.fixture(scope="module")
-def pair(base: Path) -> list[Path]:
-    return adapters(base, SOME, SOME)
+def adapter_pair(base_checkpoint: Path) -> list[Path]:
+    return make_adapters(base_checkpoint, TWO_MODULE_CONFIG, TWO_MODULE_CONFIG)
 
 
 @pytest.fixture
-def into(tmp_path: Path) -> Path:
+def output_folder(tmp_path: Path) -> Path:
     (tmp_path / "merged").mkdir()
     return tmp_path / "merged"
 
 
-def adapters(base: Path, *configs: Config) -> list[Path]:
-    return [tiny_adapter(base, seed=number, **config) for number, config in enumerate(configs)]
+def make_adapters(base: Path, *configs: LoraConfigJson) -> list[Path]:
+    return [make_tiny_adapter(base, seed=number, **config) for number, config in enumerate(configs)]
 
 
-def words(folders: list[Path], into: Path, /, **changes: Any) -> str:
+def make_merge_request(folders: list[Path], output_folder: Path, /, **changes: Any) -> str:
     """Return a merge request as JSON; a change to None leaves a key out."""
     weights = [0.7, 0.3, -0.4][:len(folders)]
-    usual = {"folders": list(map(str, folders)), "weights": weights, "strategy": "linear", "density": 0.5,
-             "sign": "total", "seed": SEED, "into": str(into)}
-    return json.dumps({name: value for name, value in (usual | changes).items() if value is not None})
+    default_request = {"folders": list(map(str, folders)), "weights": weights, "strategy": "linear", "density": 0.5,
+                       "sign": "total", "seed": SEED, "into": str(output_folder)}
+    return json.dumps({name: value for name, value in (default_request | changes).items() if value is not None})
 
 
-def merged(folders: list[Path], into: Path, /, **changes: Any) -> Tensors:
-    merge_command.merge(merge_command.read_order(words(folders, into, **changes)))
-    return load_file(into / FILE)
+def merge_adapters(folders: list[Path], output_folder: Path, /, **changes: Any) -> TensorsByName:
+    merge_command.merge_adapters(
+        merge_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
+    return load_file(output_folder / WEIGHTS_FILE)
 
 
-def refusal(folders: list[Path], into: Path, /, **changes: Any) -> str:
-    with pytest.raises(ValueError) as complaint:  # noqa: PT011 - callers check the text
-        merge_command.merge(merge_command.read_order(words(folders, into, **changes)))
-    return str(complaint.value)
+def get_merge_error(folders: list[Path], output_folder: Path, /, **changes: Any) -> str:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - callers check the text
+        merge_command.merge_adapters(
+            merge_command.parse_merge_request(make_merge_request(folders, output_folder, **changes)))
+    return str(error.value)
 
 
-def by_peft(base: Path, folders: list[Path], weights: list[float], **how: Any) -> PeftModel:
+def merge_with_peft(base: Path, folders: list[Path], weights: list[float], **merge_options: Any) -> PeftModel:
     names = [f"source{number}" for number in range(len(folders))]
-    with unwarned(), torch.random.fork_rng():
+    with suppress_peft_warnings(), torch.random.fork_rng():
         model = PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(base, dtype="float32"), folders[0], adapter_name=names[0])
         for name, folder in zip(names[1:], folders[1:], strict=True):
             model.load_adapter(folder, adapter_name=name)
-        seed_behind(model.base_model)
-        model.add_weighted_adapter(names, weights, "merged", **how)
+        seed_after_injection(model.base_model)
+        model.add_weighted_adapter(names, weights, "merged", **merge_options)
     model.set_adapter("merged")
     return model.eval()
 
 
-def seed_behind(model: Any) -> None:
+def seed_after_injection(model: Any) -> None:
     """Seed after a new adapter's random initialisation, which must not affect the draws of the merge."""
     inject = model.inject_adapter
 
@@ -96,56 +99,61 @@ def seed_behind(model: Any) -> None:
     model.inject_adapter = inject_and_seed
 
 
-def tensors_of(model: PeftModel) -> Tensors:
+def get_merged_tensors(model: PeftModel) -> TensorsByName:
     return get_peft_model_state_dict(model, adapter_name="merged", save_embedding_layers=False)
 
 
-def same(found: Tensors, expected: Tensors) -> None:
+def check_same_tensors(found: TensorsByName, expected: TensorsByName) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7, msg=name)
 
 
-CASES: dict[str, list[Config]] = {
-    "two alike": [SOME, SOME],
-    "three alike": [SOME, SOME, SOME],
-    "scales": [SOME | {"lora_alpha": 1}, SOME | {"lora_alpha": 32}],
-    "rank-stabilised": [SOME | {"use_rslora": True, "lora_alpha": 5}, SOME],
-    "scales by module": [SOME | {"alpha_pattern": {"q_proj": 3, r"layers\.1\.mlp\.down_proj": 20}}, SOME],
-    "ranks by module": [SOME | {"rank_pattern": {"q_proj": 8}}, SOME | {"r": 8, "rank_pattern": {"down_proj": 4}}],
-    "other modules": [SOME, {"r": 4, "target_modules": ["v_proj", "q_proj"]}, {"r": 4, "target_modules": ["up_proj"]}],
+ADAPTER_CONFIG_CASES: dict[str, list[LoraConfigJson]] = {
+    "two alike": [TWO_MODULE_CONFIG, TWO_MODULE_CONFIG],
+    "three alike": [TWO_MODULE_CONFIG, TWO_MODULE_CONFIG, TWO_MODULE_CONFIG],
+    "scales": [TWO_MODULE_CONFIG | {"lora_alpha": 1}, TWO_MODULE_CONFIG | {"lora_alpha": 32}],
+    "rank-stabilised": [TWO_MODULE_CONFIG | {"use_rslora": True, "lora_alpha": 5}, TWO_MODULE_CONFIG],
+    "scales by module": [TWO_MODULE_CONFIG | {"alpha_pattern": {"q_proj": 3, r"layers\.1\.mlp\.down_proj": 20}},
+                         TWO_MODULE_CONFIG],
+    "ranks by module": [TWO_MODULE_CONFIG | {"rank_pattern": {"q_proj": 8}},
+                        TWO_MODULE_CONFIG | {"r": 8, "rank_pattern": {"down_proj": 4}}],
+    "other modules": [TWO_MODULE_CONFIG, {"r": 4, "target_modules": ["v_proj", "q_proj"]},
+                      {"r": 4, "target_modules": ["up_proj"]}],
     "a pattern": [{"r": 4, "target_modules": r".*\.(q_proj|up_proj)"}, {"r": 4, "target_modules": r".*\.0\..*k_proj"}],
     "embedding and head": [{"r": 4, "target_modules": ["embed_tokens", "lm_head"]}] * 2,
-    "the embedding of one": [SOME, {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}],
-}
+    "the embedding of one": [TWO_MODULE_CONFIG, {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}],}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("configs", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("configs", ADAPTER_CONFIG_CASES.values(), ids=list(ADAPTER_CONFIG_CASES))
 @pytest.mark.parametrize(("strategy", "sign"), [("linear", "total"), ("ties", "total"), ("ties", "frequency")])
-def test_the_tensors_are_those_of_peft(base: Path, into: Path, configs: list[Config], strategy: str, sign: str) -> None:
-    folders, weights = adapters(base, *configs), [0.7, -0.4, 1.3][:len(configs)]
-    found = merged(folders, into, weights=weights, strategy=strategy, sign=sign)
-    same(found, tensors_of(by_peft(base, folders, weights, combination_type=strategy, density=0.5,
-                                   majority_sign_method=sign)))
+def test_merged_tensors_match_peft(base_checkpoint: Path, output_folder: Path, configs: list[LoraConfigJson],
+                                   strategy: str, sign: str) -> None:
+    folders, weights = make_adapters(base_checkpoint, *configs), [0.7, -0.4, 1.3][:len(configs)]
+    found = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, sign=sign)
+    check_same_tensors(found,
+                       get_merged_tensors(merge_with_peft(base_checkpoint, folders, weights, combination_type=strategy,
+                                                          density=0.5, majority_sign_method=sign)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("density", [0.3, 1.0])
 @pytest.mark.parametrize("strategy", ["dare_linear", "dare_ties"])
-def test_what_is_drawn_is_what_peft_draws_from_the_same_seed(
-        base: Path, into: Path, strategy: str, density: float) -> None:
+def test_dare_drops_the_same_values_as_peft_for_the_same_seed(
+        base_checkpoint: Path, output_folder: Path, strategy: str, density: float) -> None:
     """Only one kind of module: peft draws in the order of the model's modules, not of their names."""
-    folders, weights = adapters(base, *[{"r": 4, "target_modules": ["up_proj"]}] * 3), [0.7, -0.4, 1.3]
-    found = merged(folders, into, weights=weights, strategy=strategy, density=density)
-    same(found, tensors_of(by_peft(base, folders, weights, combination_type=strategy, density=density)))
+    folders, weights = make_adapters(base_checkpoint, *[{"r": 4, "target_modules": ["up_proj"]}] * 3), [0.7, -0.4, 1.3]
+    found = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, density=density)
+    check_same_tensors(found, get_merged_tensors(merge_with_peft(base_checkpoint, folders, weights,
+                                                                 combination_type=strategy, density=density)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Merged adapters in use
 
 
-def logits(model: torch.nn.Module) -> Tensor:
+def compute_logits(model: torch.nn.Module) -> Tensor:
     with torch.inference_mode():
         found: Tensor = model(input_ids=torch.tensor([range(2, 40)])).logits
     return found
@@ -153,77 +161,87 @@ def logits(model: torch.nn.Module) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["three alike", "ranks by module", "other modules", "embedding and head"])
-def test_peft_and_the_shard_go_by_it_as_by_peft_s_own(base: Path, into: Path, name: str) -> None:
-    folders = adapters(base, *CASES[name])
+def test_merged_adapter_gives_the_outputs_of_one_merged_by_peft(base_checkpoint: Path, output_folder: Path,
+                                                                name: str) -> None:
+    folders = make_adapters(base_checkpoint, *ADAPTER_CONFIG_CASES[name])
     weights = [0.7, 0.3, -0.4][:len(folders)]
-    merged(folders, into, weights=weights, strategy="ties")
-    oracle = by_peft(base, folders, weights, combination_type="ties", density=0.5)
-    torch.testing.assert_close(logits(with_adapter(base, into)), logits(oracle), rtol=1e-5, atol=1e-5)
+    merge_adapters(folders, output_folder, weights=weights, strategy="ties")
+    peft_model = merge_with_peft(base_checkpoint, folders, weights, combination_type="ties", density=0.5)
+    torch.testing.assert_close(compute_logits(load_with_adapter(base_checkpoint, output_folder)),
+                               compute_logits(peft_model), rtol=1e-5, atol=1e-5)
     prompt = tuple(range(2, 30))
-    with Loom(base, adaptable=True) as loom:
-        loom.load_adapter(1, into)
-        heard = loom.weave([Thread(Request("one", prompt, adapter=Resource("adapter", 1), max_new_tokens=16))])[0]
-    oracle.generation_config.eos_token_id = None
-    ids = oracle.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=16, pad_token_id=0)
-    assert heard.tokens == ids[0, len(prompt):].tolist()
+    with SchedulerWithWorkers(base_checkpoint, adaptable=True) as harness:
+        harness.load_adapter(1, output_folder)
+        output = harness.run_together(
+            [ScheduledRequest(Request("one", prompt, adapter=Resource("adapter", 1), max_new_tokens=16))])[0]
+    peft_model.generation_config.eos_token_id = None
+    ids = peft_model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=16, pad_token_id=0)
+    assert output.tokens == ids[0, len(prompt):].tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
-def test_layers_that_the_first_adapter_leaves_alone_are_not_lost(base: Path, into: Path, first: int) -> None:
+def test_layers_absent_from_the_first_adapter_are_not_lost(base_checkpoint: Path, output_folder: Path,
+                                                           first: int) -> None:
     """peft takes `layers_to_transform` from the first adapter and loses the layers of the other."""
-    folders = adapters(base, *({"r": 4, "target_modules": ["q_proj"], "layers_to_transform": [layer]}
-                               for layer in (first, 1 - first)))
-    found = merged(folders, into, weights=[0.5, 0.5])
-    seen = tensors_of(by_peft(base, folders, [0.5, 0.5], combination_type="linear"))
-    assert len(seen) == 2
-    same(found, seen | tensors_of(by_peft(base, folders[::-1], [0.5, 0.5], combination_type="linear")))
+    folders = make_adapters(base_checkpoint, *({"r": 4, "target_modules": ["q_proj"], "layers_to_transform": [layer]}
+                                               for layer in (first, 1 - first)))
+    found = merge_adapters(folders, output_folder, weights=[0.5, 0.5])
+    peft_tensors = get_merged_tensors(merge_with_peft(base_checkpoint, folders, [0.5, 0.5], combination_type="linear"))
+    assert len(peft_tensors) == 2
+    check_same_tensors(found, peft_tensors | get_merged_tensors(merge_with_peft(base_checkpoint, folders[::-1],
+                                                                                [0.5, 0.5], combination_type="linear")))
 
 
 @pytest.mark.slow
-def test_modules_that_the_first_adapter_excludes_are_not_lost(base: Path, into: Path) -> None:
-    folders = adapters(base, {"r": 4, "target_modules": ["v_proj"], "exclude_modules": ["q_proj"]},
-                       {"r": 4, "target_modules": ["q_proj"]})
-    same(merged(folders, into, weights=[0.5, 0.5]),
-         tensors_of(by_peft(base, folders[::-1], [0.5, 0.5], combination_type="linear")))
+def test_modules_that_the_first_adapter_excludes_are_not_lost(base_checkpoint: Path, output_folder: Path) -> None:
+    folders = make_adapters(base_checkpoint, {"r": 4, "target_modules": ["v_proj"], "exclude_modules": ["q_proj"]},
+                            {"r": 4, "target_modules": ["q_proj"]})
+    check_same_tensors(merge_adapters(folders, output_folder, weights=[0.5, 0.5]),
+                       get_merged_tensors(merge_with_peft(base_checkpoint, folders[::-1], [0.5, 0.5],
+                                                          combination_type="linear")))
 
 
 @pytest.mark.slow
-def test_a_scale_is_applied_once_where_the_first_adapter_is_rank_stabilised(base: Path, into: Path) -> None:
+def test_a_scale_is_applied_once_where_the_first_adapter_is_rank_stabilised(base_checkpoint: Path,
+                                                                            output_folder: Path) -> None:
     """In peft the order matters: the merged adapter is rank-stabilised if the first one is."""
-    folders = adapters(base, SOME | {"use_rslora": True, "lora_alpha": 5}, SOME)
-    merged(folders, into, weights=[0.7, 0.3])
-    oracle = by_peft(base, folders[::-1], [0.3, 0.7], combination_type="linear")
-    torch.testing.assert_close(logits(with_adapter(base, into)), logits(oracle), rtol=1e-5, atol=1e-5)
+    folders = make_adapters(base_checkpoint, TWO_MODULE_CONFIG | {"use_rslora": True, "lora_alpha": 5},
+                            TWO_MODULE_CONFIG)
+    merge_adapters(folders, output_folder, weights=[0.7, 0.3])
+    peft_model = merge_with_peft(base_checkpoint, folders[::-1], [0.3, 0.7], combination_type="linear")
+    torch.testing.assert_close(compute_logits(load_with_adapter(base_checkpoint, output_folder)),
+                               compute_logits(peft_model), rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Written files
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_same_order_makes_the_same_bytes(pair: list[Path], tmp_path: Path, strategy: str) -> None:
-    made = []
+@pytest.mark.parametrize("strategy", MERGE_STRATEGIES)
+def test_same_merge_request_writes_the_same_bytes(adapter_pair: list[Path], tmp_path: Path, strategy: str) -> None:
+    written = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-        merged(pair, tmp_path / name, strategy=strategy)
-        made.append(contents(tmp_path / name))
-    assert made[0] == made[1]
-    assert made[0].keys() == {FILE, "adapter_config.json"}
+        merge_adapters(adapter_pair, tmp_path / name, strategy=strategy)
+        written.append(read_folder(tmp_path / name))
+    assert written[0] == written[1]
+    assert written[0].keys() == {WEIGHTS_FILE, "adapter_config.json"}
 
 
 @pytest.mark.parametrize(("strategy", "differ"), [("ties", False), ("dare_linear", True), ("dare_ties", True)])
-def test_only_what_is_drawn_goes_by_the_seed(pair: list[Path], tmp_path: Path, strategy: str, differ: bool) -> None:
-    made = []
+def test_seed_affects_only_dare_strategies(adapter_pair: list[Path], tmp_path: Path, strategy: str,
+                                           differ: bool) -> None:
+    written = []
     for seed in (0, 2**64 - 1):
         (tmp_path / str(seed)).mkdir()
-        merged(pair, tmp_path / str(seed), strategy=strategy, seed=seed)
-        made.append(contents(tmp_path / str(seed))[FILE])
-    assert (made[0] != made[1]) == differ
+        merge_adapters(adapter_pair, tmp_path / str(seed), strategy=strategy, seed=seed)
+        written.append(read_folder(tmp_path / str(seed))[WEIGHTS_FILE])
+    assert (written[0] != written[1]) == differ
 
 
 @pytest.mark.slow
@@ -231,43 +249,46 @@ def test_only_what_is_drawn_goes_by_the_seed(pair: list[Path], tmp_path: Path, s
     (("bfloat16", "bfloat16"), torch.bfloat16), (("float16", "float16"), torch.float16),
     (("bfloat16", "float16"), torch.float32), (("bfloat16", "float32"), torch.float32),
     (("float64", "float64"), torch.float32)])
-def test_it_is_stored_in_float32_unless_all_are_narrower(
-        base: Path, into: Path, dtypes: tuple[str, str], expected: torch.dtype) -> None:
-    folders = [tiny_adapter(base, seed=number, dtype=dtype, **SOME) for number, dtype in enumerate(dtypes)]
-    found = merged(folders, into)
+def test_result_is_float32_unless_all_inputs_share_a_16_bit_dtype(
+        base_checkpoint: Path, output_folder: Path, dtypes: tuple[str, str], expected: torch.dtype) -> None:
+    folders = [make_tiny_adapter(base_checkpoint, seed=number, dtype=dtype, **TWO_MODULE_CONFIG) for number,
+               dtype in enumerate(dtypes)]
+    found = merge_adapters(folders, output_folder)
     assert {tensor.dtype for tensor in found.values()} == {expected}
-    one, other = (load_file(folder / FILE)[Q].double() for folder in folders)
+    one, other = (load_file(folder / WEIGHTS_FILE)[Q_PROJ_LORA_A].double() for folder in folders)
     exact = (0.7 * 2) ** 0.5 * one + (0.3 * 2) ** 0.5 * other
     near = 1e-6 if expected is torch.float32 else 0.01
-    torch.testing.assert_close(found[Q], exact.to(expected), rtol=near, atol=1e-6)
+    torch.testing.assert_close(found[Q_PROJ_LORA_A], exact.to(expected), rtol=near, atol=1e-6)
 
 
-def test_what_the_first_says_of_its_base_is_kept(base: Path, into: Path) -> None:
-    folders = adapters(base, SOME | {"task_type": "CAUSAL_LM"}, SOME)
-    merged(folders, into)
-    found = json.loads((into / "adapter_config.json").read_text())
-    assert (found["base_model_name_or_path"], found["task_type"]) == (str(base), "CAUSAL_LM")
+def test_base_model_and_task_type_of_the_first_adapter_are_kept(base_checkpoint: Path, output_folder: Path) -> None:
+    folders = make_adapters(base_checkpoint, TWO_MODULE_CONFIG | {"task_type": "CAUSAL_LM"}, TWO_MODULE_CONFIG)
+    merge_adapters(folders, output_folder)
+    found = json.loads((output_folder / "adapter_config.json").read_text())
+    assert (found["base_model_name_or_path"], found["task_type"]) == (str(base_checkpoint), "CAUSAL_LM")
     assert found["target_modules"] == sorted(f"model.layers.{layer}.{module}" for layer in (0, 1)
                                              for module in ("self_attn.q_proj", "mlp.down_proj"))
 
 
-def test_adapters_whose_models_were_wrapped_otherwise_go_together(pair: list[Path], into: Path, tmp_path: Path) -> None:
-    other = Path(copytree(pair[1], tmp_path / "other"))
-    rewrite(other, lambda all_: [all_.update({name.replace("model.model.layers", "model.language_model.model.layers"):
-                                              all_.pop(name)}) for name in list(all_)])
-    found = merged([pair[0], other], into)
+def test_adapters_of_differently_wrapped_models_can_be_merged(adapter_pair: list[Path], output_folder: Path,
+                                                              tmp_path: Path) -> None:
+    other = Path(copytree(adapter_pair[1], tmp_path / "other"))
+    change_tensors(other, lambda all_: [
+        all_.update({name.replace("model.model.layers", "model.language_model.model.layers"): all_.pop(name)})
+        for name in list(all_)])
+    found = merge_adapters([adapter_pair[0], other], output_folder)
     (tmp_path / "usual").mkdir()
-    same(found, merged(pair, tmp_path / "usual"))
+    check_same_tensors(found, merge_adapters(adapter_pair, tmp_path / "usual"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Rejected requests
 
 
-def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = load_file(folder / FILE)
+def change_tensors(folder: Path, change: Callable[[TensorsByName], object]) -> None:
+    tensors = load_file(folder / WEIGHTS_FILE)
     change(tensors)
-    save_file(tensors, folder / FILE)
+    save_file(tensors, folder / WEIGHTS_FILE)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -296,127 +317,140 @@ def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
     ({"seed": None}, "an order to merge is an object of density, folders, into, seed, sign, strategy, weights"),
     ({"more": 1}, "an order to merge is an object of"),
 ])
-def test_an_order_that_says_nothing_sensible_is_refused(into: Path, changes: dict[str, Any], reason: str) -> None:
-    assert reason in refusal([Path("/one"), Path("/other")], into, **changes)
-    assert list(into.iterdir()) == []
+def test_invalid_merge_requests_are_rejected(output_folder: Path, changes: dict[str, Any], reason: str) -> None:
+    assert reason in get_merge_error([Path("/one"), Path("/other")], output_folder, **changes)
+    assert list(output_folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "7", "{" * 100_000, '"linear"'])
-def test_an_order_that_is_none_is_refused(text: str) -> None:
+def test_merge_request_that_is_no_json_object_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="an order to merge is"):
-        merge_command.read_order(text)
+        merge_command.parse_merge_request(text)
 
 
-def test_different_ranks_of_a_module_are_refused(base: Path, into: Path) -> None:
-    folders = adapters(base, SOME, SOME | {"rank_pattern": {"down_proj": 6}})
-    assert refusal(folders, into) == (
+def test_different_ranks_of_a_module_are_rejected(base_checkpoint: Path, output_folder: Path) -> None:
+    folders = make_adapters(base_checkpoint, TWO_MODULE_CONFIG, TWO_MODULE_CONFIG | {"rank_pattern": {"down_proj": 6}})
+    assert get_merge_error(folders, output_folder) == (
         f"unable to merge adapters, lora configs have different ranks: 4 in {folders[0]}, 6 in {folders[1]}, for "
         f"model.layers.0.mlp.down_proj")
 
 
 @pytest.mark.slow
-def test_ranks_may_differ_where_no_module_is_shared(base: Path, into: Path) -> None:
-    folders = adapters(base, {"r": 4, "target_modules": ["q_proj"]}, {"r": 8, "target_modules": ["v_proj"]})
-    merged(folders, into, weights=[1.0, 1.0])
-    with Loom(base, adaptable=True) as loom:
-        loom.load_adapter(1, into)
+def test_ranks_may_differ_where_no_module_is_shared(base_checkpoint: Path, output_folder: Path) -> None:
+    folders = make_adapters(base_checkpoint, {"r": 4, "target_modules": ["q_proj"]},
+                            {"r": 8, "target_modules": ["v_proj"]})
+    merge_adapters(folders, output_folder, weights=[1.0, 1.0])
+    with SchedulerWithWorkers(base_checkpoint, adaptable=True) as harness:
+        harness.load_adapter(1, output_folder)
 
 
 @pytest.mark.parametrize("saved", ["lm_head", "embed_tokens"])
-def test_weights_saved_as_a_whole_are_refused_by_name(base: Path, into: Path, saved: str) -> None:
-    folders = adapters(base, SOME, SOME | {"modules_to_save": [saved]})
-    assert f"{saved}.weight, a weight as a whole (modules_to_save)" in refusal(folders, into)
+def test_adapters_with_modules_to_save_are_rejected_by_name(base_checkpoint: Path, output_folder: Path,
+                                                            saved: str) -> None:
+    folders = make_adapters(base_checkpoint, TWO_MODULE_CONFIG, TWO_MODULE_CONFIG | {"modules_to_save": [saved]})
+    assert f"{saved}.weight, a weight as a whole (modules_to_save)" in get_merge_error(folders, output_folder)
 
 
-def test_adapters_of_other_models_are_refused(pair: list[Path], into: Path, base: Path) -> None:
-    other = tiny_adapter(tiny_checkpoint(base.parent, "llama", hidden_size=128), **SOME)
-    assert "they are not of the same model: model.layers.0.mlp.down_proj is [64, " in refusal([pair[0], other], into)
+def test_adapters_of_different_models_are_rejected(adapter_pair: list[Path], output_folder: Path,
+                                                   base_checkpoint: Path) -> None:
+    other = make_tiny_adapter(make_tiny_checkpoint(base_checkpoint.parent, "llama", hidden_size=128),
+                              **TWO_MODULE_CONFIG)
+    assert "they are not of the same model: model.layers.0.mlp.down_proj is [64, " in get_merge_error(
+        [adapter_pair[0], other], output_folder)
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    (lambda all_: all_.pop(Q), "self_attn.q_proj.lora_B.weight without the other matrix of layers.0.self_attn.q_proj"),
-    (lambda all_: all_.update({Q: torch.zeros(5, 64)}), "q_proj.lora_A.weight as [5, 64] and "),
-    (lambda all_: all_.update({Q: torch.zeros(4)}), "its adapter_config.json asks for a rank of 4"),
-    (lambda all_: all_.update({Q: torch.zeros(4, 64, dtype=torch.int32)}), "is stored as I32; supported: F64, F32"),
-    (lambda all_: all_[DOWN][3].fill_(float("nan")), "down_proj.lora_B.weight has numbers that are infinite or none"),
-    (lambda all_: all_.update({f"{LAYER}self_attn.q_proj.lora_magnitude_vector": torch.zeros(64)}),
-     "q_proj.lora_magnitude_vector, which is no matrix of a LoRA"),
-], ids=range(6))
-def test_what_is_wrong_with_tensors_is_named(
-        pair: list[Path], into: Path, tmp_path: Path, change: Callable[[Tensors], object], reason: str) -> None:
-    broken = Path(copytree(pair[1], tmp_path / "broken"))
-    rewrite(broken, change)
-    found = refusal([pair[0], broken], into)
+    (lambda all_: all_.pop(Q_PROJ_LORA_A),
+     "self_attn.q_proj.lora_B.weight without the other matrix of layers.0.self_attn.q_proj"),
+    (lambda all_: all_.update({Q_PROJ_LORA_A: torch.zeros(5, 64)}), "q_proj.lora_A.weight as [5, 64] and "),
+    (lambda all_: all_.update({Q_PROJ_LORA_A: torch.zeros(4)}), "its adapter_config.json asks for a rank of 4"),
+    (lambda all_: all_.update({Q_PROJ_LORA_A: torch.zeros(4, 64, dtype=torch.int32)}),
+     "is stored as I32; supported: F64, F32"),
+    (lambda all_: all_[DOWN_PROJ_LORA_B][3].fill_(float("nan")),
+     "down_proj.lora_B.weight has numbers that are infinite or none"),
+    (lambda all_: all_.update({f"{LAYER_PREFIX}self_attn.q_proj.lora_magnitude_vector": torch.zeros(64)}),
+     "q_proj.lora_magnitude_vector, which is no matrix of a LoRA"),], ids=range(6))
+def test_invalid_tensors_are_reported_by_name(adapter_pair: list[Path], output_folder: Path, tmp_path: Path,
+                                              change: Callable[[TensorsByName], object], reason: str) -> None:
+    broken = Path(copytree(adapter_pair[1], tmp_path / "broken"))
+    change_tensors(broken, change)
+    found = get_merge_error([adapter_pair[0], broken], output_folder)
     assert reason in found
     assert str(broken) in found
 
 
-def test_a_config_that_asks_for_more_is_refused(pair: list[Path], into: Path, tmp_path: Path) -> None:
-    changed = Path(copytree(pair[1], tmp_path / "changed"))
+def test_unsupported_adapter_config_is_rejected(adapter_pair: list[Path], output_folder: Path, tmp_path: Path) -> None:
+    changed = Path(copytree(adapter_pair[1], tmp_path / "changed"))
     path = changed / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
-    assert f"{path}: use_dora is not supported" in refusal([pair[0], changed], into)
+    assert f"{path}: use_dora is not supported" in get_merge_error([adapter_pair[0], changed], output_folder)
 
 
-def test_adapters_without_any_matrix_are_refused(pair: list[Path], into: Path, tmp_path: Path) -> None:
-    empty = Path(copytree(pair[0], tmp_path / "empty"))
-    save_file({}, empty / FILE)
-    assert refusal([empty, empty], into) == "unable to merge adapters: none of them has any matrix"
+def test_adapters_without_matrices_are_rejected(adapter_pair: list[Path], output_folder: Path, tmp_path: Path) -> None:
+    empty = Path(copytree(adapter_pair[0], tmp_path / "empty"))
+    save_file({}, empty / WEIGHTS_FILE)
+    assert get_merge_error([empty, empty], output_folder) == "unable to merge adapters: none of them has any matrix"
 
 
-def test_a_folder_that_is_not_there_is_named(pair: list[Path], into: Path) -> None:
-    assert "/nowhere/adapter_config.json cannot be read: No such file or" in refusal([pair[0], Path("/nowhere")], into)
-    missing = into / "missing"
-    assert f"{missing / FILE} cannot be written: No such file or directory" == refusal(pair, missing)
+def test_missing_folder_is_reported_by_name(adapter_pair: list[Path], output_folder: Path) -> None:
+    assert "/nowhere/adapter_config.json cannot be read: No such file or" in get_merge_error(
+        [adapter_pair[0], Path("/nowhere")], output_folder)
+    missing = output_folder / "missing"
+    assert f"{missing / WEIGHTS_FILE} cannot be written: No such file or directory" == get_merge_error(adapter_pair,
+                                                                                                       missing)
 
 
 @pytest.mark.parametrize(("dtype", "weight"), [("float16", 1e12), ("float32", 1e300)])
-def test_numbers_that_became_too_large_are_refused(base: Path, into: Path, dtype: str, weight: float) -> None:
-    folders = [tiny_adapter(base, dtype=dtype, **SOME)] * 2
+def test_values_too_large_for_the_dtype_are_rejected(base_checkpoint: Path, output_folder: Path, dtype: str,
+                                                     weight: float) -> None:
+    folders = [make_tiny_adapter(base_checkpoint, dtype=dtype, **TWO_MODULE_CONFIG)] * 2
     kind = {"float16": "F16", "float32": "F32"}[dtype]
-    assert f"has numbers beyond what {kind} holds with weights of {weight}, 1.0" in refusal(
-        folders, into, weights=[weight, 1])
+    assert f"has numbers beyond what {kind} holds with weights of {weight}, 1.0" in get_merge_error(
+        folders, output_folder, weights=[weight, 1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The program
 
 
-def run(order: str, *before: str) -> tuple[int, str, str]:
-    done = subprocess.run([*before, sys.executable, "-P", "-m", "shard.adapters.merge_command", order],
-                          cwd=ROOT, check=False,
-                          env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+def run_merge_program(request_json: str, *command_prefix: str) -> tuple[int, str, str]:
+    done = subprocess.run([*command_prefix, sys.executable, "-P", "-m", "shard.adapters.merge_command", request_json],
+                          cwd=REPOSITORY_ROOT, check=False,
+                          env={"PYTHONPATH": str(REPOSITORY_ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
                           capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.slow
-def test_the_program_says_nothing_when_it_is_done(pair: list[Path], into: Path, tmp_path: Path) -> None:
-    assert run(words(pair, into, strategy="dare_ties")) == (0, "", "")
+def test_program_prints_nothing_on_success(adapter_pair: list[Path], output_folder: Path, tmp_path: Path) -> None:
+    assert run_merge_program(make_merge_request(adapter_pair, output_folder, strategy="dare_ties")) == (0, "", "")
     (tmp_path / "here").mkdir()
-    merged(pair, tmp_path / "here", strategy="dare_ties")
-    assert contents(into) == contents(tmp_path / "here")
+    merge_adapters(adapter_pair, tmp_path / "here", strategy="dare_ties")
+    assert read_folder(output_folder) == read_folder(tmp_path / "here")
 
 
-def test_the_program_says_what_is_wrong_in_a_line(
-        pair: list[Path], into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["merge", words([pair[0], Path("/no\nwhere")], into)])
+def test_program_reports_errors_on_one_line(
+        adapter_pair: list[Path], output_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv",
+                        ["merge", make_merge_request([adapter_pair[0], Path("/no\nwhere")], output_folder)])
     with pytest.raises(SystemExit) as ended:
         merge_command.main()
     assert ended.value.code == "/no where/adapter_config.json cannot be read: No such file or directory"
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_no_more_is_a_line(pair: list[Path], into: Path) -> None:
+def test_program_reports_the_file_size_limit_on_one_line(adapter_pair: list[Path], output_folder: Path) -> None:
     """`ulimit -f 2` limits files to one or two KiB, depending on the shell."""
-    code, out, said = run(words(pair, into), "sh", "-c", 'ulimit -f 2; exec "$@"', "sh")
-    assert (code, out, said) == (1, "", f"{into / FILE} cannot be written: File too large\n")
+    code, out, said = run_merge_program(make_merge_request(adapter_pair, output_folder), "sh", "-c",
+                                        'ulimit -f 2; exec "$@"', "sh")
+    assert (code, out, said) == (1, "", f"{output_folder / WEIGHTS_FILE} cannot be written: File too large\n")
 
 
-def test_a_full_disk_is_told_also_when_the_last_byte_is_on_its_way(
-        pair: list[Path], into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
+def test_full_disk_found_at_fsync_is_reported(
+        adapter_pair: list[Path], output_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.os, "fsync", full)
-    assert refusal(pair, into) == f"{into / FILE} cannot be written: No space left on device"
+    monkeypatch.setattr(export.os, "fsync", raise_disk_full)
+    assert get_merge_error(
+        adapter_pair, output_folder) == f"{output_folder / WEIGHTS_FILE} cannot be written: No space left on device"

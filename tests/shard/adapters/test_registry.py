@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.core_with_workers import Loom, Thread
-from support.peft_adapters import tiny_adapter, with_adapter
-from support.small_checkpoints import LLAMA3, tiny_checkpoint
+from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.peft_adapters import load_with_adapter, make_tiny_adapter
+from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 
 from router.request import Request, Resource
-from shard.adapters.lora_torch import Stacks
-from shard.errors import Refused
+from shard.adapters.lora_torch import TorchLoraWeights
+from shard.errors import RejectedMessage
 
-LENGTH = 16
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": LLAMA3},
+NUM_NEW_TOKENS = 16
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3_ROPE},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
     "gpt_neox": {},
@@ -33,72 +33,78 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {},
     "olmo2": {},
 }
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
+HEAD_COUNTS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
 
 
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(1000 * length + seed)
     return tuple(torch.randint(2, 512, (length,), generator=generator).tolist())
 
 
 @cache
-def answer(base: Path, adapter: Path | None, prompt: tuple[int, ...], length: int) -> list[int]:
-    model = with_adapter(base, adapter)
-    ids = model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=length, pad_token_id=0)
+def generate_with_peft(base_checkpoint: Path, adapter: Path | None, prompt: tuple[int, ...],
+                       num_tokens: int) -> list[int]:
+    model = load_with_adapter(base_checkpoint, adapter)
+    ids = model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
     return [int(token) for token in ids[0, len(prompt):]]
 
 
-def ask(number: int, length: int, **more: Any) -> Request:
-    adapter = Resource("adapter", number) if number else None
-    return Request(f"{number}-{length}", prompt(length, number), adapter=adapter, **{"max_new_tokens": LENGTH} | more)
+def make_request(adapter_id: int, prompt_length: int, **request_fields: Any) -> Request:
+    adapter = Resource("adapter", adapter_id) if adapter_id else None
+    return Request(f"{adapter_id}-{prompt_length}", make_prompt(prompt_length, adapter_id), adapter=adapter,
+                   **{"max_new_tokens": NUM_NEW_TOKENS} | request_fields)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param, **FAMILIES[request.param] | HEADS)
+@pytest.fixture(scope="module", params=FAMILY_OPTIONS)
+def base_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param,
+                                **FAMILY_OPTIONS[request.param] | HEAD_COUNTS)
 
 
-def says_what_peft_says(base: Path, adapter: Path, **settings: Any) -> None:
-    with Loom(base, **{"adaptable": True} | settings) as loom:
-        loom.load_adapter(1, adapter)
-        threads = [Thread(ask(1, 30)), Thread(ask(0, 30), 2), Thread(ask(1, 5), 3)]
-        for thread, heard in zip(threads, loom.compare(threads), strict=True):
-            wearing, request = adapter if thread.request.adapter else None, thread.request
-            assert heard.tokens == answer(base, wearing, request.prompt, request.max_new_tokens)
+def check_tokens_match_peft(base_checkpoint: Path, adapter: Path, **settings: Any) -> None:
+    with SchedulerWithWorkers(base_checkpoint, **{"adaptable": True} | settings) as harness:
+        harness.load_adapter(1, adapter)
+        scheduled_requests = [ScheduledRequest(make_request(1, 30)), ScheduledRequest(make_request(0, 30), 2),
+                              ScheduledRequest(make_request(1, 5), 3)]
+        for scheduled_request, output in zip(scheduled_requests, harness.run_and_compare(scheduled_requests),
+                                             strict=True):
+            used_adapter, request = adapter if scheduled_request.request.adapter else None, scheduled_request.request
+            assert output.tokens == generate_with_peft(base_checkpoint, used_adapter, request.prompt,
+                                                       request.max_new_tokens)
 
 
 @pytest.mark.slow
-def test_it_says_what_peft_says(base: Path) -> None:
-    says_what_peft_says(base, tiny_adapter(base, r=4))
+def test_tokens_match_peft(base_checkpoint: Path) -> None:
+    check_tokens_match_peft(base_checkpoint, make_tiny_adapter(base_checkpoint, r=4))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_it(base: Path, ranks: int) -> None:
-    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=ranks)
+def test_tokens_match_peft_on_several_ranks(base_checkpoint: Path, ranks: int) -> None:
+    check_tokens_match_peft(base_checkpoint, make_tiny_adapter(base_checkpoint, r=4), ranks=ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "falcon", "mixtral", "phi3"])
-def test_two_ranks_share_products_of_every_kind(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILIES[family] | HEADS)
-    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=2)
+def test_two_ranks_split_linears_of_every_kind(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILY_OPTIONS[family] | HEAD_COUNTS)
+    check_tokens_match_peft(base, make_tiny_adapter(base, r=4), ranks=2)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", **FAMILIES["llama"] | HEADS)
+def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", **FAMILY_OPTIONS["llama"] | HEAD_COUNTS)
 
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-CONFIGS: dict[str, dict[str, Any]] = {
+ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_CONFIGS: dict[str, dict[str, Any]] = {
     "scaled": {"r": 4, "lora_alpha": 1},
     "rank-stabilised": {"r": 8, "lora_alpha": 5, "use_rslora": True},
     "only some products": {"r": 4, "target_modules": ["q_proj", "v_proj", "down_proj"]},
-    "only one layer": {"r": 4, "target_modules": ALL, "layers_to_transform": [1]},
+    "only one layer": {"r": 4, "target_modules": ALL_MODULES, "layers_to_transform": [1]},
     "a pattern": {"r": 4, "target_modules": r".*layers\.0\.(self_attn|mlp)\.(q_proj|up_proj)"},
     "ranks and scales by module": {
-        "r": 4, "target_modules": ALL,
+        "r": 4, "target_modules": ALL_MODULES,
         "rank_pattern": {"q_proj": 8, r"layers\.1\.mlp\.up_proj": 2, "layers.0.mlp.up_proj": 6},
         "alpha_pattern": {"mlp.down_proj": 3, r".*\.v_proj": 16}},
     "the embedding": {"r": 4, "target_modules": ["embed_tokens", "o_proj"]},
@@ -110,78 +116,83 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
-def test_what_its_config_says_counts(llama: Path, config: dict[str, Any]) -> None:
-    says_what_peft_says(llama, tiny_adapter(llama, **config))
+@pytest.mark.parametrize("config", LORA_CONFIGS.values(), ids=list(LORA_CONFIGS))
+def test_adapter_config_settings_are_applied(llama_checkpoint: Path, config: dict[str, Any]) -> None:
+    check_tokens_match_peft(llama_checkpoint, make_tiny_adapter(llama_checkpoint, **config))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["only some products", "the embedding", "the head", "both"])
-def test_two_ranks_do_what_its_config_says(llama: Path, name: str) -> None:
-    says_what_peft_says(llama, tiny_adapter(llama, **CONFIGS[name]), ranks=2)
+def test_two_ranks_apply_adapter_config_settings(llama_checkpoint: Path, name: str) -> None:
+    check_tokens_match_peft(llama_checkpoint, make_tiny_adapter(llama_checkpoint, **LORA_CONFIGS[name]), ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["target_modules", "modules_to_save"])
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_where_the_head_is_the_embedding_each_is_changed_alone(
+def test_tied_head_and_embedding_are_changed_separately(
         tmp_path_factory: pytest.TempPathFactory, name: str, module: str, ranks: int) -> None:
-    base = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2", tie_word_embeddings=True, **HEADS)
+    base = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2", tie_word_embeddings=True, **HEAD_COUNTS)
     modules = {"target_modules": ["q_proj"]} | {name: [module]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft advises against it
-        says_what_peft_says(base, tiny_adapter(base, r=4, **modules), ranks=ranks)
+        check_tokens_match_peft(base, make_tiny_adapter(base, r=4, **modules), ranks=ranks)
 
 
-RANKS = (4, 8, 12, 16, 24, 32, 48, 64)
+LORA_RANKS = (4, 8, 12, 16, 24, 32, 48, 64)
 
 
 @pytest.fixture(scope="module")
-def eight(llama: Path) -> list[Path]:
+def eight_adapters(llama_checkpoint: Path) -> list[Path]:
     """Adapters of all ranks, some of them for few modules."""
-    targets = (ALL, ALL, ["q_proj", "v_proj"], ["o_proj", "down_proj"])
-    return [tiny_adapter(llama, seed=number, r=rank, target_modules=targets[number % len(targets)])
-            for number, rank in enumerate(RANKS, 1)]
+    targets = (ALL_MODULES, ALL_MODULES, ["q_proj", "v_proj"], ["o_proj", "down_proj"])
+    return [make_tiny_adapter(llama_checkpoint, seed=number, r=rank, target_modules=targets[number % len(targets)])
+            for number, rank in enumerate(LORA_RANKS, 1)]
 
 
-def company() -> list[Thread]:
+def make_requests_of_all_adapters() -> list[ScheduledRequest]:
     """Return requests for the base model and for each adapter, several of them for two of the adapters."""
     numbers = [0, *range(1, 9), 3, 3, 7, 0]
-    return [Thread(ask(number, 20 + 7 * place % 40), place // 4) for place, number in enumerate(numbers)]
+    return [ScheduledRequest(make_request(number, 20 + 7 * place % 40), place // 4) for place,
+            number in enumerate(numbers)]
 
 
-def all_right(llama: Path, eight: list[Path], loom: Loom, **settings: Any) -> None:
+def check_bits_and_peft_tokens(base_checkpoint: Path, adapters: list[Path], harness: SchedulerWithWorkers,
+                               **settings: Any) -> None:
     """Assert that every request gets the same bits as alone, and peft's tokens."""
-    for number, adapter in enumerate(eight, 1):
-        loom.load_adapter(number, adapter)
-    threads = company()
-    for thread, heard in zip(threads, loom.compare(threads, **settings), strict=True):
-        request = thread.request
-        wearing = eight[request.adapter.id - 1] if request.adapter else None
-        assert heard.tokens == answer(llama, wearing, request.prompt, request.max_new_tokens)
+    for number, adapter in enumerate(adapters, 1):
+        harness.load_adapter(number, adapter)
+    scheduled_requests = make_requests_of_all_adapters()
+    for scheduled_request, output in zip(scheduled_requests, harness.run_and_compare(scheduled_requests, **settings),
+                                         strict=True):
+        request = scheduled_request.request
+        used_adapter = adapters[request.adapter.id - 1] if request.adapter else None
+        assert output.tokens == generate_with_peft(base_checkpoint, used_adapter, request.prompt,
+                                                   request.max_new_tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("settings", [
-    {}, {"max_batch_prefill_tokens": 48}, {"prefill_policy": "pause", "look_ahead": 1}, {"losses": (3, 9)},
+    {}, {"max_batch_prefill_tokens": 48}, {"prefill_policy": "pause", "look_ahead": 1}, {"loss_steps": (3, 9)},
 ], ids=["mixed", "chunked", "paused", "lost"])
-def test_eight_adapters_and_the_base_in_one_step(
-        llama: Path, eight: list[Path], ranks: int, settings: dict[str, Any]) -> None:
-    with Loom(llama, ranks, adaptable=True) as loom:
-        all_right(llama, eight, loom, **settings)
+def test_eight_adapters_and_the_base_model_match_peft_in_one_step(
+        llama_checkpoint: Path, eight_adapters: list[Path], ranks: int, settings: dict[str, Any]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint, ranks, adaptable=True) as harness:
+        check_bits_and_peft_tokens(llama_checkpoint, eight_adapters, harness, **settings)
 
 
 @pytest.mark.slow
-def test_eight_adapters_on_two_ranks(llama: Path, eight: list[Path]) -> None:
-    with Loom(llama, 2, adaptable=True) as loom:
-        all_right(llama, eight, loom, max_batch_prefill_tokens=48, losses=(9,))
+def test_eight_adapters_match_peft_on_two_ranks(llama_checkpoint: Path, eight_adapters: list[Path]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint, 2, adaptable=True) as harness:
+        check_bits_and_peft_tokens(llama_checkpoint, eight_adapters, harness, max_batch_prefill_tokens=48,
+                                   loss_steps=(9,))
 
 
 @pytest.mark.slow
-def test_who_yields_goes_on_by_its_adapter(llama: Path, eight: list[Path]) -> None:
-    with Loom(llama, adaptable=True, num_places=16 * 16, max_total_tokens=192) as small:
-        all_right(llama, eight, small)
+def test_preempted_request_resumes_with_its_adapter(llama_checkpoint: Path, eight_adapters: list[Path]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True, num_places=16 * 16, max_total_tokens=192) as harness:
+        check_bits_and_peft_tokens(llama_checkpoint, eight_adapters, harness)
 
 
 @pytest.mark.slow
@@ -189,68 +200,73 @@ def test_who_yields_goes_on_by_its_adapter(llama: Path, eight: list[Path]) -> No
     {"dtype": "bfloat16"}, pytest.param({"dtype": "bfloat16", "ranks": 2}, marks=pytest.mark.long),
     {"quantize": "int8"},
 ], ids=["bfloat16", "bfloat16 on two ranks", "int8"])
-def test_company_changes_no_bit(llama: Path, eight: list[Path], settings: dict[str, Any]) -> None:
-    with Loom(llama, adaptable=True, **settings) as loom:
-        for number, adapter in enumerate(eight, 1):
-            loom.load_adapter(number, adapter)
-        loom.compare(company())
+def test_result_does_not_depend_on_other_requests(llama_checkpoint: Path, eight_adapters: list[Path],
+                                                  settings: dict[str, Any]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True, **settings) as harness:
+        for number, adapter in enumerate(eight_adapters, 1):
+            harness.load_adapter(number, adapter)
+        harness.run_and_compare(make_requests_of_all_adapters())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "mixtral", "phi3", "gemma2"])
-def test_company_changes_no_bit_in_other_models(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILIES[family] | HEADS)
-    with Loom(base, adaptable=True) as loom:
+def test_result_does_not_depend_on_other_requests_in_other_models(family: str,
+                                                                  tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILY_OPTIONS[family] | HEAD_COUNTS)
+    with SchedulerWithWorkers(base, adaptable=True) as harness:
         for number in (1, 2, 3):
-            loom.load_adapter(number, tiny_adapter(base, seed=number, r=4 * number))
-        loom.compare([Thread(ask(number, 10 + number), number) for number in (0, 1, 2, 3, 1, 0)])
+            harness.load_adapter(number, make_tiny_adapter(base, seed=number, r=4 * number))
+        harness.run_and_compare([ScheduledRequest(make_request(number, 10 + number), number)
+                                 for number in (0, 1, 2, 3, 1, 0)])
 
 
-def test_logprobs_of_a_prompt_are_those_of_its_adapter(llama: Path) -> None:
-    adapter = tiny_adapter(llama, r=4, target_modules=["lm_head", "q_proj"])
-    with Loom(llama, adaptable=True) as loom:
-        loom.load_adapter(1, adapter)
-        request = ask(1, 30, prompt_logprobs=True)
-        heard, _ = loom.weave([Thread(request), Thread(ask(0, 30))])
+def test_prompt_logprobs_are_computed_with_the_adapter(llama_checkpoint: Path) -> None:
+    adapter = make_tiny_adapter(llama_checkpoint, r=4, target_modules=["lm_head", "q_proj"])
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True) as harness:
+        harness.load_adapter(1, adapter)
+        request = make_request(1, 30, prompt_logprobs=True)
+        output, _ = harness.run_together([ScheduledRequest(request), ScheduledRequest(make_request(0, 30))])
     with torch.inference_mode():
-        logits = with_adapter(llama, adapter)(input_ids=torch.tensor([request.prompt])).logits[0]
+        logits = load_with_adapter(llama_checkpoint, adapter)(input_ids=torch.tensor([request.prompt])).logits[0]
     expected = logits.log_softmax(-1)[range(29), request.prompt[1:]]
-    torch.testing.assert_close(torch.tensor([heard.prompt_logprobs[place] for place in range(1, 30)]), expected,
+    torch.testing.assert_close(torch.tensor([output.prompt_logprobs[place] for place in range(1, 30)]), expected,
                                atol=1e-3, rtol=1e-3)
 
 
-def test_one_that_was_unloaded_is_gone_and_its_number_can_be_another(llama: Path, eight: list[Path]) -> None:
-    with Loom(llama, adaptable=True) as loom:
-        loom.load_adapter(1, eight[0])
-        loom.unload_adapter(1)
-        assert list(loom.everywhere("info")[0].loaded_adapters) == []
-        loom.load_adapter(1, eight[1])
-        heard = loom.weave([Thread(ask(1, 20))])[0]
-    assert heard.tokens == answer(llama, eight[1], prompt(20, 1), LENGTH)
+def test_id_of_an_unloaded_adapter_can_be_reused(llama_checkpoint: Path, eight_adapters: list[Path]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True) as harness:
+        harness.load_adapter(1, eight_adapters[0])
+        harness.unload_adapter(1)
+        assert list(harness.call_all_ranks("info")[0].loaded_adapters) == []
+        harness.load_adapter(1, eight_adapters[1])
+        output = harness.run_together([ScheduledRequest(make_request(1, 20))])[0]
+    assert output.tokens == generate_with_peft(llama_checkpoint, eight_adapters[1], make_prompt(20, 1), NUM_NEW_TOKENS)
 
 
-def test_one_for_which_there_is_no_memory_leaves_nothing_behind(
-        llama: Path, eight: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_that_does_not_fit_in_memory_is_removed_completely(
+        llama_checkpoint: Path, eight_adapters: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last part of the adapter does not fit."""
-    put, count = Stacks.put, iter(range(13, -1, -1))
+    original_put, remaining_puts = TorchLoraWeights.store_adapter, iter(range(13, -1, -1))
 
-    def put_until_it_is_full(self: Stacks, *arguments: Any) -> int:
-        if next(count):
-            return put(self, *arguments)
+    def put_until_out_of_memory(self: TorchLoraWeights, *arguments: Any) -> int:
+        if next(remaining_puts):
+            return original_put(self, *arguments)
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nMore")
 
-    with Loom(llama, adaptable=True) as loom:
+    with SchedulerWithWorkers(llama_checkpoint, adaptable=True) as harness:
         with monkeypatch.context() as patch:
-            patch.setattr(Stacks, "put", put_until_it_is_full)
-            with pytest.raises(Refused, match=r"there is no room for the adapter in .*tried to allocate 5 bytes"):
-                loom.load_adapter(1, eight[0])
-        assert list(loom.everywhere("info")[0].loaded_adapters) == []
-        loom.load_adapter(1, eight[1])
-        assert loom.weave([Thread(ask(1, 20))])[0].tokens == answer(llama, eight[1], prompt(20, 1), LENGTH)
+            patch.setattr(TorchLoraWeights, "store_adapter", put_until_out_of_memory)
+            with pytest.raises(RejectedMessage,
+                               match=r"there is no room for the adapter in .*tried to allocate 5 bytes"):
+                harness.load_adapter(1, eight_adapters[0])
+        assert list(harness.call_all_ranks("info")[0].loaded_adapters) == []
+        harness.load_adapter(1, eight_adapters[1])
+        assert harness.run_together([ScheduledRequest(make_request(1, 20))])[0].tokens == generate_with_peft(
+            llama_checkpoint, eight_adapters[1], make_prompt(20, 1), NUM_NEW_TOKENS)
 
 
-def test_without_adapters_none_is_taken(llama: Path, eight: list[Path]) -> None:
-    with Loom(llama) as loom:
-        assert not loom.infos[0].adapters
-        with pytest.raises(Refused, match="this shard takes no KIND_ADAPTER"):
-            loom.load_adapter(1, eight[0])
+def test_adapters_are_rejected_when_disabled(llama_checkpoint: Path, eight_adapters: list[Path]) -> None:
+    with SchedulerWithWorkers(llama_checkpoint) as harness:
+        assert not harness.infos[0].adapters
+        with pytest.raises(RejectedMessage, match="this shard takes no KIND_ADAPTER"):
+            harness.load_adapter(1, eight_adapters[0])

@@ -4,129 +4,133 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.adapters.lora_work import ROWS, StandingWork, Work
-from shard.adapters.routing import NONE, TILE, Bearers, Run
-from shard.adapters.slots import MOST_SIZE, Place, Racks
+from shard.adapters.lora_work import ROWS_PER_ENTRY, LoraWork, StaticLoraWork
+from shard.adapters.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRun
+from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
 
 CPU = torch.device("cpu")
-RUNS = st.lists(st.builds(Run, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
+ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRun, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
 
 
-def made(ranks: dict[int, int]) -> Bearers:
-    racks = Racks()
+def make_routing(ranks: dict[int, int]) -> AdapterRouting:
+    adapter_slots = AdapterSlots()
     for adapter, rank in ranks.items():
-        racks.take(adapter, rank)
-    return Bearers(CPU, racks)
+        adapter_slots.assign(adapter, rank)
+    return AdapterRouting(CPU, adapter_slots)
 
 
-def listed(numbers: torch.Tensor | None, count: int) -> list[int]:
-    return [*range(count)] if numbers is None else numbers.tolist()
+def list_rows(row_indices: torch.Tensor | None, num_rows: int) -> list[int]:
+    return [*range(num_rows)] if row_indices is None else row_indices.tolist()
 
 
-@given(RUNS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_tiles_hold_each_row_once_under_its_adapter(runs: list[Run], ranks: dict[int, int]) -> None:
-    bearers = made(ranks)
+@given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
+def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRun], ranks: dict[int, int]) -> None:
+    adapter_routing = make_routing(ranks)
     expected = {row: adapter for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
-    by_place = {bearers._racks.find(adapter): adapter for adapter in ranks}
+    adapter_by_slot = {adapter_routing._adapter_slots.find(adapter): adapter for adapter in ranks}
     found: dict[int, int] = {}
-    with bearers.rows(runs):
+    with adapter_routing.route_rows(runs):
         num_rows, num_found = sum(run.length for run in runs), 0
-        for tiles in bearers.tiles:
-            rows = listed(tiles.rows, num_rows)
-            held = listed(tiles.held, len(rows))
-            assert [rows[place] for place in held] == listed(tiles.targets, num_rows)
-            num_found += len(held)
-            assert len(tiles.slots) in {1, len(rows) // TILE}
-            for place in held:
-                slot = tiles.slots[place // TILE if len(tiles.slots) > 1 else 0]
-                found[rows[place]] = next(adapter for at, adapter in by_place.items()
-                                          if at is not None and (at.shelf, at.slot) == (tiles.shelf, slot))
+        for tiles in adapter_routing.tiles:
+            rows = list_rows(tiles.input_rows, num_rows)
+            unpadded_indices = list_rows(tiles.unpadded_indices, len(rows))
+            assert [rows[place] for place in unpadded_indices] == list_rows(tiles.target_rows, num_rows)
+            num_found += len(unpadded_indices)
+            assert len(tiles.slot_range) in {1, len(rows) // ROWS_PER_TILE}
+            for place in unpadded_indices:
+                slot = tiles.slot_range[place // ROWS_PER_TILE if len(tiles.slot_range) > 1 else 0]
+                found[rows[place]] = next(adapter for at, adapter in adapter_by_slot.items()
+                                          if at is not None and (at.bucket, at.index_in_bucket) == (tiles.bucket, slot))
         assert num_found == len(expected)
     assert found == expected
-    assert bearers.tiles == ()
+    assert adapter_routing.tiles == ()
 
 
-@given(RUNS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run], ranks: dict[int, int]) -> None:
-    bearers = made(ranks)
-    expected = {row: bearers._racks.find(adapter)
+@given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
+def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRun],
+                                                         ranks: dict[int, int]) -> None:
+    adapter_routing = make_routing(ranks)
+    expected = {row: adapter_routing._adapter_slots.find(adapter)
                 for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
-    with bearers.rows(runs):
-        work = bearers.work
+    with adapter_routing.route_rows(runs):
+        work = adapter_routing.lora_work
     if work is None:
         assert not expected
         return
-    taken = [place for place in expected.values() if place is not None]
-    assert (work.places, work.room) == ({*taken}, sum(place.shelf.size for place in taken))
-    assert told_by(work, bearers._racks) == expected
-    assert all(0 < count <= ROWS for *_, count, _ in work.entries.tolist())
-    assert int(work.number) == len(work.entries)
+    used_slots = [place for place in expected.values() if place is not None]
+    assert (work.used_slots, work.shrunk_size) == ({*used_slots}, sum(place.bucket.padded_rank for place in used_slots))
+    assert read_slots_by_row(work, adapter_routing._adapter_slots) == expected
+    assert all(0 < count <= ROWS_PER_ENTRY for *_, count, _ in work.entries.tolist())
+    assert int(work.num_entries) == len(work.entries)
 
 
-def told_by(work: Work, racks: Racks) -> dict[int, Place]:
+def read_slots_by_row(work: LoraWork, adapter_slots: AdapterSlots) -> dict[int, AdapterSlot]:
     """Return the slot of each row's adapter. Checks that rows do not share space in the intermediate buffer."""
-    entries = work.entries[:int(work.number)].tolist()
-    by_row = {place.row: place for place in racks._places.values()}
-    taken = [number for _, size, _, count, begin in entries for number in range(begin, begin + count * size)]
-    assert len(taken) == len(set(taken))
-    assert not taken or 0 <= min(taken) <= max(taken) < work.room
-    assert all(by_row[at].shelf.size == size for at, size, *_ in entries)
-    found = [(row, by_row[at]) for at, _, first, count, _ in entries
-             for row in work.rows.tolist()[first:first + count]]
+    entries = work.entries[:int(work.num_entries)].tolist()
+    slot_by_table_row = {place.table_row: place for place in adapter_slots._slot_of_adapter.values()}
+    used_indices = [number for _, size, _, count, begin in entries for number in range(begin, begin + count * size)]
+    assert len(used_indices) == len(set(used_indices))
+    assert not used_indices or 0 <= min(used_indices) <= max(used_indices) < work.shrunk_size
+    assert all(slot_by_table_row[at].bucket.padded_rank == size for at, size, *_ in entries)
+    found = [(row, slot_by_table_row[at]) for at, _, first, count, _ in entries
+             for row in work.row_indices.tolist()[first:first + count]]
     assert len(found) == len(dict(found))
     return dict(found)
 
 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=40), min_size=1, max_size=4),
        st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_work_that_stands_is_that_of_the_last_step(steps: list[list[int]], ranks: dict[int, int]) -> None:
-    bearers, standing = made(ranks), StandingWork(48, CPU)
-    work = standing.of(40)
+def test_static_work_is_that_of_the_last_step(steps: list[list[int]], ranks: dict[int, int]) -> None:
+    adapter_routing, static_work = make_routing(ranks), StaticLoraWork(48, CPU)
+    work = static_work.view_rows(40)
     for adapters in steps:
-        assert bearers.write(standing, adapters)
-        found = told_by(work, bearers._racks)
-        assert found == {row: bearers._racks.find(adapter) for row, adapter in enumerate(adapters) if adapter in ranks}
-    assert (work.room, work.places, len(work.entries)) == (40 * MOST_SIZE, None, 40)
-    bearers.others.add(7)
-    assert not bearers.write(standing, [1, 7])
-    assert told_by(work, bearers._racks) == found
+        assert adapter_routing.write_static_work(static_work, adapters)
+        found = read_slots_by_row(work, adapter_routing._adapter_slots)
+        assert found == {row: adapter_routing._adapter_slots.find(adapter) for row,
+                         adapter in enumerate(adapters) if adapter in ranks}
+    assert (work.shrunk_size, work.used_slots, len(work.entries)) == (40 * MAX_PADDED_RANK, None, 40)
+    adapter_routing.head_or_embedding_adapters.add(7)
+    assert not adapter_routing.write_static_work(static_work, [1, 7])
+    assert read_slots_by_row(work, adapter_routing._adapter_slots) == found
 
 
-@given(RUNS, st.data())
-def test_some_rows_in_another_order_keep_their_adapters(runs: list[Run], data: st.DataObject) -> None:
-    bearers = made({})
+@given(ADAPTER_RUN_LISTS, st.data())
+def test_selected_rows_keep_their_adapters(runs: list[AdapterRun], data: st.DataObject) -> None:
+    adapter_routing = make_routing({})
     adapters = [run.adapter for run in runs for _ in range(run.length)]
-    places = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
-    with bearers.rows(runs), bearers.chosen(torch.tensor(places)):
-        found = {row: band.adapter for band in bearers.bands for row in band.rows.tolist()}
-    assert found == {row: adapters[place] for row, place in enumerate(places) if adapters[place] != NONE}
+    selected_rows = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
+    with adapter_routing.route_rows(runs), adapter_routing.route_selected_rows(torch.tensor(selected_rows)):
+        found = {row: band.adapter for band in adapter_routing.adapter_rows for row in band.rows.tolist()}
+    assert found == {row: adapters[place] for row, place in enumerate(selected_rows) if adapters[place] != NO_ADAPTER}
 
 
-def test_who_hangs_side_by_side_is_multiplied_together() -> None:
-    bearers = made(dict.fromkeys((1, 2, 3, 4), 8) | {5: 16})
-    with bearers.rows([Run(number, 1) for number in (3, 0, 5, 1, 2)]):
-        assert [(tiles.shelf.size, tiles.slots) for tiles in bearers.tiles] == [(8, range(3)), (16, range(1))]
-    with bearers.rows([Run(1, 1), Run(3, 1)]):
-        assert [tiles.slots for tiles in bearers.tiles] == [range(1), range(2, 3)]
-    with bearers.rows([Run(1, 9), Run(2, 1)]):
-        assert [(tiles.slots, len(listed(tiles.rows, 10))) for tiles in bearers.tiles] == [
+def test_adapters_in_adjacent_slots_share_a_matmul() -> None:
+    adapter_routing = make_routing(dict.fromkeys((1, 2, 3, 4), 8) | {5: 16})
+    with adapter_routing.route_rows([AdapterRun(number, 1) for number in (3, 0, 5, 1, 2)]):
+        assert [(tiles.bucket.padded_rank, tiles.slot_range)
+                for tiles in adapter_routing.tiles] == [(8, range(3)), (16, range(1))]
+    with adapter_routing.route_rows([AdapterRun(1, 1), AdapterRun(3, 1)]):
+        assert [tiles.slot_range for tiles in adapter_routing.tiles] == [range(1), range(2, 3)]
+    with adapter_routing.route_rows([AdapterRun(1, 9), AdapterRun(2, 1)]):
+        assert [(tiles.slot_range, len(list_rows(tiles.input_rows, 10))) for tiles in adapter_routing.tiles] == [
             (range(1), 12), (range(1, 2), 8)]
 
 
-def test_rows_that_lie_as_they_should_are_not_gathered() -> None:
-    bearers = made({1: 8, 2: 8})
-    with bearers.rows([Run(1, 8)]):
-        assert bearers.tiles[0][2:] == (None, None, None)
-    with bearers.rows([Run(2, 1), Run(1, 1)]):
-        (tiles,) = bearers.tiles
-        assert (listed(tiles.rows, 2), listed(tiles.held, 8), tiles.targets) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
+def test_rows_already_in_tile_order_are_not_gathered() -> None:
+    adapter_routing = make_routing({1: 8, 2: 8})
+    with adapter_routing.route_rows([AdapterRun(1, 8)]):
+        assert adapter_routing.tiles[0][2:] == (None, None, None)
+    with adapter_routing.route_rows([AdapterRun(2, 1), AdapterRun(1, 1)]):
+        (tiles,) = adapter_routing.tiles
+        assert (list_rows(tiles.input_rows, 2), list_rows(tiles.unpadded_indices, 8),
+                tiles.target_rows) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
 
 
-def test_what_was_said_before_holds_again() -> None:
-    bearers = made({1: 8})
-    with bearers.rows([Run(1, 2)]):
-        with bearers.rows([Run(0, 2)]):
-            assert not bearers.bands
-        assert bearers.bands[0].rows.tolist() == [0, 1]
+def test_leaving_nested_routing_restores_the_outer_one() -> None:
+    adapter_routing = make_routing({1: 8})
+    with adapter_routing.route_rows([AdapterRun(1, 2)]):
+        with adapter_routing.route_rows([AdapterRun(0, 2)]):
+            assert not adapter_routing.adapter_rows
+        assert adapter_routing.adapter_rows[0].rows.tolist() == [0, 1]

@@ -4,40 +4,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.adapters.slots import WIDTH, Place, Racks, Shelf, size_for
+from shard.adapters.slots import SLOTS_PER_BUCKET, AdapterSlot, AdapterSlots, RankBucket, pad_rank
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 64), (65, 128)])
-def test_there_is_room_for_a_power_of_two(rank: int, size: int) -> None:
-    assert size_for(rank) == size
+def test_ranks_are_padded_to_a_power_of_two(rank: int, size: int) -> None:
+    assert pad_rank(rank) == size
 
 
-def test_they_hang_in_the_order_in_which_they_come_and_then_on_the_next_shelf() -> None:
-    racks = Racks()
-    taken = [racks.take(number, 16) for number in range(WIDTH + 1)]
-    assert taken == [*(Place(Shelf(16, 0), slot, slot) for slot in range(WIDTH)), Place(Shelf(16, 1), 0, WIDTH)]
-    assert racks.take(100, 32) == Place(Shelf(32, 0), 0, WIDTH + 1)
+def test_slots_are_assigned_in_order_and_then_in_the_next_bucket() -> None:
+    adapter_slots = AdapterSlots()
+    assigned = [adapter_slots.assign(number, 16) for number in range(SLOTS_PER_BUCKET + 1)]
+    assert assigned == [*(AdapterSlot(RankBucket(16, 0), slot, slot) for slot in range(SLOTS_PER_BUCKET)),
+                        AdapterSlot(RankBucket(16, 1), 0, SLOTS_PER_BUCKET)]
+    assert adapter_slots.assign(100, 32) == AdapterSlot(RankBucket(32, 0), 0, SLOTS_PER_BUCKET + 1)
 
 
-def test_what_was_freed_is_taken_first() -> None:
-    racks = Racks()
-    places = [racks.take(number, 8) for number in range(5)]
-    racks.free(2)
-    assert racks.find(2) is None
-    assert racks.take(9, 8) == places[2] == racks.find(9)
+def test_freed_slots_are_reused_first() -> None:
+    adapter_slots = AdapterSlots()
+    slots = [adapter_slots.assign(number, 8) for number in range(5)]
+    adapter_slots.release(2)
+    assert adapter_slots.find(2) is None
+    assert adapter_slots.assign(9, 8) == slots[2] == adapter_slots.find(9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([4, 16, 64]))))
-def test_rows_are_as_many_as_there_were_adapters_at_once(changes: list[tuple[int, int]]) -> None:
+def test_table_rows_are_as_few_as_the_most_adapters_at_once(changes: list[tuple[int, int]]) -> None:
     """Each adapter has a row of its own, whatever its rank."""
-    racks, there, most = Racks(), dict[int, Place](), 0
+    adapter_slots, slot_by_adapter, max_at_once = AdapterSlots(), dict[int, AdapterSlot](), 0
     for adapter, rank in changes:
-        if adapter in there:
-            racks.free(adapter)
-            del there[adapter]
+        if adapter in slot_by_adapter:
+            adapter_slots.release(adapter)
+            del slot_by_adapter[adapter]
         else:
-            there[adapter] = racks.take(adapter, rank)
-        most = max(most, len(there))
-        rows = [place.row for place in there.values()]
-        assert len(rows) == len({(place.shelf, place.slot) for place in there.values()}) == len(set(rows))
-        assert all(row < most for row in rows)
+            slot_by_adapter[adapter] = adapter_slots.assign(adapter, rank)
+        max_at_once = max(max_at_once, len(slot_by_adapter))
+        rows = [place.table_row for place in slot_by_adapter.values()]
+        assert len(rows) == len({(place.bucket, place.index_in_bucket)
+                                 for place in slot_by_adapter.values()}) == len(set(rows))
+        assert all(row < max_at_once for row in rows)

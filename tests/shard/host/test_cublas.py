@@ -10,34 +10,34 @@ from shard.host import cublas
 from shard.workers import load_decoder
 
 
-class Told:
+class RecordedTorchSettings:
     """Stand-in for torch's settings, some of which need a GPU."""
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    for name in cublas.ROOM:
+def torch_settings(monkeypatch: pytest.MonkeyPatch) -> RecordedTorchSettings:
+    for name in cublas.WORKSPACE_VARIABLES:
         monkeypatch.setenv(name, "")  # so that the old value is restored after the test
-    told = Told()
-    monkeypatch.setattr(torch.backends.cuda, "matmul", told)
-    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name: setattr(told, "library", name))
+    settings = RecordedTorchSettings()
+    monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name: setattr(settings, "library", name))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    return told
+    return settings
 
 
-def test_on_a_gpu_sums_are_not_cut_into_parts_if_bits_must_not_depend_on_company(told: Told) -> None:
-    load_decoder.compute_on(torch.device("cuda", 0), ShardConfig(exact=True))
-    assert vars(told) == {"library": "cublaslt", "allow_bf16_reduced_precision_reduction": (False, False),
-                          "allow_fp16_reduced_precision_reduction": (False, False)}
-    assert {name: os.environ[name] for name in cublas.ROOM} == cublas.ROOM
+def test_exact_mode_disables_split_sums_on_a_gpu(torch_settings: RecordedTorchSettings) -> None:
+    load_decoder.set_up_device(torch.device("cuda", 0), ShardConfig(exact=True))
+    assert vars(torch_settings) == {"library": "cublaslt", "allow_bf16_reduced_precision_reduction": (False, False),
+                                    "allow_fp16_reduced_precision_reduction": (False, False)}
+    assert {name: os.environ[name] for name in cublas.WORKSPACE_VARIABLES} == cublas.WORKSPACE_VARIABLES
 
 
-def test_otherwise_nothing_is_told(told: Told) -> None:
-    load_decoder.compute_on(torch.device("cuda", 0), ShardConfig())
-    assert vars(told) == {}
+def test_torch_settings_are_unchanged_without_exact_mode(torch_settings: RecordedTorchSettings) -> None:
+    load_decoder.set_up_device(torch.device("cuda", 0), ShardConfig())
+    assert vars(torch_settings) == {}
 
 
-def test_torch_takes_two_answers_about_sums() -> None:
+def test_torch_accepts_two_values_for_reduced_precision_reduction() -> None:
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction_split_k
     try:

@@ -6,120 +6,134 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from shard.checkpoint.reader import Weights
+from shard.checkpoint.reader import CheckpointReader
 from shard.layers import parallel_linear
-from shard.layers.parallel_linear import Part, activated_linear, column_linear, gated_linear, row_linear
-from shard.ops.activations import ActivatedLinear, PackedActivatedLinear
+from shard.layers.parallel_linear import (
+    LinearRows,
+    read_column_parallel_linear,
+    read_gated_linear,
+    read_gelu_linear,
+    read_row_parallel_linear,
+)
+from shard.ops.activations import GeluLinear, PackedGeluLinear
 from shard.ops.gated_activations import GatedLinear, PackedGatedLinear
 from shard.ops.linear import Linear
-from tests.shard.side_by_side import Neighbour, side_by_side
+from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
-INPUTS, OUTPUTS = 20, 12
+NUM_INPUTS, NUM_OUTPUTS = 20, 12
 CPU = torch.device("cpu")
-SHAPES = {
-    "gate.weight": (OUTPUTS, INPUTS), "gate.bias": (OUTPUTS,), "up.weight": (OUTPUTS, INPUTS), "up.bias": (OUTPUTS,),
-    "down.weight": (INPUTS, OUTPUTS), "down.bias": (INPUTS,)}
-TENSORS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)) for name, shape in SHAPES.items()}
-ROWS = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
+SHAPE_BY_TENSOR = {"gate.weight": (NUM_OUTPUTS, NUM_INPUTS), "gate.bias": (NUM_OUTPUTS,),
+                   "up.weight": (NUM_OUTPUTS, NUM_INPUTS), "up.bias": (NUM_OUTPUTS,),
+                   "down.weight": (NUM_INPUTS, NUM_OUTPUTS), "down.bias": (NUM_INPUTS,)}
+TENSORS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)) for name,
+           shape in SHAPE_BY_TENSOR.items()}
+INPUT_ROWS = torch.randn(5, NUM_INPUTS, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    turned = {f"turned_{name}": (tensor.mT if tensor.ndim > 1 else tensor).clone(memory_format=torch.contiguous_format)
-              for name, tensor in TENSORS.items()}
-    save_file(TENSORS | turned, folder / "model.safetensors")
+    transposed_tensors = {f"turned_{name}": (tensor.mT if tensor.ndim > 1
+                                             else tensor).clone(memory_format=torch.contiguous_format) for name,
+                          tensor in TENSORS.items()}
+    save_file(TENSORS | transposed_tensors, folder / "model.safetensors")
     return folder
 
 
-def part(name: str, rows: range = range(OUTPUTS), *, bias: bool = True) -> Part:
-    return Part(name, (OUTPUTS, INPUTS), rows, bias)
+def make_linear_rows(name: str, rows: range = range(NUM_OUTPUTS), *, bias: bool = True) -> LinearRows:
+    return LinearRows(name, (NUM_OUTPUTS, NUM_INPUTS), rows, bias)
 
 
-def expected(name: str, rows: Tensor, *, bias: bool = True) -> Tensor:
+def apply_reference_linear(name: str, rows: Tensor, *, bias: bool = True) -> Tensor:
     return functional.linear(rows, TENSORS[f"{name}.weight"], TENSORS[f"{name}.bias"] if bias else None)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_stand_side_by_side(folder: Path, bias: bool) -> None:
-    with Weights(folder, torch.float32, CPU) as weights:
-        both = column_linear(weights, [part("gate", range(3), bias=bias), part("up", range(4, 9), bias=bias)])
-    gate, up = (expected(name, ROWS, bias=bias) for name in ("gate", "up"))
-    torch.testing.assert_close(both(ROWS), torch.cat([gate[:, :3], up[:, 4:9]], dim=1))
+def test_fused_column_linear_concatenates_outputs(weights_folder: Path, bias: bool) -> None:
+    with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+        fused_linear = read_column_parallel_linear(weights, [make_linear_rows("gate", range(3), bias=bias),
+                                                             make_linear_rows("up", range(4, 9), bias=bias)])
+    gate, up = (apply_reference_linear(name, INPUT_ROWS, bias=bias) for name in ("gate", "up"))
+    torch.testing.assert_close(fused_linear(INPUT_ROWS), torch.cat([gate[:, :3], up[:, 4:9]], dim=1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("bias", [False, True])
-def test_ranks_share_a_gated_product_and_sum_the_next(folder: Path, size: int, bias: bool) -> None:
-    def run(group: Neighbour) -> Tensor:
-        mine = range(OUTPUTS * group.rank // size, OUTPUTS * (group.rank + 1) // size)
-        with Weights(folder, torch.float32, CPU) as weights:
-            gated = gated_linear(weights, part("gate", mine, bias=bias), part("up", mine, bias=bias))
-            down = row_linear(weights, group, "down", (INPUTS, OUTPUTS), mine, bias=bias)
-            return down(gated(ROWS))
+def test_ranks_split_a_gated_linear_and_sum_the_row_parallel_one(weights_folder: Path, size: int, bias: bool) -> None:
+    def run_on_rank(group: InProcessRankGroup) -> Tensor:
+        rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
+        with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+            gated = read_gated_linear(weights, make_linear_rows("gate", rank_range, bias=bias),
+                                      make_linear_rows("up", rank_range, bias=bias))
+            down = read_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=bias)
+            return down(gated(INPUT_ROWS))
 
-    gate, up = (expected(name, ROWS, bias=bias) for name in ("gate", "up"))
-    first, *others = side_by_side(size, run)
-    torch.testing.assert_close(first, expected("down", functional.silu(gate) * up, bias=bias), rtol=1e-4, atol=1e-4)
+    gate, up = (apply_reference_linear(name, INPUT_ROWS, bias=bias) for name in ("gate", "up"))
+    first, *others = run_on_ranks(size, run_on_rank)
+    torch.testing.assert_close(first, apply_reference_linear("down", functional.silu(gate) * up, bias=bias), rtol=1e-4,
+                               atol=1e-4)
     assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_ranks_share_an_activated_product_however_it_is_stored(
-        folder: Path, size: int, turned: bool, bias: bool) -> None:
+def test_ranks_split_a_gelu_linear_however_it_is_stored(
+        weights_folder: Path, size: int, turned: bool, bias: bool) -> None:
     prefix = "turned_" if turned else ""
 
-    def run(group: Neighbour) -> Tensor:
-        mine = range(OUTPUTS * group.rank // size, OUTPUTS * (group.rank + 1) // size)
-        with Weights(folder, torch.float32, CPU) as weights:
-            up = activated_linear(weights, Part(f"{prefix}up", (OUTPUTS, INPUTS), mine, bias, turned), "tanh")
-            down = row_linear(weights, group, f"{prefix}down", (INPUTS, OUTPUTS), mine, bias=bias, turned=turned)
-            return down(up(ROWS))
+    def run_on_rank(group: InProcessRankGroup) -> Tensor:
+        rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
+        with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+            up = read_gelu_linear(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
+                                                      turned), "tanh")
+            down = read_row_parallel_linear(weights, group, f"{prefix}down", (NUM_INPUTS, NUM_OUTPUTS), rank_range,
+                                            bias=bias, transposed=turned)
+            return down(up(INPUT_ROWS))
 
-    activated = functional.gelu(expected("up", ROWS, bias=bias), approximate="tanh")
-    for found in side_by_side(size, run):
-        torch.testing.assert_close(found, expected("down", activated, bias=bias), rtol=1e-4, atol=1e-4)
+    activated = functional.gelu(apply_reference_linear("up", INPUT_ROWS, bias=bias), approximate="tanh")
+    for found in run_on_ranks(size, run_on_rank):
+        torch.testing.assert_close(found, apply_reference_linear("down", activated, bias=bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_several_results_may_be_summed_at_once(folder: Path, size: int) -> None:
-    def run(group: Neighbour) -> Tensor:
-        mine = range(OUTPUTS * group.rank // size, OUTPUTS * (group.rank + 1) // size)
-        with Weights(folder, torch.float32, CPU) as weights:
-            down = row_linear(weights, group, "down", (INPUTS, OUTPUTS), mine, bias=True)
-            part = ROWS[:, mine.start:mine.stop]
-            return group.sum(down.partial(part) + down.partial(part))
+def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) -> None:
+    def run_on_rank(group: InProcessRankGroup) -> Tensor:
+        rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
+        with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+            down = read_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=True)
+            input_slice = INPUT_ROWS[:, rank_range.start:rank_range.stop]
+            return group.sum(down.forward_partial(input_slice) + down.forward_partial(input_slice))
 
-    for found in side_by_side(size, run):
-        torch.testing.assert_close(found, 2 * expected("down", ROWS[:, :OUTPUTS]), rtol=1e-4, atol=1e-4)
+    for found in run_on_ranks(size, run_on_rank):
+        torch.testing.assert_close(found, 2 * apply_reference_linear("down", INPUT_ROWS[:, :NUM_OUTPUTS]), rtol=1e-4,
+                                   atol=1e-4)
 
 
-@pytest.mark.parametrize(("packs", "kind"), [(True, PackedActivatedLinear), (False, ActivatedLinear)])
-def test_the_kind_of_activated_product_follows_from_the_processor(
-        folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, kind: type[Linear]) -> None:
-    monkeypatch.setattr(parallel_linear, "packs", lambda *_: packs)
-    with Weights(folder, torch.float32, CPU) as weights:
-        assert isinstance(activated_linear(weights, part("up"), "none"), kind)
+@pytest.mark.parametrize(("packs", "kind"), [(True, PackedGeluLinear), (False, GeluLinear)])
+def test_gelu_linear_class_depends_on_the_processor(
+        weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, kind: type[Linear]) -> None:
+    monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
+    with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+        assert isinstance(read_gelu_linear(weights, make_linear_rows("up"), "none"), kind)
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_a_gated_product_has_the_activation_of_its_model(
-        folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+def test_gated_linear_uses_the_activation_of_its_model(
+        weights_folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
     if not packs:
-        monkeypatch.setattr(parallel_linear, "packs", lambda *_: False)
-    with Weights(folder, torch.float32, CPU) as weights:
-        gated = gated_linear(weights, part("gate"), part("up"), "gelu_pytorch_tanh")
-    gate, up = (expected(name, ROWS) for name in ("gate", "up"))
-    torch.testing.assert_close(gated(ROWS), functional.gelu(gate, approximate="tanh") * up)
+        monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: False)
+    with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
+        gated = read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up"), "gelu_pytorch_tanh")
+    gate, up = (apply_reference_linear(name, INPUT_ROWS) for name in ("gate", "up"))
+    torch.testing.assert_close(gated(INPUT_ROWS), functional.gelu(gate, approximate="tanh") * up)
 
 
 @pytest.mark.parametrize(("packs", "dtype", "kind"), [
     (True, torch.float32, GatedLinear), (True, torch.float64, PackedGatedLinear), (False, torch.float32, GatedLinear)])
-def test_the_kind_of_gated_product_follows_from_type_and_processor(
-        folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, dtype: torch.dtype, kind: type[Linear]) -> None:
-    monkeypatch.setattr(parallel_linear, "packs", lambda *_: packs)
-    monkeypatch.setattr("shard.ops.gated_activations.pack", lambda weight: weight)
-    with Weights(folder, dtype, CPU) as weights:
-        assert isinstance(gated_linear(weights, part("gate"), part("up")), kind)
+def test_gated_linear_class_depends_on_dtype_and_processor(weights_folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           packs: bool, dtype: torch.dtype, kind: type[Linear]) -> None:
+    monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
+    monkeypatch.setattr("shard.ops.gated_activations.pack_weight", lambda weight: weight)
+    with CheckpointReader(weights_folder, dtype, CPU) as weights:
+        assert isinstance(read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)

@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_checkpoints import tiny_checkpoint
+from support.small_checkpoints import make_tiny_checkpoint
 
-from shard.json_config import Given
-from shard.models.qwen3_moe import dense_layers
-from shard.models.read_config import describe_model
-from shard.parallel.group import Alone
-from tests.shard.forward import agrees, read_model, usual_distance
+from shard.json_config import JsonConfig
+from shard.models.qwen3_moe import read_dense_layers
+from shard.models.read_config import parse_config_with_quantization
+from shard.parallel.group import SingleRankGroup
+from tests.shard.forward import check_decoder_matches_transformers, load_decoder_model, median_token_distance
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                           "moe_intermediate_size": 40},
     "a window, older": {"dtype": "bfloat16", "use_sliding_window": True, "sliding_window": 24, "older": True},
 }
-PUBLISHED = {  # the relevant fields of Qwen3-30B-A3B
+PUBLISHED_CONFIG = {  # the relevant fields of Qwen3-30B-A3B
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
     "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
     "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
@@ -29,42 +29,43 @@ PUBLISHED = {  # the relevant fields of Qwen3-30B-A3B
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_hidden_states_and_logits_are_transformers(
+def test_hidden_states_and_logits_match_transformers(
         tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
     for dtype, num_ranks in ((torch.float32, 1), (torch.float32, 4), (torch.bfloat16, 2)):
-        agrees(folder, dtype, num_ranks, measure=usual_distance)
+        check_decoder_matches_transformers(folder, dtype, num_ranks, distance_function=median_token_distance)
 
 
 @pytest.mark.slow
-def test_the_fast_attention_agrees(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **VARIANTS["a window, older"])
-    agrees(folder, torch.float32, backend="cpu")
+def test_cpu_attention_matches_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **VARIANTS["a window, older"])
+    check_decoder_matches_transformers(folder, torch.float32, backend="cpu")
 
 
-def test_the_first_layers_to_have_one_of_each_kind_reach_to_the_first_experts(
+def test_representative_layers_include_the_first_moe_layer(
         tmp_path_factory: pytest.TempPathFactory) -> None:
     for changes, count in (({}, 1), (VARIANTS["every other layer"], 2)):
-        folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
-        assert read_model(folder, torch.float32, Alone()).num_varied == count
+        folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
+        assert load_decoder_model(folder, torch.float32, SingleRankGroup()).num_representative_layers == count
 
 
-def test_a_published_config_is_read() -> None:
-    config = describe_model(Given(PUBLISHED, "config.json"))
-    assert (config.num_experts, config.num_chosen, config.expert_size) == (128, 8, 768)  # type: ignore[attr-defined]
-    assert config.normalised  # type: ignore[attr-defined]
-    assert config.windows == config.dense_layers == ()  # type: ignore[attr-defined]
+def test_published_config_is_parsed() -> None:
+    config = parse_config_with_quantization(JsonConfig(PUBLISHED_CONFIG, "config.json"))
+    assert (config.num_experts, config.num_experts_per_token, config.expert_intermediate_size) == (128, 8, 768)  # type: ignore[attr-defined]
+    assert config.normalize_routing_weights  # type: ignore[attr-defined]
+    assert config.sliding_windows == config.dense_layers == ()  # type: ignore[attr-defined]
 
 
-def test_the_number_of_experts_has_an_older_and_a_newer_name() -> None:
-    newer = {name: value for name, value in PUBLISHED.items() if name != "num_experts"} | {"num_local_experts": 16}
-    assert describe_model(Given(newer, "config.json")).num_experts == 16  # type: ignore[attr-defined]
+def test_both_names_of_the_number_of_experts_are_accepted() -> None:
+    newer = {name: value for name,
+             value in PUBLISHED_CONFIG.items() if name != "num_experts"} | {"num_local_experts": 16}
+    assert parse_config_with_quantization(JsonConfig(newer, "config.json")).num_experts == 16  # type: ignore[attr-defined]
 
 
-def test_layers_without_experts_are_named_or_follow_from_the_step() -> None:
-    assert dense_layers(Given({"mlp_only_layers": [1], "decoder_sparse_step": 3}, ""), 6) == (0, 1, 3, 4)
+def test_dense_layers_are_listed_or_follow_from_the_sparse_step() -> None:
+    assert read_dense_layers(JsonConfig({"mlp_only_layers": [1], "decoder_sparse_step": 3}, ""), 6) == (0, 1, 3, 4)
 
 
-def test_more_chosen_experts_than_there_are_is_an_error() -> None:
+def test_choosing_more_experts_than_there_are_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"num_experts_per_tok must be at most the number of experts \(4\), got 8"):
-        describe_model(Given(PUBLISHED | {"num_experts": 4}, "config.json"))
+        parse_config_with_quantization(JsonConfig(PUBLISHED_CONFIG | {"num_experts": 4}, "config.json"))

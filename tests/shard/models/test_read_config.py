@@ -7,66 +7,70 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_checkpoints import DYNAMIC, LINEAR, LLAMA3, YARN, tiny_checkpoint
+from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
 
-from shard.json_config import Given
-from shard.models.config import ModelConfig, Rotary
-from shard.models.read_config import describe_model, read_config
+from shard.json_config import JsonConfig
+from shard.models.config import ModelConfig, RotaryConfig
+from shard.models.read_config import parse_config_with_quantization, read_model_config
 
-LLAMA = {
+LLAMA_CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5}
-CONFIG = ModelConfig(
+EXPECTED_CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocabulary_size=512, hidden_size=64, intermediate_size=128, num_layers=2,
-    num_heads=4, num_kv_heads=2, head_dim=16, norm_epsilon=1e-5, rotary=Rotary("default", 10000.0),
-    max_positions=2048, tied=False, attention_bias=False, mlp_bias=False, dtype=torch.float32)
+    num_heads=4, num_kv_heads=2, head_dim=16, norm_epsilon=1e-5, rotary=RotaryConfig("default", 10000.0),
+    max_positions=2048, tie_word_embeddings=False, attention_bias=False, mlp_bias=False, dtype=torch.float32)
 
 
-def read(**changes: Any) -> ModelConfig:
-    return describe_model(Given(LLAMA | changes, "config.json"))
+def parse_config(**changes: Any) -> ModelConfig:
+    return parse_config_with_quantization(JsonConfig(LLAMA_CONFIG | changes, "config.json"))
 
 
 @pytest.mark.parametrize(("text", "complaint"), [
     (None, "there is no config.json"), ("{", "is not JSON"), ("[" * 100_000, "is not JSON"),
     ("[]", "is no JSON object")])
-def test_a_folder_without_a_config_holds_no_model(tmp_path: Path, text: str | None, complaint: str) -> None:
+def test_folder_without_a_valid_config_is_rejected(tmp_path: Path, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        read_config(tmp_path)
+        read_model_config(tmp_path)
 
 
-def test_a_config_is_read() -> None:
-    assert read() == CONFIG
+def test_config_is_parsed() -> None:
+    assert parse_config() == EXPECTED_CONFIG
 
 
-def test_what_older_files_leave_out_follows_from_the_rest() -> None:
-    without = {name: value for name, value in LLAMA.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
-    assert describe_model(Given(without, "")) == replace(CONFIG, num_kv_heads=4, norm_epsilon=1e-6)
+def test_settings_absent_from_old_files_have_defaults() -> None:
+    shorter_config = {name: value for name,
+                      value in LLAMA_CONFIG.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
+    assert parse_config_with_quantization(JsonConfig(shorter_config, "")) == replace(EXPECTED_CONFIG, num_kv_heads=4,
+                                                                                     norm_epsilon=1e-6)
 
 
-def test_what_a_file_says_counts() -> None:
-    config = read(head_dim=32, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, torch_dtype="bfloat16")
-    assert config == replace(CONFIG, head_dim=32, tied=True, attention_bias=True, mlp_bias=True, dtype=torch.bfloat16)
+def test_settings_of_the_file_override_defaults() -> None:
+    config = parse_config(head_dim=32, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+                          torch_dtype="bfloat16")
+    assert config == replace(EXPECTED_CONFIG, head_dim=32, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+                             dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("rope", [None, LINEAR, DYNAMIC, LLAMA3, YARN], ids=str)
-def test_older_and_newer_files_say_the_same(
+@pytest.mark.parametrize("rope", [None, LINEAR_ROPE, DYNAMIC_ROPE, LLAMA3_ROPE, YARN_ROPE], ids=str)
+def test_old_and_new_config_formats_are_equivalent(
         tmp_path_factory: pytest.TempPathFactory, family: str, rope: dict[str, Any] | None) -> None:
     changes = {"rope_parameters": rope} if rope else {}
-    new, old = (read_config(tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
+    new, old = (read_model_config(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
                 for older in (False, True))
     assert new == old
-    assert new.rotary.kind == (rope or {"rope_type": "default"})["rope_type"]
+    assert new.rotary.rope_type == (rope or {"rope_type": "default"})["rope_type"]
 
 
 @pytest.mark.parametrize(("scaling", "positions"), [
-    ({"type": "default"}, 2048), (DYNAMIC, 2048), (LLAMA3, 2048), (LINEAR, 8192), (YARN, 2048),
-    (YARN | {"original_max_position_embeddings": 2048}, 8192)], ids=str)
-def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any], positions: int) -> None:
-    assert read(rope_scaling=scaling).max_positions == positions
+    ({"type": "default"}, 2048), (DYNAMIC_ROPE, 2048), (LLAMA3_ROPE, 2048), (LINEAR_ROPE, 8192), (YARN_ROPE, 2048),
+    (YARN_ROPE | {"original_max_position_embeddings": 2048}, 8192)], ids=str)
+def test_max_positions_follow_from_rope_scaling(scaling: dict[str, Any], positions: int) -> None:
+    assert parse_config(rope_scaling=scaling).max_positions == positions
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [
@@ -87,13 +91,13 @@ def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any],
     ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number of at least 1, got 2"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
 ], ids=str)
-def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], complaint: str) -> None:
+def test_unsupported_settings_are_rejected(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        read(**changes)
+        parse_config(**changes)
 
 
-QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
-SLIDING = ["full_attention", "sliding_attention"]
+QWEN_WINDOW_CONFIG = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
+MIXED_LAYER_TYPES = ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(("changes", "windows"), [
@@ -101,34 +105,34 @@ SLIDING = ["full_attention", "sliding_attention"]
     ({"use_sliding_window": True, "max_window_layers": 1}, (0, 64)),
     ({"use_sliding_window": True}, (0, 0)),
     ({"use_sliding_window": False, "max_window_layers": 1}, ()),
-    ({"use_sliding_window": True, "layer_types": SLIDING}, (0, 64)),
-    ({"layer_types": SLIDING}, (0, 64)),
-    ({"layer_types": SLIDING, "sliding_window": None}, ())], ids=str)
-def test_windows_are_read_by_layer(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert read(**QWEN | changes).windows == windows
+    ({"use_sliding_window": True, "layer_types": MIXED_LAYER_TYPES}, (0, 64)),
+    ({"layer_types": MIXED_LAYER_TYPES}, (0, 64)),
+    ({"layer_types": MIXED_LAYER_TYPES, "sliding_window": None}, ())], ids=str)
+def test_sliding_windows_are_read_per_layer(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert parse_config(**QWEN_WINDOW_CONFIG | changes).sliding_windows == windows
 
 
 @pytest.mark.parametrize(("kinds", "complaint"), [
     (["full_attention"], "layer_types has 1 entries for num_hidden_layers 2"),
     (["full_attention", "chunked_attention"], "layer_types chunked_attention is not supported")])
-def test_layers_of_kinds_that_are_not_known_are_refused(kinds: list[str], complaint: str) -> None:
+def test_invalid_layer_types_are_rejected(kinds: list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        read(**QWEN | {"layer_types": kinds})
+        parse_config(**QWEN_WINDOW_CONFIG | {"layer_types": kinds})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "gpt2"])
-def test_a_value_of_any_kind_is_read_or_refused(family: str, tmp_path: Path) -> None:
+def test_any_setting_value_is_parsed_or_rejected_with_value_error(family: str, tmp_path: Path) -> None:
     """Any exception but ValueError ended a shard with a traceback, and it was restarted for ever."""
-    folder = tiny_checkpoint(tmp_path, family)
+    folder = make_tiny_checkpoint(tmp_path, family)
     config = json.loads((folder / "config.json").read_text())
     for name, value in product(config, (5, -1, 0.5, True, "x", [], [[]], [5], {}, {"x": []}, 1e999)):
         (folder / "config.json").write_text(json.dumps(config | {name: value}))
         with suppress(ValueError):
-            read_config(folder)
+            read_model_config(folder)
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 0}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"vocab_size": 0}))
     with pytest.raises(ValueError, match=r"config.json: vocab_size must be a whole number of at least 1, got 0"):
-        read_config(tmp_path)
+        read_model_config(tmp_path)

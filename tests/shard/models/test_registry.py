@@ -1,21 +1,22 @@
 import pytest
 import torch
-from support.small_checkpoints import FAMILIES, tiny_checkpoint
+from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 
-from shard.models.registry import ARCHITECTURES
-from shard.parallel.group import Alone
-from tests.shard.forward import read_model
+from shard.models.registry import DECODER_ARCHITECTURES
+from shard.parallel.group import SingleRankGroup
+from tests.shard.forward import load_decoder_model
 
-ALSO_SEE = {"Gemma3ForConditionalGeneration"}  # tests/shard/models/test_gemma3.py
-
-
-def test_every_family_has_its_line() -> None:
-    assert ARCHITECTURES.keys() - ALSO_SEE == {model_class.__name__ for _, model_class, _ in FAMILIES.values()}
+MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tests/shard/models/test_gemma3.py
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_every_registered_architecture_has_a_test_family() -> None:
+    assert DECODER_ARCHITECTURES.keys() - MULTIMODAL_ARCHITECTURES == {model_class.__name__ for _, model_class,
+                                                                       _ in MODEL_FAMILIES.values()}
+
+
+@pytest.mark.parametrize("family", MODEL_FAMILIES)
 @pytest.mark.parametrize("indexed", [False, True])
 def test_all_weights_of_a_model_are_read(
         tmp_path_factory: pytest.TempPathFactory, family: str, indexed: bool) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), family, indexed=indexed, dtype="bfloat16")
-    assert read_model(folder, torch.float32, Alone()).num_layers == 2
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family, indexed=indexed, dtype="bfloat16")
+    assert load_decoder_model(folder, torch.float32, SingleRankGroup()).num_layers == 2

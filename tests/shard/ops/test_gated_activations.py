@@ -17,89 +17,92 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.ops.gated_activations import (
-    GATINGS,
+    GATED_ACTIVATIONS,
     GatedLinear,
     PackedGatedLinear,
-    exact_gelu_tanh_times,
-    exact_silu_times,
+    exact_gelu_tanh_and_mul,
+    exact_silu_and_mul,
 )
 from shard.ops.linear import Linear, can_pack, make_linear
 
-Made = Callable[[Tensor, Tensor, Tensor, Tensor], Linear]
-TORCHS = {"silu": functional.silu, "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh")}
+MakeLinear = Callable[[Tensor, Tensor, Tensor, Tensor], Linear]
+TORCH_ACTIVATIONS = {"silu": functional.silu, "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh")}
 
 
-class Kind(NamedTuple):
-    make: Made
+class GatedLinearCase(NamedTuple):
+    make: MakeLinear
     dtype: torch.dtype
     activation: str
 
 
-def one_product(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor, activation: str) -> Linear:
-    return GatedLinear(make_linear(torch.cat([gate, up]), torch.cat([gate_bias, up_bias])), GATINGS[activation].exact)
+def make_single_matmul_linear(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor, activation: str) -> Linear:
+    return GatedLinear(make_linear(torch.cat([gate, up]), torch.cat([gate_bias, up_bias])),
+                       GATED_ACTIVATIONS[activation].exact)
 
 
-def two_products(*parameters: Tensor, activation: str) -> Linear:
-    return PackedGatedLinear(*parameters, operation=GATINGS[activation].on_the_way)
+def make_two_matmul_linear(*parameters: Tensor, activation: str) -> Linear:
+    return PackedGatedLinear(*parameters, onednn_activation=GATED_ACTIVATIONS[activation].onednn_fused)
 
 
-KINDS = [
-    pytest.param(Kind(partial(make, activation=activation), dtype, activation), id=f"{name}, {activation}", marks=marks)
-    for activation in GATINGS for name, make, dtype, marks in (
-        ("one product", one_product, torch.float32, ()), ("two products", two_products, torch.float32, ()),
-        ("two products in bfloat16", two_products, torch.bfloat16, pytest.mark.skipif(
+GATED_LINEAR_CASES = [
+    pytest.param(GatedLinearCase(partial(make, activation=activation), dtype, activation), id=f"{name}, {activation}",
+                 marks=marks)
+    for activation in GATED_ACTIVATIONS for name, make, dtype, marks in (
+        ("one product", make_single_matmul_linear, torch.float32, ()),
+        ("two products", make_two_matmul_linear, torch.float32, ()),
+        ("two products in bfloat16", make_two_matmul_linear, torch.bfloat16, pytest.mark.skipif(
             not can_pack(torch.bfloat16), reason="not packed on this processor")))]
 
 
-def parameters(inputs: int, outputs: int, dtype: torch.dtype) -> list[Tensor]:
+def make_parameters(inputs: int, outputs: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(*shape, dtype=dtype) for shape in 2 * [(outputs, inputs)] + 2 * [(outputs,)]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GATED_LINEAR_CASES)
 @given(num_rows=st.integers(2, 300), place=st.integers(0, 300), outputs=st.sampled_from([1, 33, 43, 64, 171, 500]))
 @settings(max_examples=40)
-def test_a_row_has_the_same_bits_in_any_company(kind: Kind, num_rows: int, place: int, outputs: int) -> None:
+def test_result_does_not_depend_on_other_rows(kind: GatedLinearCase, num_rows: int, place: int, outputs: int) -> None:
     torch.manual_seed(num_rows)
-    gated = kind.make(*parameters(64, outputs, kind.dtype))
+    gated = kind.make(*make_parameters(64, outputs, kind.dtype))
     pair, place = torch.randn(2, 64, dtype=kind.dtype), place % (num_rows - 1)
     rows = torch.randn(num_rows, 64, dtype=kind.dtype)
     rows[place:place + 2] = pair
     assert torch.equal(gated(rows)[place:place + 2], gated(pair))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_product_is_gated_by_the_activation(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", GATED_LINEAR_CASES)
+def test_linear_is_gated_by_the_activation(kind: GatedLinearCase) -> None:
     torch.manual_seed(0)
-    given, rows = parameters(64, 43, kind.dtype), torch.randn(20, 64, dtype=kind.dtype)
-    made = kind.make(*given)(rows)
+    tensors, rows = make_parameters(64, 43, kind.dtype), torch.randn(20, 64, dtype=kind.dtype)
+    actual = kind.make(*tensors)(rows)
     # In float64, so that nothing is rounded before gating; in float32 a dot product of 64 may be off by some 5e-6.
-    gate, up, gate_bias, up_bias, rows = (tensor.double() for tensor in (*given, rows))
-    others = functional.linear(rows, up, up_bias)
-    gated = TORCHS[kind.activation](functional.linear(rows, gate, gate_bias))
-    expected, rounding = gated * others, 4 * torch.finfo(kind.dtype).eps
-    assert ((made - expected).abs() <= 1e-5 * (1 + gated.abs() + others.abs()) + rounding * expected.abs()).all()
+    gate, up, gate_bias, up_bias, rows = (tensor.double() for tensor in (*tensors, rows))
+    up_output = functional.linear(rows, up, up_bias)
+    gated = TORCH_ACTIVATIONS[kind.activation](functional.linear(rows, gate, gate_bias))
+    expected, rounding = gated * up_output, 4 * torch.finfo(kind.dtype).eps
+    assert ((actual - expected).abs() <= 1e-5 * (1 + gated.abs() + up_output.abs()) + rounding * expected.abs()).all()
 
 
-def test_silu_is_torchs_to_a_millionth() -> None:
+def test_silu_matches_torch_to_a_millionth() -> None:
     gate = torch.linspace(-200, 200, 10001)
-    torch.testing.assert_close(exact_silu_times(gate, torch.ones(())), functional.silu(gate), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(exact_silu_and_mul(gate, torch.ones(())), functional.silu(gate), rtol=1e-6, atol=1e-7)
 
 
-def test_gelu_is_torchs_to_a_millionth() -> None:
+def test_gelu_matches_torch_to_a_millionth() -> None:
     gate = torch.linspace(-200, 200, 10001)
     expected = functional.gelu(gate, approximate="tanh")
-    torch.testing.assert_close(exact_gelu_tanh_times(gate, torch.ones(())), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(exact_gelu_tanh_and_mul(gate, torch.ones(())), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", GATINGS)
-def test_torchs_own_activation_serves_where_nothing_is_exact(activation: str) -> None:
+@pytest.mark.parametrize("activation", GATED_ACTIVATIONS)
+def test_fast_activation_is_that_of_torch(activation: str) -> None:
     gate, up = torch.randn(2, 3, 8)
-    assert torch.equal(GATINGS[activation].plain(gate, up), TORCHS[activation](gate) * up)
+    assert torch.equal(GATED_ACTIVATIONS[activation].fast(gate, up), TORCH_ACTIVATIONS[activation](gate) * up)
 
 
-@pytest.mark.parametrize("activation", GATINGS)
-def test_gates_far_out_are_none_or_all_of_the_other_factor(activation: str) -> None:
+@pytest.mark.parametrize("activation", GATED_ACTIVATIONS)
+def test_extreme_gates_saturate(activation: str) -> None:
     gate = torch.tensor([-1e30, -1e4, 1e4, 1e30])
-    gated = GATINGS[activation].exact(gate, torch.ones(4))
+    gated = GATED_ACTIVATIONS[activation].exact(gate, torch.ones(4))
     assert gated.tolist() == [0.0, 0.0, *gate[2:].tolist()]

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shard.ops.linear import PackedLinear, PlainLinear, can_pack, make_linear, packs
+from shard.ops.linear import PackedLinear, PlainLinear, can_pack, make_linear, should_pack
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
           for dtype in (torch.float32, torch.bfloat16)]
 CPU = torch.device("cpu")
-OLDER = """
+LARGE_LINEAR_PROGRAM = """
 import torch
 from shard.ops.linear import make_linear
 torch.manual_seed(0)
@@ -24,15 +24,15 @@ pairs = torch.cat([linear(rows[place:place + 2]) for place in range(0, 600, 2)])
 assert all(torch.equal(linear(rows[:count]), pairs[:count]) for count in (32, 300, 400, 600))
 """
 
-row_counts = st.integers(2, MOST_ROWS)
+row_counts = st.integers(2, MAX_ROWS)
 widths = st.sampled_from([1, 7, 33, 64, 171, 500])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(num_rows=row_counts, place=st.integers(0, MOST_ROWS), shape=st.tuples(widths, widths), bias=st.booleans())
+@given(num_rows=row_counts, place=st.integers(0, MAX_ROWS), shape=st.tuples(widths, widths), bias=st.booleans())
 @settings(max_examples=60)
-def test_a_row_has_the_same_bits_in_any_company(
+def test_result_does_not_depend_on_other_rows(
         dtype: torch.dtype, num_rows: int, place: int, shape: tuple[int, int], bias: bool) -> None:
     torch.manual_seed(num_rows)
     outputs, inputs = shape
@@ -44,47 +44,47 @@ def test_a_row_has_the_same_bits_in_any_company(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_have_the_same_bits_at_every_count(dtype: torch.dtype) -> None:
+def test_result_does_not_depend_on_the_number_of_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     linear = make_linear(torch.randn(352, 224, dtype=dtype))
-    rows = torch.randn(MOST_ROWS, 224, dtype=dtype)
+    rows = torch.randn(MAX_ROWS, 224, dtype=dtype)
     expected = linear(rows)
-    for count in range(1, MOST_ROWS):
+    for count in range(1, MAX_ROWS):
         assert torch.equal(linear(rows[-count:]), expected[-count:])
 
 
 @pytest.mark.parametrize("bias", [None, torch.arange(24.0)])
 @pytest.mark.parametrize("num_rows", [1, 2, 50])
-def test_a_product_is_what_torch_says(num_rows: int, bias: torch.Tensor | None) -> None:
+def test_linear_matches_torch(num_rows: int, bias: torch.Tensor | None) -> None:
     weight, rows = torch.randn(24, 64), torch.randn(num_rows, 64)
     torch.testing.assert_close(make_linear(weight, bias)(rows), functional.linear(rows, weight, bias))
 
 
-def test_a_packed_weight_is_let_go() -> None:
+def test_original_weight_is_freed_after_packing() -> None:
     weight = torch.randn(24, 64)
-    trace = weakref.ref(weight)
+    weak_reference = weakref.ref(weight)
     linear = PackedLinear(weight, None)
     del weight
-    assert trace() is None
+    assert weak_reference() is None
     assert len(linear(torch.ones(2, 64))) == 2
 
 
-def test_what_cannot_be_packed_is_multiplied_as_it_is() -> None:
+def test_dtype_that_cannot_be_packed_uses_a_plain_linear() -> None:
     assert not can_pack(torch.float64)
     linear = make_linear(torch.eye(3, dtype=torch.float64))
     assert isinstance(linear, PlainLinear)
     assert linear(torch.ones(1, 3, dtype=torch.float64)).tolist() == [[1, 1, 1]]
 
 
-def test_nothing_is_packed_for_other_devices() -> None:
-    assert packs(torch.float32, CPU)
-    assert not packs(torch.float32, torch.device("meta"))
+def test_weights_are_packed_on_the_cpu_only() -> None:
+    assert should_pack(torch.float32, CPU)
+    assert not should_pack(torch.float32, torch.device("meta"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
-def test_rows_of_wide_products_have_the_same_bits_in_any_company(
+def test_wide_linear_does_not_depend_on_other_rows(
         dtype: torch.dtype, outputs: int, inputs: int) -> None:
     """On processors with AMX, bfloat16 matmuls of more than 32 rows had other bits."""
     torch.manual_seed(0)
@@ -96,6 +96,7 @@ def test_rows_of_wide_products_have_the_same_bits_in_any_company(
 
 
 @pytest.mark.slow
-def test_so_have_rows_of_large_products_without_newer_units() -> None:
+def test_large_linear_does_not_depend_on_other_rows_with_avx_only() -> None:
     """With AVX but no AVX2, every row of a float32 matmul had other bits from 384 rows on."""
-    subprocess.run([sys.executable, "-P", "-c", OLDER], check=True, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})
+    subprocess.run([sys.executable, "-P", "-c", LARGE_LINEAR_PROGRAM], check=True,
+                   env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})

@@ -11,24 +11,24 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from shard.ops.norm import LayerNorm, RMSNorm, WideRMSNorm
+from shard.ops.norm import Fp32WeightRMSNorm, LayerNorm, RMSNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
-Norm = Callable[[Tensor, float], RMSNorm | LayerNorm]
+MakeNorm = Callable[[Tensor, float], RMSNorm | LayerNorm]
 
 
-def with_bias(weight: Tensor, epsilon: float) -> LayerNorm:
+def make_layer_norm_with_bias(weight: Tensor, epsilon: float) -> LayerNorm:
     return LayerNorm(weight, epsilon, weight.flip(-1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [RMSNorm, with_bias])
+@pytest.mark.parametrize("make", [RMSNorm, make_layer_norm_with_bias])
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(num_rows=st.integers(2, 300), place=st.integers(0, 300), shape=st.sampled_from([(1,), (37,), (64,), (5, 24)]),
        seed=st.integers(0, 9))
 @settings(max_examples=40)
-def test_a_row_has_the_same_bits_in_any_company(make: Norm, dtype: torch.dtype, *, num_rows: int, place: int,
-                                                shape: tuple[int, ...], seed: int) -> None:
+def test_norm_does_not_depend_on_other_rows(make: MakeNorm, dtype: torch.dtype, *, num_rows: int, place: int,
+                                            shape: tuple[int, ...], seed: int) -> None:
     torch.manual_seed(seed)
     norm = make(torch.rand(shape, dtype=dtype), 1e-6)
     pair, place = torch.randn(2, *shape, dtype=dtype), place % (num_rows - 1)
@@ -39,10 +39,10 @@ def test_a_row_has_the_same_bits_in_any_company(make: Norm, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0.0, 0.001, 100.0])
-def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
-    rows, oracle = torch.randn(20, 64, dtype=dtype) * size, LlamaRMSNorm(64, 1e-5).to(dtype)
-    oracle.weight.data.uniform_(0.5, 1.5)
-    torch.testing.assert_close(RMSNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
+def test_rms_norm_matches_llama(dtype: torch.dtype, size: float) -> None:
+    rows, llama_norm = torch.randn(20, 64, dtype=dtype) * size, LlamaRMSNorm(64, 1e-5).to(dtype)
+    llama_norm.weight.data.uniform_(0.5, 1.5)
+    torch.testing.assert_close(RMSNorm(llama_norm.weight.data, 1e-5)(rows), llama_norm(rows).detach())
 
 
 # -- LayerNorm
@@ -53,7 +53,7 @@ def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
 @given(num_rows=st.integers(2, 300), place=st.integers(0, 300), width=st.sampled_from([1, 7, 37, 64, 768, 4544]),
        biased=st.booleans())
 @settings(max_examples=60)
-def test_a_row_with_a_mean_has_the_same_bits_in_any_company(
+def test_layer_norm_does_not_depend_on_other_rows(
         dtype: torch.dtype, num_rows: int, place: int, width: int, biased: bool) -> None:
     torch.manual_seed(num_rows)
     weight, bias = torch.randn(2, width, dtype=dtype)
@@ -66,7 +66,7 @@ def test_a_row_with_a_mean_has_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [None, torch.randn(64)])
-def test_the_mean_goes_before_the_scale(dtype: torch.dtype, bias: Tensor | None) -> None:
+def test_layer_norm_subtracts_the_mean_before_scaling(dtype: torch.dtype, bias: Tensor | None) -> None:
     rows, weight = 5 + torch.randn(20, 64, dtype=dtype), torch.rand(64, dtype=dtype)
     bias = None if bias is None else bias.to(dtype)
     expected = functional.layer_norm(rows, (64,), weight, bias, 1e-5)
@@ -77,25 +77,26 @@ def test_the_mean_goes_before_the_scale(dtype: torch.dtype, bias: Tensor | None)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0.0, 0.001, 100.0])
-def test_a_wide_one_rounds_after_its_weight(dtype: torch.dtype, size: float) -> None:
+def test_norm_with_float32_weight_rounds_after_its_weight(dtype: torch.dtype, size: float) -> None:
     rows, weight = torch.randn(20, 64, dtype=dtype) * size, torch.rand(64, dtype=dtype)
-    for oracle, ours in ((GemmaRMSNorm(64, 1e-5), weight.float() + 1), (Olmo2RMSNorm(64, 1e-5), weight.float())):
+    for oracle, float32_weight in ((GemmaRMSNorm(64, 1e-5), weight.float() + 1),
+                                   (Olmo2RMSNorm(64, 1e-5), weight.float())):
         oracle.weight.data = weight
-        torch.testing.assert_close(WideRMSNorm(ours, 1e-5)(rows), oracle(rows).detach())
+        torch.testing.assert_close(Fp32WeightRMSNorm(float32_weight, 1e-5)(rows), oracle(rows).detach())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(64,), (5, 24)], ids=str)
-def test_without_a_bias_it_is_coheres_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    rows, oracle = 3 + torch.randn(20, *shape, dtype=dtype), CohereLayerNorm(shape, 1e-5).to(dtype)
-    oracle.weight.data.uniform_(0.5, 1.5)
-    torch.testing.assert_close(LayerNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
+def test_layer_norm_without_bias_matches_cohere(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    rows, cohere_norm = 3 + torch.randn(20, *shape, dtype=dtype), CohereLayerNorm(shape, 1e-5).to(dtype)
+    cohere_norm.weight.data.uniform_(0.5, 1.5)
+    torch.testing.assert_close(LayerNorm(cohere_norm.weight.data, 1e-5)(rows), cohere_norm(rows).detach())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_with_a_bias_it_is_torchs_norm(dtype: torch.dtype) -> None:
-    rows, oracle = 3 + torch.randn(20, 64, dtype=dtype), nn.LayerNorm(64, 1e-5).to(dtype)
-    oracle.weight.data.uniform_(0.5, 1.5)
-    oracle.bias.data.normal_()
-    ours = LayerNorm(oracle.weight.data, 1e-5, oracle.bias.data)
-    torch.testing.assert_close(ours(rows), oracle(rows).detach())
+def test_layer_norm_with_bias_matches_torch(dtype: torch.dtype) -> None:
+    rows, torch_norm = 3 + torch.randn(20, 64, dtype=dtype), nn.LayerNorm(64, 1e-5).to(dtype)
+    torch_norm.weight.data.uniform_(0.5, 1.5)
+    torch_norm.bias.data.normal_()
+    ours = LayerNorm(torch_norm.weight.data, 1e-5, torch_norm.bias.data)
+    torch.testing.assert_close(ours(rows), torch_norm(rows).detach())

@@ -5,40 +5,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.ops.norm import RMSNorm
-from shard.ops.residual import Residual
+from shard.ops.residual import ResidualStream
 
 
 @given(st.lists(st.sampled_from(["add", "norm", "look"]), max_size=12), st.integers(0, 99))
-def test_a_norm_adds_what_was_yet_to_be_added(steps: list[str], seed: int) -> None:
+def test_norm_adds_pending_deltas_first(steps: list[str], seed: int) -> None:
     torch.manual_seed(seed)
     norm, x = RMSNorm(torch.rand(8), 1e-5), torch.randn(3, 8).bfloat16()
-    residual, expected = Residual(x), x.clone()
+    residual, expected = ResidualStream(x), x.clone()
     for step in steps:
         match step:
             case "add":
                 delta = torch.randn(3, 8).bfloat16()
-                residual.add(delta)
+                residual.add_deferred(delta)
                 expected += delta
             case "norm":
-                assert torch.equal(residual.normed(norm), norm(expected))
+                assert torch.equal(residual.add_pending_and_norm(norm), norm(expected))
             case _:
-                assert torch.equal(residual.whole(), expected)
-    assert torch.equal(residual.whole(), expected)
-    assert residual.whole() is x
+                assert torch.equal(residual.add_pending(), expected)
+    assert torch.equal(residual.add_pending(), expected)
+    assert residual.add_pending() is x
 
 
-def test_what_a_norm_adds_nobody_adds_again() -> None:
-    added: list[torch.Tensor] = []
+def test_delta_added_by_a_norm_is_not_added_again() -> None:
+    added_deltas: list[torch.Tensor] = []
 
-    class Noting(RMSNorm):
-        def after(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-            added.append(delta)
-            return super().after(x, delta)
+    class RecordingNorm(RMSNorm):
+        def add_and_norm(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+            added_deltas.append(delta)
+            return super().add_and_norm(x, delta)
 
-    residual, norm, delta = Residual(torch.ones(1, 4)), Noting(torch.ones(4), 1e-5), torch.full((1, 4), 2.0)
-    residual.normed(norm)
-    residual.add(delta)
-    residual.normed(norm)
-    residual.normed(norm)
-    assert len(added) == 1
-    assert residual.whole().tolist() == [[3.0] * 4]
+    residual, norm, delta = ResidualStream(torch.ones(1, 4)), RecordingNorm(torch.ones(4),
+                                                                            1e-5), torch.full((1, 4), 2.0)
+    residual.add_pending_and_norm(norm)
+    residual.add_deferred(delta)
+    residual.add_pending_and_norm(norm)
+    residual.add_pending_and_norm(norm)
+    assert len(added_deltas) == 1
+    assert residual.add_pending().tolist() == [[3.0] * 4]

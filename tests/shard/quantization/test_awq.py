@@ -1,19 +1,19 @@
 import pytest
-from support.quantized_checkpoints import Awq
+from support.quantized_checkpoints import AwqTool
 
-from tests.shard.same_model import agrees_closely, has_the_same_bits, pair
+from tests.shard.same_model import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group_size", [16, 32])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_logits_are_those_of_the_numbers(
+def test_logits_match_dequantized_weights(
         tmp_path_factory: pytest.TempPathFactory, group_size: int, num_ranks: int) -> None:
-    has_the_same_bits(pair(tmp_path_factory, Awq(group_size)), num_ranks)
+    check_logits_are_identical(make_checkpoint_pair(tmp_path_factory, AwqTool(group_size)), num_ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_logits_of_kept_codes_are_close_to_those_of_the_numbers(
+def test_logits_of_weights_kept_as_int8_are_close_to_dequantized_ones(
         tmp_path_factory: pytest.TempPathFactory, num_ranks: int) -> None:
-    agrees_closely(pair(tmp_path_factory, Awq(-1)), num_ranks)
+    check_logits_are_close(make_checkpoint_pair(tmp_path_factory, AwqTool(-1)), num_ranks)

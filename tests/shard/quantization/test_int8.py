@@ -3,77 +3,78 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_checkpoints import tiny_checkpoint
+from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
-from shard.checkpoint.reader import Weights
-from shard.quantization.format import Slice
-from shard.quantization.int8 import read_int8
-from tests.shard.forward import CPU, Outcome, oracle, read_model, run
-from tests.shard.same_model import SIZES, logits
-from tests.shard.side_by_side import side_by_side
+from shard.checkpoint.reader import CheckpointReader
+from shard.quantization.format import MatrixSlice
+from shard.quantization.int8 import read_and_quantize_to_int8
+from tests.shard.forward import CPU, ForwardOutput, load_decoder_model, run_forward, run_transformers_model
+from tests.shard.same_model import MODEL_SIZES, compute_logits
+from tests.shard.side_by_side import run_on_ranks
 
-WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
+SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
 
 
-def rounded(weight: Tensor) -> Tensor:
+def round_to_int8(weight: Tensor) -> Tensor:
     """Return the weights after rounding to int8 with one scale per row."""
     scale = weight.abs().amax(1, keepdim=True) / 127
     return torch.where(scale > 0, (weight / scale).round() * scale, weight)
 
 
-def read(folder: Path, rows: range, columns: range) -> Tensor:
-    save_file({"x.weight": WEIGHT}, folder / "model.safetensors")
-    with Weights(folder, torch.float32, CPU, quantize="int8") as weights:
-        coded = read_int8(weights, Slice("x.weight", (3, 3), rows, columns))
-    numbers = torch.empty(len(rows), len(columns))
-    coded.fill(numbers)
-    assert coded.keepable
-    return numbers
+def read_int8_weight(folder: Path, rows: range, columns: range) -> Tensor:
+    save_file({"x.weight": SMALL_WEIGHT}, folder / "model.safetensors")
+    with CheckpointReader(folder, torch.float32, CPU, quantize_on_load="int8") as weights:
+        coded = read_and_quantize_to_int8(weights, MatrixSlice("x.weight", (3, 3), rows, columns))
+    weight = torch.empty(len(rows), len(columns))
+    coded.dequantize_into(weight)
+    assert coded.can_stay_quantized
+    return weight
 
 
-def test_every_output_has_a_scale_by_which_the_largest_number_is_127(tmp_path: Path) -> None:
-    torch.testing.assert_close(read(tmp_path, range(3), range(3)), rounded(WEIGHT))
+def test_scale_of_an_output_maps_its_largest_weight_to_127(tmp_path: Path) -> None:
+    torch.testing.assert_close(read_int8_weight(tmp_path, range(3), range(3)), round_to_int8(SMALL_WEIGHT))
 
 
-def test_a_rank_has_the_scale_of_the_whole_row(tmp_path: Path) -> None:
-    torch.testing.assert_close(read(tmp_path, range(3), range(2, 3)), rounded(WEIGHT)[:, 2:])
-    torch.testing.assert_close(read(tmp_path, range(1, 3), range(3)), rounded(WEIGHT)[1:])
+def test_slices_have_the_scale_of_the_whole_row(tmp_path: Path) -> None:
+    torch.testing.assert_close(read_int8_weight(tmp_path, range(3), range(2, 3)), round_to_int8(SMALL_WEIGHT)[:, 2:])
+    torch.testing.assert_close(read_int8_weight(tmp_path, range(1, 3), range(3)), round_to_int8(SMALL_WEIGHT)[1:])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", **SIZES)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", **MODEL_SIZES)
 
 
-def quantised(folder: Path, num_ranks: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    outcomes: list[Outcome] = side_by_side(
-        num_ranks, lambda group: run(read_model(folder, dtype, group, "int8"), group, dtype))
+def compute_int8_logits(checkpoint: Path, num_ranks: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    outcomes: list[ForwardOutput] = run_on_ranks(
+        num_ranks, lambda group: run_forward(load_decoder_model(checkpoint, dtype, group, "int8"), group, dtype))
     assert outcomes[0].logits is not None
     return outcomes[0].logits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_logits_are_those_of_rounded_weights(folder: Path, tmp_path: Path, num_ranks: int) -> None:
-    tensors = {name: rounded(tensor) if "_proj" in name else tensor
-               for name, tensor in load_file(folder / "model.safetensors").items()}
+def test_logits_match_rounded_weights(checkpoint: Path, tmp_path: Path, num_ranks: int) -> None:
+    tensors = {name: round_to_int8(tensor) if "_proj" in name else tensor
+               for name, tensor in load_file(checkpoint / "model.safetensors").items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    expected = logits(tmp_path, num_ranks)
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    expected = compute_logits(tmp_path, num_ranks)
     largest = float(expected.abs().max())
-    torch.testing.assert_close(quantised(folder, num_ranks), expected, rtol=1e-5, atol=1e-5 * largest)
+    torch.testing.assert_close(compute_int8_logits(checkpoint, num_ranks), expected, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.slow
-def test_rounding_changes_little(folder: Path) -> None:
-    exact = oracle(folder, torch.float32).logits
+def test_int8_weights_change_logits_little(checkpoint: Path) -> None:
+    exact = run_transformers_model(checkpoint, torch.float32).logits
     assert exact is not None
-    assert (quantised(folder, 1) - exact).square().mean() < 1e-3 * exact.square().mean()
+    assert (compute_int8_logits(checkpoint, 1) - exact).square().mean() < 1e-3 * exact.square().mean()
 
 
 @pytest.mark.slow
-def test_bfloat16_rounds_no_worse_than_without(folder: Path) -> None:
-    exact = quantised(folder, 1)
-    theirs = logits(folder, 1, torch.bfloat16) - logits(folder, 1)
-    assert (quantised(folder, 1, torch.bfloat16) - exact).square().mean() < 1.25 * theirs.square().mean()
+def test_bfloat16_error_is_no_larger_with_int8_weights(checkpoint: Path) -> None:
+    exact = compute_int8_logits(checkpoint, 1)
+    unquantized_error = compute_logits(checkpoint, 1, torch.bfloat16) - compute_logits(checkpoint, 1)
+    assert (compute_int8_logits(checkpoint, 1, torch.bfloat16)
+            - exact).square().mean() < 1.25 * unquantized_error.square().mean()

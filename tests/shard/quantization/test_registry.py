@@ -1,62 +1,66 @@
 from typing import Any
 
 import pytest
-from support.quantized_checkpoints import Awq, Compressed, Fp8, Gptq
+from support.quantized_checkpoints import AwqTool, CompressedTensorsTool, Fp8Tool, GptqTool
 
-from shard.quantization.registry import METHODS, read_quantization
+from shard.quantization.registry import CONFIG_PARSERS, parse_quantization_config
 
-PACKED = Compressed().config
-GROUP = PACKED["config_groups"]["group_0"]
-REFUSED: list[tuple[dict[str, Any], str]] = [
+PACKED_CONFIG = CompressedTensorsTool().config
+WEIGHT_GROUP = PACKED_CONFIG["config_groups"]["group_0"]
+REJECTED_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "bitsandbytes"}, "quantised as bitsandbytes are not supported; supported: gptq, awq, fp8"),
     ({"quant_method": "gguf"}, "quantised as gguf are not supported"),
     ({"load_in_4bit": True}, "quantised as something that quant_method does not name"),
-    (Gptq(bits=3).config, "bits 3 is not supported; supported: 4, 8"),
-    (Gptq(checkpoint_format="marlin").config, "checkpoint_format marlin is not supported; supported: gptq, gptq_v2"),
-    (Gptq().config | {"dynamic": {"+:mlp": {"bits": 8}}}, r"dynamic gives \+:mlp a quantisation of its own"),
-    (Gptq().config | {"pack_dtype": "int8"}, "pack_dtype int8 is not supported; supported: int32"),
-    (Gptq(group_size=0).config, "group_size must be -1 or a whole number of at least 1, got 0"),
-    (Awq().config | {"version": "gemv"}, "version gemv is not supported; supported: gemm"),
-    (Awq().config | {"bits": 8}, "bits 8 is not supported; supported: 4"),
-    (Fp8().config | {"weight_block_size": [128]}, r"weight_block_size must be two whole numbers .* got \[128\]"),
-    (Fp8().config | {"fmt": "e3m4"}, "fmt e3m4 is not supported; supported: e4m3, e5m2"),
-    (PACKED | {"format": "nvfp4-pack-quantized"}, "format nvfp4-pack-quantized is not supported; supported: "),
-    (PACKED | {"config_groups": {}}, "config_groups names no quantised weights"),
-    (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format sparse-24-bitmask is not"),
-    (PACKED | {"config_groups": {"a": GROUP | {"weights": {"num_bits": 3}}}}, "num_bits 3 is not supported; supp"),
-    (PACKED | {"config_groups": {"a": GROUP | {"weights": {"num_bits": 4, "type": "float"}}}}, "num_bits 4 is not"),
-    (PACKED | {"config_groups": {"a": GROUP | {"weights": {"num_bits": 8, "strategy": "tensor_group"}}}},
-     "strategy tensor_group is not supported; supported: tensor, channel, group, block"),
-]
+    (GptqTool(bits=3).config, "bits 3 is not supported; supported: 4, 8"),
+    (GptqTool(checkpoint_format="marlin").config,
+     "checkpoint_format marlin is not supported; supported: gptq, gptq_v2"),
+    (GptqTool().config | {"dynamic": {"+:mlp": {"bits": 8}}}, r"dynamic gives \+:mlp a quantisation of its own"),
+    (GptqTool().config | {"pack_dtype": "int8"}, "pack_dtype int8 is not supported; supported: int32"),
+    (GptqTool(group_size=0).config, "group_size must be -1 or a whole number of at least 1, got 0"),
+    (AwqTool().config | {"version": "gemv"}, "version gemv is not supported; supported: gemm"),
+    (AwqTool().config | {"bits": 8}, "bits 8 is not supported; supported: 4"),
+    (Fp8Tool().config | {"weight_block_size": [128]}, r"weight_block_size must be two whole numbers .* got \[128\]"),
+    (Fp8Tool().config | {"fmt": "e3m4"}, "fmt e3m4 is not supported; supported: e4m3, e5m2"),
+    (PACKED_CONFIG | {"format": "nvfp4-pack-quantized"}, "format nvfp4-pack-quantized is not supported; supported: "),
+    (PACKED_CONFIG | {"config_groups": {}}, "config_groups names no quantised weights"),
+    (PACKED_CONFIG | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+     "sparsity_config: format sparse-24-bitmask is not"),
+    (PACKED_CONFIG | {"config_groups": {"a": WEIGHT_GROUP | {"weights": {"num_bits": 3}}}},
+     "num_bits 3 is not supported; supp"),
+    (PACKED_CONFIG | {"config_groups": {"a": WEIGHT_GROUP | {"weights": {"num_bits": 4, "type": "float"}}}},
+     "num_bits 4 is not"),
+    (PACKED_CONFIG | {"config_groups": {"a": WEIGHT_GROUP | {"weights": {"num_bits": 8, "strategy": "tensor_group"}}}},
+     "strategy tensor_group is not supported; supported: tensor, channel, group, block"),]
 
 
-@pytest.mark.parametrize(("values", "complaint"), REFUSED, ids=[complaint[:40] for _, complaint in REFUSED])
-def test_what_cannot_be_read_is_named(values: dict[str, Any], complaint: str) -> None:
+@pytest.mark.parametrize(("values", "complaint"), REJECTED_CONFIGS,
+                         ids=[complaint[:40] for _, complaint in REJECTED_CONFIGS])
+def test_unsupported_quantization_is_rejected_by_name(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=rf"^config\.json: .*{complaint}"):
-        read_quantization(values, "config.json")
+        parse_quantization_config(values, "config.json")
 
 
-def test_a_checkpoint_without_quantisation_has_none() -> None:
-    assert read_quantization(None, "config.json") is None
+def test_quantization_config_may_be_absent_but_not_invalid() -> None:
+    assert parse_quantization_config(None, "config.json") is None
     with pytest.raises(ValueError, match="quantization_config must be an object, got 'gptq'"):
-        read_quantization("gptq", "config.json")
+        parse_quantization_config("gptq", "config.json")
 
 
-NOTES = {
-    "GPTQ, 4 bits, groups of 32": Gptq().config,
-    "GPTQ, 8 bits, no groups": Gptq(bits=8, group_size=-1).config | {"dynamic": {"-:lm_head": {}}},
+CONFIG_BY_DESCRIPTION = {
+    "GPTQ, 4 bits, groups of 32": GptqTool().config,
+    "GPTQ, 8 bits, no groups": GptqTool(bits=8, group_size=-1).config | {"dynamic": {"-:lm_head": {}}},
     "AWQ, 4 bits, groups of 128": {"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"},
-    "fp8 in blocks of 32 x 24, activations not quantised": Fp8("block").config,
-    "compressed-tensors, pack-quantized, 4 bits, activations not quantised": PACKED,
+    "fp8 in blocks of 32 x 24, activations not quantised": Fp8Tool("block").config,
+    "compressed-tensors, pack-quantized, 4 bits, activations not quantised": PACKED_CONFIG,
 }
 
 
-@pytest.mark.parametrize("note", NOTES)
-def test_a_note_says_what_it_is(note: str) -> None:
-    form = read_quantization(NOTES[note], "config.json")
+@pytest.mark.parametrize("note", CONFIG_BY_DESCRIPTION)
+def test_quantization_is_described(note: str) -> None:
+    form = parse_quantization_config(CONFIG_BY_DESCRIPTION[note], "config.json")
     assert form is not None
-    assert form.note == note
+    assert form.description == note
 
 
-def test_every_method_has_its_checkpoints_here() -> None:
-    assert {values["quant_method"] for values in NOTES.values()} == set(METHODS)
+def test_every_method_has_a_description_here() -> None:
+    assert {values["quant_method"] for values in CONFIG_BY_DESCRIPTION.values()} == set(CONFIG_PARSERS)

@@ -10,156 +10,170 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.peft_adapters import tiny_adapter
-from support.replayable_model import CPU, LENGTH, ROWS, Bench
-from support.small_checkpoints import tiny_checkpoint
-from support.uninitialized_memory import poison_memory
+from support.peft_adapters import make_tiny_adapter
+from support.replayable_model import CPU, MAX_LENGTH, MAX_ROWS, ReplayableModel
+from support.small_checkpoints import make_tiny_checkpoint
+from support.uninitialized_memory import fill_uninitialized_with_nan
 
-from shard.attention.span import Span
-from shard.runner.cuda_graphs import Call, Extent, Replays, sizes_up_to, uncollected
-from shard.state.transaction import Chunk, Step
+from shard.attention.span import TokenSpan
+from shard.runner.cuda_graphs import (
+    CudaGraphRunner,
+    LaunchFunction,
+    MaxDecodeSize,
+    iter_capture_sizes,
+    without_garbage_collection,
+)
+from shard.state.transaction import PrefillChunk, Step
 
 pytest.importorskip("triton")  # published for Linux only
 
 from shard.adapters import lora_linear, lora_triton
 from shard.attention import triton
 
-ADAPTERS = [{"r": 4}, {"r": 12, "target_modules": ["q_proj", "down_proj"]}, {"r": 4, "modules_to_save": ["lm_head"]}]
-EDGES = [1, 2, 15, 16, 17, 90, 255, 256, 257, 300]  # of blocks and splits
+ADAPTER_OPTIONS = [{"r": 4}, {"r": 12, "target_modules": ["q_proj", "down_proj"]},
+                   {"r": 4, "modules_to_save": ["lm_head"]}]
+EDGE_LENGTHS = [1, 2, 15, 16, 17, 90, 255, 256, 257, 300]  # of blocks and splits
 
 
 @pytest.fixture(autouse=True)
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_memory(monkeypatch)
+def fill_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_uninitialized_with_nan(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", pytest.param("gpt2", marks=pytest.mark.long)])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def replayable_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReplayableModel:
     """Bench of a model: llama, one with windows, or one without rotary embedding."""
-    return Bench(tiny_checkpoint(tmp_path_factory.mktemp("replay"), request.param))
+    return ReplayableModel(make_tiny_checkpoint(tmp_path_factory.mktemp("replay"), request.param))
 
 
 @pytest.mark.slow
 @settings(max_examples=3)
-@given(st.integers(0, 2**32), st.lists(st.sampled_from(EDGES), min_size=1, max_size=3))
-def test_what_is_replayed_says_what_is_launched(bench: Bench, seed: int, lengths: list[int]) -> None:
-    bench.says_the_same(bench.filled(lengths, seed), 1e-4)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(EDGE_LENGTHS), min_size=1, max_size=3))
+def test_replayed_step_equals_eager_step(replayable_model: ReplayableModel, seed: int, lengths: list[int]) -> None:
+    replayable_model.check_replay_equals_eager(replayable_model.make_prefilled_sequences(lengths, seed), 1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # from Triton's interpreter
-def test_a_sequence_whose_numbers_are_none_fails_alone(bench: Bench) -> None:
-    first, poisoned, last = bench.filled([20, 40, 33], 0)
-    expected = bench.run(Step(decodes=[first, last]), replayed=True).said
-    slots = bench.cache.slots(poisoned.blocks, 0, 39)
-    for rows in bench.cache.values:
+def test_sequence_with_nan_values_fails_alone(replayable_model: ReplayableModel) -> None:
+    first, poisoned, last = replayable_model.make_prefilled_sequences([20, 40, 33], 0)
+    expected = replayable_model.run_step(Step(decodes=[first, last]), is_replayed=True).outputs
+    slots = replayable_model.cache.list_slots(poisoned.blocks, 0, 39)
+    for rows in replayable_model.cache.values:
         rows[slots] = torch.nan
-    outcome = bench.run(Step(decodes=[first, poisoned, last]), replayed=True)
+    outcome = replayable_model.run_step(Step(decodes=[first, poisoned, last]), is_replayed=True)
     assert [*outcome.failures] == [poisoned.id]
-    assert {number: said.tokens for number, said in outcome.said.items()} == {
+    assert {number: said.tokens for number, said in outcome.outputs.items()} == {
         number: said.tokens for number, said in expected.items()}
-    bench.cache.zero(poisoned.blocks)
+    replayable_model.cache.zero_blocks(poisoned.blocks)
 
 
 @pytest.mark.slow
-def test_what_depends_on_the_step_is_launched(bench: Bench) -> None:
-    sequences, run = bench.filled([5] * (ROWS + 4), 1), bench.replays.run
-    assert run(Step(decodes=sequences[:ROWS]), bench.cache) is not None
-    assert run(Step(decodes=sequences), bench.cache) is None  # more than were captured
-    assert run(Step(decodes=sequences[:1], chunks=[Chunk(sequences[1], 0, 5)]), bench.cache) is None
-    assert run(Step(decodes=sequences[:1]), bench.new_cache(CPU)) is None
-    assert run(Step(decodes=[replace(sequences[0], adapter=3)]), bench.cache) is None
+def test_steps_that_were_not_captured_are_not_replayed(replayable_model: ReplayableModel) -> None:
+    sequences, try_replay = replayable_model.make_prefilled_sequences([5] * (MAX_ROWS + 4),
+                                                                      1), replayable_model.replays.run
+    assert try_replay(Step(decodes=sequences[:MAX_ROWS]), replayable_model.cache) is not None
+    assert try_replay(Step(decodes=sequences), replayable_model.cache) is None  # more than were captured
+    assert try_replay(Step(decodes=sequences[:1], chunks=[PrefillChunk(sequences[1], 0, 5)]),
+                      replayable_model.cache) is None
+    assert try_replay(Step(decodes=sequences[:1]), replayable_model.make_cache(CPU)) is None
+    assert try_replay(Step(decodes=[replace(sequences[0], adapter_id=3)]), replayable_model.cache) is None
 
 
 @pytest.mark.slow
-def test_nobody_but_its_owner_holds_what_was_captured(bench: Bench) -> None:
+def test_captured_graphs_are_freed_with_their_owner(replayable_model: ReplayableModel) -> None:
     """Dropping the owner frees the graphs and their memory at once, without the garbage collector."""
-    def captured(make: Call) -> Call:
-        make()
+    def fake_capture(launch: LaunchFunction) -> LaunchFunction:
+        launch()
         return int  # like a graph, it holds no reference to its owner
 
-    with uncollected():
+    with without_garbage_collection():
         assert not gc.isenabled()
-        replays = Replays(bench.model, bench.attention, bench.cache, Extent(2, LENGTH), captured)
-        held = weakref.ref(replays)
-        bench.runner.replay(replays)
-        bench.runner.run(Step(decodes=bench.filled([5], 0)), bench.cache)
-        bench.runner.replay(None)
-        del replays
-        assert held() is None
+        cuda_graph_runner = CudaGraphRunner(replayable_model.model, replayable_model.attention, replayable_model.cache,
+                                            MaxDecodeSize(2, MAX_LENGTH), fake_capture)
+        weak_reference = weakref.ref(cuda_graph_runner)
+        replayable_model.runner.use_cuda_graphs(cuda_graph_runner)
+        replayable_model.runner.run(Step(decodes=replayable_model.make_prefilled_sequences([5], 0)),
+                                    replayable_model.cache)
+        replayable_model.runner.use_cuda_graphs(None)
+        del cuda_graph_runner
+        assert weak_reference() is None
 
 
-def test_whoever_wants_no_collector_has_none_afterwards_either() -> None:
+def test_garbage_collection_setting_is_restored() -> None:
     was_enabled = gc.isenabled()
     for enabled in (True, False):
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(ZeroDivisionError), uncollected():
+        with pytest.raises(ZeroDivisionError), without_garbage_collection():
             print(1 / 0)
         assert gc.isenabled() is enabled
     (gc.enable if was_enabled else gc.disable)()
 
 
 @pytest.mark.slow
-def test_so_is_what_has_more_splits_than_there_is_memory_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = bench.attention
-    monkeypatch.setattr(triton, "MOST_BYTES", 12 * attention.split_bytes)
-    frames = attention.frames(5, LENGTH, bench.cache)
-    spans = [Span(row, LENGTH - 1, 1, [*range(LENGTH // 16 + 1)]) for row in range(5)]
-    assert frames.write(spans[:4])
-    assert not frames.write(spans)
+def test_step_with_too_many_splits_for_memory_is_not_replayed(replayable_model: ReplayableModel,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = replayable_model.attention
+    monkeypatch.setattr(triton, "MAX_PARTIALS_BYTES", 12 * attention.bytes_per_split)
+    static_plans = attention.make_static_plans(5, MAX_LENGTH, replayable_model.cache)
+    spans = [TokenSpan(row, MAX_LENGTH - 1, 1, [*range(MAX_LENGTH // 16 + 1)]) for row in range(5)]
+    assert static_plans.write_spans(spans[:4])
+    assert not static_plans.write_spans(spans)
 
 
 @pytest.fixture(scope="module")
-def adaptable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayableModel]:
     """Bench whose steps are captured before adapters are loaded; the last adapter replaces the head."""
-    folder = tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
+    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_linear, "kernels", lambda *_: lora_triton)
-        bench = Bench(folder, adaptable=True)
-        for number, more in enumerate(ADAPTERS, 1):
-            bench.wardrobe.load(number, tiny_adapter(folder, seed=number, **more))
-        yield bench
+        patch.setattr(lora_linear, "import_kernels", lambda *_: lora_triton)
+        model = ReplayableModel(folder, adaptable=True)
+        for number, more in enumerate(ADAPTER_OPTIONS, 1):
+            model.wardrobe.load(number, make_tiny_adapter(folder, seed=number, **more))
+        yield model
 
 
 @pytest.mark.slow
-def test_who_goes_by_adapters_is_replayed_too(adaptable: Bench) -> None:
+def test_steps_with_adapters_are_replayed(adaptable_model: ReplayableModel) -> None:
     """A replayed step agrees with a launched one; only rows without an adapter agree with the base model."""
-    sequences = adaptable.filled([17, 90, 5], 3)
-    plain = adaptable.run(Step(decodes=sequences), replayed=True).said
+    sequences = adaptable_model.make_prefilled_sequences([17, 90, 5], 3)
+    base_outputs = adaptable_model.run_step(Step(decodes=sequences), is_replayed=True).outputs
     for adapters in ([1, 0, 2], [2, 2, 2]):
         for sequence, adapter in zip(sequences, adapters, strict=True):
-            sequence.adapter = adapter
-        assert adaptable.replays.run(Step(decodes=sequences), adaptable.cache) is not None
-        replayed, launched = (adaptable.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
+            sequence.adapter_id = adapter
+        assert adaptable_model.replays.run(Step(decodes=sequences), adaptable_model.cache) is not None
+        replayed, eager = (adaptable_model.run_step(Step(decodes=sequences), is_replayed=replayed)
+                           for replayed in (True, False))
         assert replayed.failures == {}
         for sequence in sequences:
-            said, expected, before = (told[sequence.id] for told in (replayed.said, launched.said, plain))
-            assert said.tokens == expected.tokens
-            assert said.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-            assert (said.logprobs == before.logprobs) == (sequence.adapter == 0)
+            output, expected, base_output = (told[sequence.id]
+                                             for told in (replayed.outputs, eager.outputs, base_outputs))
+            assert output.tokens == expected.tokens
+            assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+            assert (output.logprobs == base_output.logprobs) == (sequence.adapter_id == 0)
 
 
 @pytest.mark.slow
-def test_a_step_with_adapters_begins_before_the_last_is_over(adaptable: Bench) -> None:
-    sequences = adaptable.filled([17, 90, 5], 4, room=8)
+def test_step_with_adapters_overlaps_the_previous_one(adaptable_model: ReplayableModel) -> None:
+    sequences = adaptable_model.make_prefilled_sequences([17, 90, 5], 4, num_extra_tokens=8)
     for sequence, adapter in zip(sequences, [2, 0, 1], strict=True):
-        sequence.adapter = adapter
-    adaptable.begins_the_same(sequences, 4)
+        sequence.adapter_id = adapter
+    adaptable_model.check_overlap_equals_waiting(sequences, 4)
 
 
 @pytest.mark.slow
-def test_whoever_has_a_head_of_its_own_is_launched(adaptable: Bench) -> None:
-    sequences = adaptable.filled([5, 5], 1)
-    sequences[1].adapter = len(ADAPTERS)
-    assert adaptable.replays.run(Step(decodes=sequences), adaptable.cache) is None
-    assert adaptable.replays.begin(Step(decodes=sequences), adaptable.cache, None) is None
-    adaptable.wardrobe.unload(len(ADAPTERS))
-    assert not adaptable.wardrobe.bearers.others
+def test_step_with_a_replaced_head_is_not_replayed(adaptable_model: ReplayableModel) -> None:
+    sequences = adaptable_model.make_prefilled_sequences([5, 5], 1)
+    sequences[1].adapter_id = len(ADAPTER_OPTIONS)
+    assert adaptable_model.replays.run(Step(decodes=sequences), adaptable_model.cache) is None
+    assert adaptable_model.replays.begin_step(Step(decodes=sequences), adaptable_model.cache, None) is None
+    adaptable_model.wardrobe.unload(len(ADAPTER_OPTIONS))
+    assert not adaptable_model.wardrobe.adapter_routing.head_or_embedding_adapters
 
 
 @given(st.integers(1, 2000))
-def test_few_rows_are_nobodys(rows: int) -> None:
-    sizes = list(sizes_up_to(rows))
+def test_capture_sizes_need_little_padding(rows: int) -> None:
+    sizes = list(iter_capture_sizes(rows))
     assert sizes == sorted(set(sizes))
     assert sizes[0] == 2
     assert all(size < rows for size in sizes[:-1])

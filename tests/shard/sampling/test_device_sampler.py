@@ -1,4 +1,4 @@
-"""Tokens chosen on the device are bit-identical to the sampler's, or their row is marked as not `fine`."""
+"""Tokens chosen on the device are bit-identical to the sampler's, or their row is marked as not `is_valid`."""
 
 from typing import Any
 
@@ -8,90 +8,95 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
-from shard.sampling.device_sampler import Found, Picker, is_drawn, is_plain
+from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import Sequence
-from tests.shard.asking import asking, random_logits
+from tests.shard.asking import make_random_logits, make_sampling_sequence
 
-SIZE, ROWS = 9000, 8
-shares = some.sampled_from([0.0, 0.0, 0.1, 0.5, 0.9, 1.0])
+VOCABULARY_SIZE, NUM_ROWS = 9000, 8
+fractions = some.sampled_from([0.0, 0.0, 0.1, 0.5, 0.9, 1.0])
 
 
-def drawn_logits(seed: int, spread: float, step: float) -> Tensor:
+def make_rounded_logits(seed: int, scale: float, step: float) -> Tensor:
     """Return random logits; unless `step` is 0 they are rounded to its multiples, so that some are equal."""
-    logits = random_logits(ROWS, SIZE, seed, spread)
+    logits = make_random_logits(NUM_ROWS, VOCABULARY_SIZE, seed, scale)
     return (logits / step).round() * step if step else logits
 
 
-sequences = some.lists(some.builds(
-    asking, key=some.integers(0, 2**64 - 1), output=some.lists(some.integers(0, 9), max_size=5).map(tuple),
-    temperature=some.sampled_from([0.0, 0.0, 1.0, 1.0, 0.1, 0.7, 3.0]), top_p=shares, typical_p=shares, min_p=shares,
-    top_k=some.sampled_from([0, 0, 1, 5, 64, 65, 9000]), raw_logprobs=some.booleans()), min_size=1, max_size=ROWS)
-numbers = some.builds(
-    drawn_logits, some.integers(0, 99), some.sampled_from([0.0, 0.1, 3.0, 10.0]), some.sampled_from([0.0, 0.5]))
+sequence_lists = some.lists(some.builds(make_sampling_sequence, key=some.integers(0, 2**64 - 1),
+                                        output=some.lists(some.integers(0, 9), max_size=5).map(tuple),
+                                        temperature=some.sampled_from([0.0, 0.0, 1.0, 1.0, 0.1, 0.7, 3.0]),
+                                        top_p=fractions, typical_p=fractions, min_p=fractions,
+                                        top_k=some.sampled_from([0, 0, 1, 5, 64, 65, 9000]),
+                                        raw_logprobs=some.booleans()), min_size=1, max_size=NUM_ROWS)
+logit_matrices = some.builds(
+    make_rounded_logits, some.integers(0, 99), some.sampled_from([0.0, 0.1, 3.0, 10.0]), some.sampled_from([0.0, 0.5]))
 
 
 @pytest.fixture(scope="module")
-def picker() -> Picker:
-    return Picker(ROWS, SIZE, torch.device("cpu"))
+def device_sampler() -> DeviceSampler:
+    return DeviceSampler(NUM_ROWS, VOCABULARY_SIZE, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def sampler() -> Sampler:
-    return Sampler(SIZE)
+    return Sampler(VOCABULARY_SIZE)
 
 
-def found(picker: Picker, logits: Tensor, rows: list[Sequence]) -> Found:
-    if not is_drawn(rows):
-        return picker.best(logits)
-    picker.write(rows, [len(sequence.tokens) for sequence in rows])
-    return picker.drawn(logits)
+def sample_on_device(device_sampler: DeviceSampler, logits: Tensor, sequences: list[Sequence]) -> DeviceSamples:
+    if not has_random_sampling(sequences):
+        return device_sampler.sample_greedy(logits)
+    device_sampler.write_parameters(sequences, [len(sequence.tokens) for sequence in sequences])
+    return device_sampler.sample_random(logits)
 
 
 @pytest.mark.slow
 @settings(max_examples=300)
-@given(sequences, numbers)
-def test_what_is_fine_is_what_the_sampler_says(picker: Picker, sampler: Sampler, rows: list[Sequence],
-                                               logits: Tensor) -> None:
+@given(sequence_lists, logit_matrices)
+def test_valid_rows_match_the_sampler(device_sampler: DeviceSampler, sampler: Sampler, rows: list[Sequence],
+                                      logits: Tensor) -> None:
     """Rows beyond those of the sequences may hold anything."""
-    rows = [sequence for sequence in rows if is_plain(sequence)]
+    rows = [sequence for sequence in rows if can_sample_on_device(sequence)]
     before = logits.clone()
-    ours = found(picker, logits, rows)
+    device_samples = sample_on_device(device_sampler, logits, rows)
     assert torch.equal(logits, before)
-    theirs = sampler.choose(logits[:len(rows)].clone(), rows)
-    for row, fine in enumerate(ours.fine.tolist()[:len(rows)]):
-        assert not fine or (ours.tokens[row].item(), ours.logprobs[row].item()) == (
-            theirs.tokens[row], theirs.logprobs[row])
+    expected = sampler.sample(logits[:len(rows)].clone(), rows)
+    for row, is_valid in enumerate(device_samples.is_valid.tolist()[:len(rows)]):
+        assert not is_valid or (device_samples.tokens[row].item(), device_samples.logprobs[row].item()) == (
+            expected.tokens[row], expected.logprobs[row])
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "top_p": 0.9}])
-def test_few_rows_have_to_be_looked_at(picker: Picker, asked: dict[str, Any]) -> None:
-    rows = [asking(key=number, **asked) for number in range(ROWS)]
-    assert found(picker, random_logits(ROWS, SIZE, 1, 5.0), rows).fine.all()
+def test_usual_rows_are_all_valid(device_sampler: DeviceSampler, asked: dict[str, Any]) -> None:
+    rows = [make_sampling_sequence(key=number, **asked) for number in range(NUM_ROWS)]
+    assert sample_on_device(device_sampler, make_random_logits(NUM_ROWS, VOCABULARY_SIZE, 1, 5.0), rows).is_valid.all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("spoiled", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_that_is_not_finite_is_not_fine(picker: Picker, spoiled: float, temperature: float) -> None:
-    logits = random_logits(3, SIZE, 2, 8.0)
+def test_row_with_non_finite_logits_is_not_valid(device_sampler: DeviceSampler, spoiled: float,
+                                                 temperature: float) -> None:
+    logits = make_random_logits(3, VOCABULARY_SIZE, 2, 8.0)
     logits[1, 77] = spoiled
-    rows = [asking(key=number, temperature=temperature, top_k=5) for number in range(3)]
-    assert found(picker, logits, rows).fine.tolist() == [True, False, True]
+    rows = [make_sampling_sequence(key=number, temperature=temperature, top_k=5) for number in range(3)]
+    assert sample_on_device(device_sampler, logits, rows).is_valid.tolist() == [True, False, True]
 
 
-def test_what_few_candidates_do_not_decide_is_not_fine(picker: Picker) -> None:
+def test_row_that_few_candidates_do_not_decide_is_not_valid(device_sampler: DeviceSampler) -> None:
     """Rows without a filter never need more candidates."""
-    rows = [asking(temperature=1.0, top_p=0.9), asking(temperature=1.0, key=1), asking(temperature=1.0, top_k=64)]
-    assert found(picker, random_logits(3, SIZE, 5, 0.1), rows).fine.tolist() == [False, True, True]
+    rows = [make_sampling_sequence(temperature=1.0, top_p=0.9), make_sampling_sequence(temperature=1.0, key=1),
+            make_sampling_sequence(temperature=1.0, top_k=64)]
+    assert sample_on_device(device_sampler, make_random_logits(3, VOCABULARY_SIZE, 5, 0.1),
+                            rows).is_valid.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("asked", [
     {"top_n_tokens": 2}, {"repetition_penalty": 1.2}, {"frequency_penalty": -1.0}, {"watermark": True},
     {"min_tokens": 3, "end_tokens": (2,)}, {"banned_tokens": (2,)}, {"biased_tokens": (2,), "biases": (1.0,)},
     {"temperature": 0.5, "raw_logprobs": True}])
-def test_who_asks_for_more_is_not_plain(asked: dict[str, Any]) -> None:
-    assert not is_plain(asking(**asked))
-    assert is_plain(asking())
-    constrained = asking()
-    constrained.grammar = 1
-    assert not is_plain(constrained)
+def test_other_sampling_options_are_not_sampled_on_the_device(asked: dict[str, Any]) -> None:
+    assert not can_sample_on_device(make_sampling_sequence(**asked))
+    assert can_sample_on_device(make_sampling_sequence())
+    constrained = make_sampling_sequence()
+    constrained.grammar_id = 1
+    assert not can_sample_on_device(constrained)

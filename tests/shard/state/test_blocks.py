@@ -1,53 +1,53 @@
 import pytest
 
-from shard.errors import Malformed, Refused
-from shard.state.blocks import Blocks, Claims
+from shard.errors import MalformedMessage, RejectedMessage
+from shard.state.blocks import BlockClaims, BlockUsage
 
 
 @pytest.fixture
-def blocks() -> Blocks:
+def block_usage() -> BlockUsage:
     """Block 0 is full and held twice, block 1 is being written, the others are free."""
-    blocks = Blocks(16, 4)
-    blocks.take([0, 1])
-    blocks.fill([0])
-    blocks.share([0])
-    return blocks
+    block_usage = BlockUsage(16, 4)
+    block_usage.acquire([0, 1])
+    block_usage.mark_full([0])
+    block_usage.share([0])
+    return block_usage
 
 
-def test_only_free_blocks_are_taken(blocks: Blocks) -> None:
-    Claims(blocks).take([2, 3])
-    with pytest.raises(Refused, match="block 0 is held"):
-        Claims(blocks).take([0])
+def test_only_free_blocks_can_be_acquired(block_usage: BlockUsage) -> None:
+    BlockClaims(block_usage).acquire([2, 3])
+    with pytest.raises(RejectedMessage, match="block 0 is held"):
+        BlockClaims(block_usage).acquire([0])
 
 
-def test_only_full_blocks_are_shared(blocks: Blocks) -> None:
-    Claims(blocks).share([0])
-    with pytest.raises(Refused, match=r"block 1 .* never filled"):
-        Claims(blocks).share([1])
+def test_only_full_blocks_can_be_shared(block_usage: BlockUsage) -> None:
+    BlockClaims(block_usage).share([0])
+    with pytest.raises(RejectedMessage, match=r"block 1 .* never filled"):
+        BlockClaims(block_usage).share([1])
 
 
-def test_a_block_is_free_when_all_holders_released_it(blocks: Blocks) -> None:
-    claims = Claims(blocks)
+def test_a_block_is_free_when_all_holders_released_it(block_usage: BlockUsage) -> None:
+    claims = BlockClaims(block_usage)
     claims.release([0])
-    with pytest.raises(Refused):
-        claims.take([0])
+    with pytest.raises(RejectedMessage):
+        claims.acquire([0])
     claims.release([0])
-    claims.take([0])
+    claims.acquire([0])
 
 
-def test_a_message_may_share_a_block_several_times_but_take_it_once(blocks: Blocks) -> None:
-    claims = Claims(blocks)
+def test_message_may_share_a_block_several_times_but_acquire_it_once(block_usage: BlockUsage) -> None:
+    claims = BlockClaims(block_usage)
     claims.share([0])
     claims.share([0])
-    claims.take([2])
-    for claim in (lambda: claims.take([2]), lambda: claims.take([0]), lambda: claims.share([2])):
-        with pytest.raises(Malformed):
+    claims.acquire([2])
+    for claim in (lambda: claims.acquire([2]), lambda: claims.acquire([0]), lambda: claims.share([2])):
+        with pytest.raises(MalformedMessage):
             claim()
 
 
-def test_claims_change_nothing(blocks: Blocks) -> None:
-    claims = Claims(blocks)
+def test_claims_do_not_change_the_block_usage(block_usage: BlockUsage) -> None:
+    claims = BlockClaims(block_usage)
     claims.release([0, 1])
-    claims.take([1, 2])
-    assert blocks.num_holders == [2, 1, 0, 0]
-    assert list(blocks.full) == [True, False, False, False]
+    claims.acquire([1, 2])
+    assert block_usage.num_holders == [2, 1, 0, 0]
+    assert list(block_usage.is_full) == [True, False, False, False]

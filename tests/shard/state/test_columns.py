@@ -4,33 +4,33 @@ from typing import Any
 
 import pytest
 
-from shard.errors import Malformed
+from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.columns import Text, read_texts
-from shard.state.sequence import Limits
-from tests.shard.messages import embed
+from shard.state.columns import PoolingText, read_texts
+from shard.state.sequence import MessageLimits
+from tests.shard.messages import make_embed
 
-LIMITS = Limits(512, 8, 1, mixed_steps=True)
-
-
-def test_texts_are_cut_by_the_column_of_counts() -> None:
-    assert read_texts(embed([5, 6, 7], [8]), LIMITS) == [Text([5, 6, 7]), Text([8])]
+MESSAGE_LIMITS = MessageLimits(512, 8, 1, mixed_steps=True)
 
 
-def test_each_names_its_adapter() -> None:
-    assert read_texts(embed([5], [6], adapters=[0, 9]), LIMITS) == [Text([5]), Text([6], 9)]
+def test_texts_are_split_by_the_counts_column() -> None:
+    assert read_texts(make_embed([5, 6, 7], [8]), MESSAGE_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
+
+
+def test_each_text_has_its_adapter() -> None:
+    assert read_texts(make_embed([5], [6], adapters=[0, 9]), MESSAGE_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
 
 
 @pytest.mark.parametrize(("message", "complaint"), [
-    (embed(), "names texts"),
-    (embed([5], []), "text 1 has no tokens"),
-    (embed([5] * 9), "text 0 has 9 tokens, the model holds 8"),
-    (embed([5], [6, 512]), "text 1 has a token outside the vocabulary"),
-    (embed([5], adapters=[1, 2]), "adapters has 2 entries for 1 rows"),
+    (make_embed(), "names texts"),
+    (make_embed([5], []), "text 1 has no tokens"),
+    (make_embed([5] * 9), "text 0 has 9 tokens, the model holds 8"),
+    (make_embed([5], [6, 512]), "text 1 has a token outside the vocabulary"),
+    (make_embed([5], adapters=[1, 2]), "adapters has 2 entries for 1 rows"),
     (pb.EmbedRequest(wanted=pb.VECTORS, num_tokens=[2], tokens=[5]), "tokens has 1 entries, the counts say 2"),
-    (embed([5], wanted=pb.WANTED_UNSPECIFIED), "wanted must be VECTORS or LABELS, got 0"),
-    (embed([5], wanted=7), "wanted must be VECTORS or LABELS, got 7"),
+    (make_embed([5], wanted=pb.WANTED_UNSPECIFIED), "wanted must be VECTORS or LABELS, got 0"),
+    (make_embed([5], wanted=7), "wanted must be VECTORS or LABELS, got 7"),
 ], ids=str)
-def test_what_makes_no_sense_is_malformed(message: Any, complaint: str) -> None:
-    with pytest.raises(Malformed, match=complaint):
-        read_texts(message, LIMITS)
+def test_invalid_texts_are_malformed(message: Any, complaint: str) -> None:
+    with pytest.raises(MalformedMessage, match=complaint):
+        read_texts(message, MESSAGE_LIMITS)

@@ -3,98 +3,110 @@ from itertools import chain
 
 import pytest
 
-from shard.errors import Malformed
+from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.sequence import Limits, Sampling, column, ragged, read_sampling, read_sequences
-from tests.shard.messages import Row, sequences
+from shard.state.sequence import (
+    MessageLimits,
+    SamplingParams,
+    read_column,
+    read_sampling_params,
+    read_sequences,
+    split_by_counts,
+)
+from tests.shard.messages import SequenceRow, make_sequences
 
-FLOATS = [field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == field.TYPE_FLOAT]
-LIMITS = Limits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)
+FLOAT_PARAMETERS = [field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == field.TYPE_FLOAT]
+MESSAGE_LIMITS = MessageLimits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)
 
 
-def test_sampling_has_the_fields_of_the_contract() -> None:
+def test_sampling_params_have_the_fields_of_the_protocol() -> None:
     """A field that holds a tuple is a ragged column, with its counts before it."""
-    columns = [[f"num_{field.name}", field.name] if field.default == () else [field.name] for field in fields(Sampling)]
+    columns = [[f"num_{field.name}", field.name] if field.default == () else [field.name]
+               for field in fields(SamplingParams)]
     assert list(chain(*columns)) == [field.name for field in pb.Sampling.DESCRIPTOR.fields]
 
 
 def test_an_empty_column_is_a_column_of_defaults() -> None:
-    assert column([], 3, 9, "keys") == [9, 9, 9]
-    assert column([1, 2], 2, 9, "keys") == [1, 2]
+    assert read_column([], 3, 9, "keys") == [9, 9, 9]
+    assert read_column([1, 2], 2, 9, "keys") == [1, 2]
 
 
 def test_a_column_has_an_entry_for_every_row() -> None:
-    with pytest.raises(Malformed, match="keys has 1 entries for 2 rows"):
-        column([1], 2, 9, "keys")
+    with pytest.raises(MalformedMessage, match="keys has 1 entries for 2 rows"):
+        read_column([1], 2, 9, "keys")
 
 
-def test_ragged_columns_are_cut_by_their_counts() -> None:
-    assert ragged([1, 2, 3], [2, 0, 1], "tokens") == [[1, 2], [], [3]]
-    with pytest.raises(Malformed, match="tokens has 1 entries, the counts say 2"):
-        ragged([1], [2], "tokens")
+def test_ragged_columns_are_split_by_their_counts() -> None:
+    assert split_by_counts([1, 2, 3], [2, 0, 1], "tokens") == [[1, 2], [], [3]]
+    with pytest.raises(MalformedMessage, match="tokens has 1 entries, the counts say 2"):
+        split_by_counts([1], [2], "tokens")
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_omitted_columns_have_defaults() -> None:
     plain = pb.Sequences(ids=[9], num_tokens=[2], tokens=[1, 2], num_blocks=[1], blocks=[5])
-    (sequence,) = read_sequences(plain, LIMITS, 16, 8)
-    assert (sequence.num_prompt_tokens, sequence.computed, sequence.blocks) == (2, 0, [5])
-    assert (sequence.key, sequence.adapter, sequence.sampling, sequence.ready) == (0, 0, Sampling(), False)
+    (sequence,) = read_sequences(plain, MESSAGE_LIMITS, 16, 8)
+    assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.blocks) == (2, 0, [5])
+    assert (sequence.sampling_key, sequence.adapter_id, sequence.sampling,
+            sequence.is_prefilled) == (0, 0, SamplingParams(), False)
 
 
 def test_generated_tokens_begin_where_the_prompt_ends() -> None:
-    (sequence,) = read_sequences(sequences(Row(9, [1, 2, 3], [5], prompt=2, key=2**64 - 1)), LIMITS, 16, 8)
-    assert (sequence.num_prompt_tokens, sequence.num_given, sequence.key) == (2, 3, 2**64 - 1)
+    (sequence,) = read_sequences(make_sequences(SequenceRow(9, [1, 2, 3], [5], num_prompt_tokens=2,
+                                                            sampling_key=2**64 - 1)), MESSAGE_LIMITS, 16, 8)
+    assert (sequence.num_prompt_tokens, sequence.num_initial_tokens, sequence.sampling_key) == (2, 3, 2**64 - 1)
 
 
-def test_the_columns_of_sampling_become_one_object_a_row() -> None:
+def test_sampling_columns_become_one_object_per_row() -> None:
     columns = pb.Sampling(temperature=[0.5, 1.0], watermark=[True, False])
-    assert read_sampling(columns, 2) == [Sampling(temperature=0.5, watermark=True), Sampling(temperature=1.0)]
+    assert read_sampling_params(columns, 2) == [SamplingParams(temperature=0.5, watermark=True),
+                                                SamplingParams(temperature=1.0)]
 
 
 def test_ragged_columns_become_tuples() -> None:
     columns = pb.Sampling(num_allowed_tokens=[2, 0, 1], allowed_tokens=[7, 8, 9], num_biased_tokens=[0, 1, 0],
                           biased_tokens=[4], num_biases=[0, 1, 0], biases=[-1.5])
-    assert read_sampling(columns, 3) == [
-        Sampling(allowed_tokens=(7, 8)), Sampling(biased_tokens=(4,), biases=(-1.5,)), Sampling(allowed_tokens=(9,))]
+    assert read_sampling_params(columns, 3) == [SamplingParams(allowed_tokens=(7, 8)),
+                                                SamplingParams(biased_tokens=(4,), biases=(-1.5,)),
+                                                SamplingParams(allowed_tokens=(9,))]
 
 
-def test_counts_of_ragged_columns_add_up() -> None:
-    with pytest.raises(Malformed, match="banned_tokens has 1 entries, the counts say 0"):
-        read_sampling(pb.Sampling(banned_tokens=[1]), 1)
+def test_counts_of_ragged_columns_must_add_up() -> None:
+    with pytest.raises(MalformedMessage, match="banned_tokens has 1 entries, the counts say 0"):
+        read_sampling_params(pb.Sampling(banned_tokens=[1]), 1)
 
 
-@pytest.mark.parametrize("name", FLOATS)
-def test_parameters_are_numbers(name: str) -> None:
-    with pytest.raises(Malformed, match=name):
-        read_sampling(pb.Sampling(**{name: [float("inf")]}), 1)
+@pytest.mark.parametrize("name", FLOAT_PARAMETERS)
+def test_sampling_parameters_must_be_finite(name: str) -> None:
+    with pytest.raises(MalformedMessage, match=name):
+        read_sampling_params(pb.Sampling(**{name: [float("inf")]}), 1)
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", FLOAT_PARAMETERS)
 def test_some_parameters_may_be_negative(name: str) -> None:
     more = {"num_biases": [1], "num_biased_tokens": [1], "biased_tokens": [1]} if name == "biases" else {}
     message = pb.Sampling(**{name: [-1.0]}, **more)
     if name in {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}:
-        read_sampling(message, 1)
+        read_sampling_params(message, 1)
     else:
-        with pytest.raises(Malformed, match=name):
-            read_sampling(message, 1)
+        with pytest.raises(MalformedMessage, match=name):
+            read_sampling_params(message, 1)
 
 
 @pytest.mark.parametrize(("tokens", "biases"), [([1, 2], [1.0]), ([1], [1.0, 2.0]), ([1, 1], [1.0, 2.0])])
-def test_each_biased_token_has_one_bias(tokens: list[int], biases: list[float]) -> None:
+def test_each_biased_token_must_have_one_bias(tokens: list[int], biases: list[float]) -> None:
     columns = pb.Sampling(num_biased_tokens=[len(tokens)], biased_tokens=tokens, num_biases=[len(biases)],
                           biases=biases)
-    with pytest.raises(Malformed, match="biased_tokens"):
-        read_sampling(columns, 1)
+    with pytest.raises(MalformedMessage, match="biased_tokens"):
+        read_sampling_params(columns, 1)
 
 
 @pytest.mark.parametrize("name", ["end_tokens", "allowed_tokens", "banned_tokens", "biased_tokens"])
-def test_named_tokens_are_in_the_vocabulary(name: str) -> None:
-    message = sequences(Row(9, [1, 2], [5]))
+def test_listed_tokens_must_be_in_the_vocabulary(name: str) -> None:
+    message = make_sequences(SequenceRow(9, [1, 2], [5]))
     getattr(message.sampling, f"num_{name}").append(1)
-    getattr(message.sampling, name).append(LIMITS.vocabulary_size)
+    getattr(message.sampling, name).append(MESSAGE_LIMITS.vocabulary_size)
     if name == "biased_tokens":
         message.sampling.num_biases.append(1)
         message.sampling.biases.append(1.0)
-    with pytest.raises(Malformed, match="sequence 9 names a token outside the vocabulary"):
-        read_sequences(message, LIMITS, 16, 8)
+    with pytest.raises(MalformedMessage, match="sequence 9 names a token outside the vocabulary"):
+        read_sequences(message, MESSAGE_LIMITS, 16, 8)

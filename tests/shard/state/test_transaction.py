@@ -6,46 +6,60 @@ from typing import Any
 import pytest
 
 from shard.pb import shard_pb2 as pb
-from shard.state.ledger import Ledger, Malformed, Refused
-from tests.shard.books import PROMPT, SHORT, do, new_ledger
-from tests.shard.messages import Row, chunks, concat, decode, filtered, grants, join, keep, prefill
+from shard.state.ledger import Ledger, MalformedMessage, RejectedMessage
+from tests.shard.books import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_ledger
+from tests.shard.messages import (
+    SequenceRow,
+    make_chunks,
+    make_concat,
+    make_decode,
+    make_filter,
+    make_grants,
+    make_join,
+    make_keep,
+    make_prefill,
+)
 
 # Messages that a ledger with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
-REFUSED = {
-    "the sequence is here already": prefill(1, Row(7, SHORT, [9])),
-    "the sequence is here already, in another batch": prefill(2, Row(7, SHORT, [9])),
-    "a block is held by another sequence": prefill(2, Row(9, SHORT, [0])),
-    "a block that is shared would be written": prefill(2, Row(9, SHORT, [1])),
-    "a cached block was never filled": prefill(2, Row(9, PROMPT, [20, 21], cached=16)),
-    "a cached block is being written": prefill(2, Row(9, PROMPT, [2, 21], cached=16)),
-    "the adapter was not loaded": prefill(2, Row(9, SHORT, [9], adapter=3)),
-    "the grammar was not loaded": prefill(2, Row(9, SHORT, [9], grammar=3)),
-    "the chunk starts elsewhere": prefill(1, run=[(8, 17, 1)]),
-    "the chunk goes beyond the tokens": prefill(1, run=[(8, 16, 8)]),
-    "the prompt is complete": prefill(1, run=[(7, 3, 1)]),
-    "the chunk is of a sequence of another batch": prefill(2, Row(9, SHORT, [9]), run=[(8, 16, 1)]),
-    "the chunk is of an unknown sequence": prefill(1, run=[(99, 0, 1)]),
-    "a grant is for an unknown sequence": decode(1, grants=grants(s99=[9])),
-    "a grant is for a sequence that leaves": decode(1, keep=keep(7), grants=grants(s8=[9])),
-    "a granted block is held": decode(1, grants=grants(s7=[1])),
-    "the batch is unknown": decode(2),
-    "nobody is ready": decode(3),
-    "nobody is ready any more": decode(1, keep=keep(8)),
-    "an unknown sequence is kept": filtered(1, 7, 99),
-    "a sequence of another batch is kept": filtered(1, 7, 30),
-    "an unknown batch is filtered": filtered(2),
-    "an unknown batch is filtered on the way": prefill(2, Row(9, SHORT, [9]), keep=keep()),
-    "an unknown batch is joined": concat(1, 2),
-    "an unknown batch is joined to": concat(2, 1),
-    "an unknown batch is joined on the way": decode(1, join=join(2)),
-    "a batch is joined to one that was forgotten": prefill(1, Row(9, SHORT, [9]), keep=keep(), join=join(3)),
-    "the step is empty": prefill(1),
-    "the step is empty, though somebody enters": prefill(1, Row(9, SHORT, [9]), run=[]),
-    "more prompt tokens than warm-up allowed": prefill(
-        2, Row(9, [1] * 200, range(10, 23)), Row(11, [1] * 57, range(23, 27))),
-}
-MALFORMED = {
-    "a sequence is named twice": prefill(2, Row(9, SHORT, [9]), Row(9, SHORT, [10])),
+REJECTED_MESSAGES = {
+    "the sequence is here already": make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),
+    "the sequence is here already, in another batch": make_prefill(2, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),
+    "a block is held by another sequence": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [0])),
+    "a block that is shared would be written": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [1])),
+    "a cached block was never filled": make_prefill(2, SequenceRow(9, PROMPT_TOKENS, [20, 21], num_cached=16)),
+    "a cached block is being written": make_prefill(2, SequenceRow(9, PROMPT_TOKENS, [2, 21], num_cached=16)),
+    "the adapter was not loaded": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9], adapter_id=3)),
+    "the grammar was not loaded": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9], grammar_id=3)),
+    "the chunk starts elsewhere": make_prefill(1, chunk_rows=[(8, 17, 1)]),
+    "the chunk goes beyond the tokens": make_prefill(1, chunk_rows=[(8, 16, 8)]),
+    "the prompt is complete": make_prefill(1, chunk_rows=[(7, 3, 1)]),
+    "the chunk is of a sequence of another batch": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                                chunk_rows=[(8, 16, 1)]),
+    "the chunk is of an unknown sequence": make_prefill(1, chunk_rows=[(99, 0, 1)]),
+    "a grant is for an unknown sequence": make_decode(1, grants=make_grants(s99=[9])),
+    "a grant is for a sequence that leaves": make_decode(1, keep=make_keep(7), grants=make_grants(s8=[9])),
+    "a granted block is held": make_decode(1, grants=make_grants(s7=[1])),
+    "the batch is unknown": make_decode(2),
+    "nobody is ready": make_decode(3),
+    "nobody is ready any more": make_decode(1, keep=make_keep(8)),
+    "an unknown sequence is kept": make_filter(1, 7, 99),
+    "a sequence of another batch is kept": make_filter(1, 7, 30),
+    "an unknown batch is filtered": make_filter(2),
+    "an unknown batch is filtered on the way": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                            keep=make_keep()),
+    "an unknown batch is joined": make_concat(1, 2),
+    "an unknown batch is joined to": make_concat(2, 1),
+    "an unknown batch is joined on the way": make_decode(1, join=make_join(2)),
+    "a batch is joined to one that was forgotten": make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                                keep=make_keep(), join=make_join(3)),
+    "the step is empty": make_prefill(1),
+    "the step is empty, though somebody enters": make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                              chunk_rows=[]),
+    "more prompt tokens than warm-up allowed": make_prefill(
+        2, SequenceRow(9, [1] * 200, range(10, 23)), SequenceRow(11, [1] * 57, range(23, 27))),}
+MALFORMED_MESSAGES = {
+    "a sequence is named twice": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                              SequenceRow(9, SHORT_PROMPT_TOKENS, [10])),
     "a column is too short": pb.PrefillRequest(batch=2, sequences=pb.Sequences(
         ids=[9, 10], num_tokens=[1, 1], tokens=[1, 1], num_blocks=[1, 1], blocks=[9, 10], keys=[1])),
     "there are more traces than chunks": pb.PrefillRequest(batch=1, chunks=pb.Chunks(
@@ -55,59 +69,65 @@ MALFORMED = {
         ids=[9], num_tokens=[2], tokens=[1], num_blocks=[1], blocks=[9])),
     "there are more blocks than counted": pb.PrefillRequest(batch=2, sequences=pb.Sequences(
         ids=[9], num_tokens=[1], tokens=[1], num_blocks=[1], blocks=[9, 10])),
-    "there are no tokens": prefill(2, Row(9, [], [9]), run=[(9, 0, 1)]),
-    "there is no prompt": prefill(2, Row(9, SHORT, [9], prompt=0)),
-    "there is more prompt than tokens": prefill(2, Row(9, SHORT, [9], prompt=4)),
-    "a token is outside the vocabulary": prefill(2, Row(9, [512], [9])),
-    "there are more tokens than the model holds": prefill(2, Row(9, [1] * 257, range(3, 20)), run=[(9, 0, 16)]),
-    "there are too few blocks": prefill(2, Row(9, PROMPT, [9])),
-    "a block does not exist": prefill(2, Row(9, SHORT, [32])),
-    "a block is named twice by one": prefill(2, Row(9, SHORT, [9, 9])),
-    "a block is named twice by two": prefill(2, Row(9, SHORT, [9]), Row(10, SHORT, [9])),
-    "a block is granted twice": decode(1, grants=grants(s7=[9], s8=[9])),
-    "a granted block does not exist": decode(1, grants=grants(s7=[32])),
-    "a granted block is named by a newcomer": prefill(1, Row(9, SHORT, [9]), grants=grants(s7=[9])),
-    "a grant is given twice": decode(1, grants=pb.Grants(sequences=[7, 7], num_blocks=[1, 1], blocks=[9, 10])),
-    "all is cached": prefill(2, Row(9, PROMPT[:16], [1], cached=16), run=[(9, 0, 1)]),
-    "half a block is cached": prefill(2, Row(9, PROMPT, [9, 10], cached=8)),
-    "logprobs of a cached prompt are wanted": prefill(2, Row(9, PROMPT, [1, 9], cached=16, prompt_logprobs=True)),
-    "the chunk is empty": prefill(1, run=[(8, 16, 0)]),
-    "a sequence has two chunks": prefill(1, run=[(8, 16, 1), (8, 17, 1)]),
-    "a sequence is kept twice": filtered(1, 7, 7),
+    "there are no tokens": make_prefill(2, SequenceRow(9, [], [9]), chunk_rows=[(9, 0, 1)]),
+    "there is no prompt": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9], num_prompt_tokens=0)),
+    "there is more prompt than tokens": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9], num_prompt_tokens=4)),
+    "a token is outside the vocabulary": make_prefill(2, SequenceRow(9, [512], [9])),
+    "there are more tokens than the model holds": make_prefill(2, SequenceRow(9, [1] * 257, range(3, 20)),
+                                                               chunk_rows=[(9, 0, 16)]),
+    "there are too few blocks": make_prefill(2, SequenceRow(9, PROMPT_TOKENS, [9])),
+    "a block does not exist": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [32])),
+    "a block is named twice by one": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9, 9])),
+    "a block is named twice by two": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                  SequenceRow(10, SHORT_PROMPT_TOKENS, [9])),
+    "a block is granted twice": make_decode(1, grants=make_grants(s7=[9], s8=[9])),
+    "a granted block does not exist": make_decode(1, grants=make_grants(s7=[32])),
+    "a granted block is named by a newcomer": make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
+                                                           grants=make_grants(s7=[9])),
+    "a grant is given twice": make_decode(1, grants=pb.Grants(sequences=[7, 7], num_blocks=[1, 1], blocks=[9, 10])),
+    "all is cached": make_prefill(2, SequenceRow(9, PROMPT_TOKENS[:16], [1], num_cached=16), chunk_rows=[(9, 0, 1)]),
+    "half a block is cached": make_prefill(2, SequenceRow(9, PROMPT_TOKENS, [9, 10], num_cached=8)),
+    "logprobs of a cached prompt are wanted": make_prefill(2, SequenceRow(9, PROMPT_TOKENS, [1, 9], num_cached=16,
+                                                                          prompt_logprobs=True)),
+    "the chunk is empty": make_prefill(1, chunk_rows=[(8, 16, 0)]),
+    "a sequence has two chunks": make_prefill(1, chunk_rows=[(8, 16, 1), (8, 17, 1)]),
+    "a sequence is kept twice": make_filter(1, 7, 7),
     "nothing is said about what to keep": pb.FilterRequest(batch=1),
-    "one batch is joined": concat(1),
-    "no batch is joined": concat(),
-    "no batch is joined on the way": decode(1, join=join()),
-    "a batch is joined twice": concat(1, 3, 3),
-    "a batch is joined to itself": concat(1, 1),
-    "a temperature is not a number": pb.PrefillRequest(batch=2, chunks=chunks((9, 0, 3)), sequences=pb.Sequences(
-        ids=[9], num_tokens=[3], tokens=SHORT, num_blocks=[1], blocks=[9],
+    "one batch is joined": make_concat(1),
+    "no batch is joined": make_concat(),
+    "no batch is joined on the way": make_decode(1, join=make_join()),
+    "a batch is joined twice": make_concat(1, 3, 3),
+    "a batch is joined to itself": make_concat(1, 1),
+    "a temperature is not a number": pb.PrefillRequest(batch=2, chunks=make_chunks((9, 0, 3)), sequences=pb.Sequences(
+        ids=[9], num_tokens=[3], tokens=SHORT_PROMPT_TOKENS, num_blocks=[1], blocks=[9],
         sampling=pb.Sampling(temperature=[float("nan")]))),
-    "a temperature is negative": pb.PrefillRequest(batch=2, chunks=chunks((9, 0, 3)), sequences=pb.Sequences(
-        ids=[9], num_tokens=[3], tokens=SHORT, num_blocks=[1], blocks=[9],
-        sampling=pb.Sampling(temperature=[-1.0]))),
-}
+    "a temperature is negative": pb.PrefillRequest(batch=2, chunks=make_chunks((9, 0, 3)), sequences=pb.Sequences(
+        ids=[9], num_tokens=[3], tokens=SHORT_PROMPT_TOKENS, num_blocks=[1], blocks=[9],
+        sampling=pb.Sampling(temperature=[-1.0]))),}
 
 
-def refuses(ledger: Ledger, message: Any, error: type[Exception]) -> None:
+def check_rejected_without_change(ledger: Ledger, message: Any, error: type[Exception]) -> None:
     """Assert that the ledger rejects the message with `error` and changes nothing."""
-    do(ledger, prefill(1, Row(7, SHORT, [0]), Row(8, PROMPT, [1, 2]), run=[(7, 0, 3), (8, 0, 16)]))
-    do(ledger, prefill(3, Row(30, PROMPT, [5, 6]), run=[(30, 0, 1)]))
-    before = deepcopy((ledger.batches, ledger.sequences, vars(ledger.blocks)))
+    apply_and_finish(ledger, make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [0]),
+                                          SequenceRow(8, PROMPT_TOKENS, [1, 2]), chunk_rows=[(7, 0, 3), (8, 0, 16)]))
+    apply_and_finish(ledger, make_prefill(3, SequenceRow(30, PROMPT_TOKENS, [5, 6]), chunk_rows=[(30, 0, 1)]))
+    before = deepcopy((ledger.batches, ledger.sequences, vars(ledger.block_usage)))
     with pytest.raises(error):
-        do(ledger, message)
-    assert (ledger.batches, ledger.sequences, vars(ledger.blocks)) == before
+        apply_and_finish(ledger, message)
+    assert (ledger.batches, ledger.sequences, vars(ledger.block_usage)) == before
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_does_not_fit_is_refused(reason: str) -> None:
-    refuses(new_ledger(), REFUSED[reason], Refused)
+@pytest.mark.parametrize("reason", REJECTED_MESSAGES)
+def test_messages_that_do_not_fit_the_state_are_rejected(reason: str) -> None:
+    check_rejected_without_change(make_ledger(), REJECTED_MESSAGES[reason], RejectedMessage)
 
 
-@pytest.mark.parametrize("reason", MALFORMED)
-def test_what_makes_no_sense_is_malformed(reason: str) -> None:
-    refuses(new_ledger(), MALFORMED[reason], Malformed)
+@pytest.mark.parametrize("reason", MALFORMED_MESSAGES)
+def test_invalid_messages_are_malformed(reason: str) -> None:
+    check_rejected_without_change(make_ledger(), MALFORMED_MESSAGES[reason], MalformedMessage)
 
 
-def test_mixed_steps_are_refused_where_there_are_none() -> None:
-    refuses(new_ledger(mixed_steps=False), prefill(1, Row(9, SHORT, [9]), alongside=True), Refused)
+def test_mixed_steps_are_rejected_if_unsupported() -> None:
+    check_rejected_without_change(make_ledger(mixed_steps=False),
+                                  make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]), alongside=True),
+                                  RejectedMessage)

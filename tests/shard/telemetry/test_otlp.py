@@ -7,155 +7,163 @@ from typing import Any
 
 import grpc
 import pytest
-from support.span_sender import Notes
-from support.trace_collector import ERROR, PARENT, SERVER, Collector, collecting
+from support.span_sender import RecordingSpanSender
+from support.trace_collector import (
+    PARENT_TRACEPARENT,
+    SPAN_KIND_SERVER,
+    STATUS_CODE_ERROR,
+    TraceCollector,
+    run_collector,
+)
 
 from shard.telemetry import otlp
-from shard.telemetry.otlp import OtlpSender
-from shard.telemetry.traces import Sender, Traces
+from shard.telemetry.otlp import OtlpSpanSender
+from shard.telemetry.traces import SpanSender, TraceSettings
 
 pytestmark = pytest.mark.slow
 
-STATE = "congo=t61rcWkgMzE"
-MALFORMED = (
-    "", "nonsense", PARENT.upper(), PARENT[:-1], f"{PARENT}-more", PARENT.replace("00-", "ff-", 1),
-    f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01", "0" * 10_000,
-    PARENT.replace("a", "\udcff"))
+TRACESTATE = "congo=t61rcWkgMzE"
+MALFORMED_TRACEPARENTS = ("", "nonsense", PARENT_TRACEPARENT.upper(), PARENT_TRACEPARENT[:-1],
+                          f"{PARENT_TRACEPARENT}-more", PARENT_TRACEPARENT.replace("00-", "ff-", 1),
+                          f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01",
+                          "0" * 10_000, PARENT_TRACEPARENT.replace("a", "\udcff"))
 
 
-def tell(sender: Sender, **headers: str) -> str:
+def record_request_spans(span_sender: SpanSender, **headers: str) -> str:
     """Record the span of a request with two children, and a child of another process."""
-    span = sender.serve("chat demo", headers, 1_000)
-    span.child("queue", 1_100, 1_200, {"weft.wait_reason": "blocks"})
-    span.child("prefill", 1_200, 1_300, {})
+    span = span_sender.start_server_span("chat demo", headers, 1_000)
+    span.add_child("queue", 1_100, 1_200, {"weft.wait_reason": "blocks"})
+    span.add_child("prefill", 1_200, 1_300, {})
     if span.traceparent:
-        sender.beneath(span.traceparent, "prefill step", 1_210, 1_290, {"weft.rank": 1}, failed=False)
+        span_sender.add_remote_child(span.traceparent, "prefill step", 1_210, 1_290, {"weft.rank": 1}, failed=False)
     span.end(1_500, {"gen_ai.usage.input_tokens": 3, "gen_ai.response.finish_reasons": ["stop"],
                      "gen_ai.request.stream": True, "gen_ai.latency.e2e": 0.5}, failed=True)
     return span.traceparent
 
 
 @pytest.fixture
-def sent() -> Any:
+def send_request_spans() -> Any:
     """Function that sends the spans of a request with the given headers; it returns collector and traceparent."""
-    def run(**headers: str) -> tuple[Collector, str]:
-        troubles: list[str] = []
-        with collecting() as (collector, address):
-            sender = OtlpSender(Traces(address, "loom"), "shard 1", troubles.append)
-            traceparent = tell(sender, **headers)
-            sender.close()
-        assert troubles == []
+    def send_with_headers(**headers: str) -> tuple[TraceCollector, str]:
+        reported_problems: list[str] = []
+        with run_collector() as (collector, address):
+            span_sender = OtlpSpanSender(TraceSettings(address, "loom"), "shard 1", reported_problems.append)
+            traceparent = record_request_spans(span_sender, **headers)
+            span_sender.close()
+        assert reported_problems == []
         return collector, traceparent
-    return run
+    return send_with_headers
 
 
-def test_all_that_is_left_is_sent_at_the_end(sent: Any) -> None:
-    collector, traceparent = sent()
-    chat = collector.one("chat demo")
-    assert (chat.span.kind, chat.span.status.code) == (SERVER, ERROR)
+def test_remaining_spans_are_sent_on_close(send_request_spans: Any) -> None:
+    collector, traceparent = send_request_spans()
+    chat = collector.find_single_span("chat demo")
+    assert (chat.span.kind, chat.span.status.code) == (SPAN_KIND_SERVER, STATUS_CODE_ERROR)
     assert traceparent.startswith(chat.traceparent[:-2])
-    assert [below.span.name for below in collector.below(chat)] == ["queue", "prefill", "prefill step"]
-    assert all(chat.holds(below) for below in collector.spans)
+    assert [below.span.name for below in collector.find_child_spans(chat)] == ["queue", "prefill", "prefill step"]
+    assert all(chat.contains(below) for below in collector.spans)
     assert collector.num_calls == 1
 
 
-def test_values_arrive_as_they_were(sent: Any) -> None:
-    collector, _ = sent()
-    assert collector.one("chat demo").attributes == {
+def test_attribute_values_arrive_unchanged(send_request_spans: Any) -> None:
+    collector, _ = send_request_spans()
+    assert collector.find_single_span("chat demo").attributes == {
         "gen_ai.usage.input_tokens": 3, "gen_ai.response.finish_reasons": ["stop"], "gen_ai.request.stream": True,
         "gen_ai.latency.e2e": 0.5}
-    assert collector.one("queue").attributes == {"weft.wait_reason": "blocks"}
+    assert collector.find_single_span("queue").attributes == {"weft.wait_reason": "blocks"}
 
 
-def test_who_sends_is_told_with_every_span(sent: Any) -> None:
-    for found in sent()[0].spans:
-        assert (found.resource["service.name"], found.resource["weft.process"]) == ("loom", "shard 1")
+def test_every_span_names_its_service_and_process(send_request_spans: Any) -> None:
+    for found in send_request_spans()[0].spans:
+        assert (found.resource_attributes["service.name"],
+                found.resource_attributes["weft.process"]) == ("loom", "shard 1")
 
 
-def test_a_trace_that_others_began_goes_on(sent: Any) -> None:
-    collector, traceparent = sent(traceparent=PARENT, tracestate=STATE)
-    chat = collector.one("chat demo")
-    assert (chat.parent, chat.span.trace_state) == (PARENT, STATE)
-    assert {found.trace for found in collector.spans} == {PARENT.split("-")[1]}
-    assert traceparent != PARENT
+def test_trace_of_the_caller_is_continued(send_request_spans: Any) -> None:
+    collector, traceparent = send_request_spans(traceparent=PARENT_TRACEPARENT, tracestate=TRACESTATE)
+    chat = collector.find_single_span("chat demo")
+    assert (chat.parent_traceparent, chat.span.trace_state) == (PARENT_TRACEPARENT, TRACESTATE)
+    assert {found.trace_id for found in collector.spans} == {PARENT_TRACEPARENT.split("-")[1]}
+    assert traceparent != PARENT_TRACEPARENT
 
 
-def test_a_parent_that_makes_no_sense_is_none() -> None:
-    with collecting() as (collector, address):
-        sender = OtlpSender(Traces(address), "router", print)
-        for header in MALFORMED:
-            tell(sender, traceparent=header, tracestate="=,==\udcff" * 100)
+def test_malformed_parent_is_ignored() -> None:
+    with run_collector() as (collector, address):
+        sender = OtlpSpanSender(TraceSettings(address), "router", print)
+        for header in MALFORMED_TRACEPARENTS:
+            record_request_spans(sender, traceparent=header, tracestate="=,==\udcff" * 100)
         sender.close()
-    assert [chat.parent for chat in collector.named("chat demo")] == [""] * len(MALFORMED)
-    assert len({chat.trace for chat in collector.spans}) == len(MALFORMED)
+    assert [chat.parent_traceparent for chat in collector.find_spans("chat demo")] == [""] * len(MALFORMED_TRACEPARENTS)
+    assert len({chat.trace_id for chat in collector.spans}) == len(MALFORMED_TRACEPARENTS)
 
 
-def test_of_a_trace_that_nobody_wants_nothing_is_sent(sent: Any) -> None:
-    collector, traceparent = sent(traceparent=PARENT.removesuffix("01") + "00")
+def test_spans_of_an_unsampled_trace_are_not_sent(send_request_spans: Any) -> None:
+    collector, traceparent = send_request_spans(traceparent=PARENT_TRACEPARENT.removesuffix("01") + "00")
     assert (collector.spans, traceparent) == ([], "")
 
 
-def test_the_sender_of_tests_notes_what_a_collector_gets(sent: Any) -> None:
-    notes, (collector, _) = Notes(), sent(traceparent=PARENT)
-    tell(notes, traceparent=PARENT)
-    noted = [(span.name, (span.began, span.ended), span.attributes, span.failed)
-             for one in notes.spans for span in (one, *one.children)]
-    got = [(found.span.name, found.times, found.attributes, found.span.status.code == ERROR)
-           for found in collector.spans]
-    assert sorted(noted, key=str) == sorted(got, key=str)
-    chat, step = notes.spans
-    assert (chat.parent, step.parent) == (PARENT, chat.traceparent)
+def test_recording_sender_records_what_a_collector_gets(send_request_spans: Any) -> None:
+    recording_sender, (collector, _) = RecordingSpanSender(), send_request_spans(traceparent=PARENT_TRACEPARENT)
+    record_request_spans(recording_sender, traceparent=PARENT_TRACEPARENT)
+    recorded = [(span.name, (span.started_ns, span.ended_ns), span.attributes, span.has_failed)
+                for one in recording_sender.spans for span in (one, *one.children)]
+    received = [(found.span.name, found.start_and_end_ns, found.attributes, found.span.status.code == STATUS_CODE_ERROR)
+                for found in collector.spans]
+    assert sorted(recorded, key=str) == sorted(received, key=str)
+    chat, step = recording_sender.spans
+    assert (chat.parent, step.parent) == (PARENT_TRACEPARENT, chat.traceparent)
 
 
-def closed_port() -> int:
+def find_closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
-def test_a_collector_that_is_not_there_is_told_of_once(
+def test_missing_collector_is_reported_once(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(otlp, "PATIENCE", 0.3)
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
-    troubles: list[str] = []
-    sender = OtlpSender(Traces(f"127.0.0.1:{closed_port()}"), "router", troubles.append)
-    tell(sender)
+    reported_problems: list[str] = []
+    sender = OtlpSpanSender(TraceSettings(f"127.0.0.1:{find_closed_port()}"), "router", reported_problems.append)
+    record_request_spans(sender)
     sender.close()
-    (told,) = troubles
-    assert "UNAVAILABLE" in told
+    (message,) = reported_problems
+    assert "UNAVAILABLE" in message
     assert caplog.records == []  # the library's own messages are suppressed
 
 
-def test_what_ails_the_collector_is_told_again_after_something_got_through() -> None:
-    troubles: list[str] = []
-    with collecting(grpc.StatusCode.UNIMPLEMENTED) as (collector, address):
-        sender = OtlpSender(Traces(address), "router", troubles.append)
-        for refusal in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED, None,
-                        grpc.StatusCode.PERMISSION_DENIED):
-            collector.refusal = refusal
-            tell(sender)
+def test_collector_error_is_reported_again_after_a_success() -> None:
+    reported_problems: list[str] = []
+    with run_collector(grpc.StatusCode.UNIMPLEMENTED) as (collector, address):
+        sender = OtlpSpanSender(TraceSettings(address), "router", reported_problems.append)
+        for rejection_code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED, None,
+                               grpc.StatusCode.PERMISSION_DENIED):
+            collector.rejection_code = rejection_code
+            record_request_spans(sender)
             sender._provider.force_flush()
         sender.close()
-    assert [told.rpartition("StatusCode.")[2] for told in troubles] == [
+    assert [told.rpartition("StatusCode.")[2] for told in reported_problems] == [
         f"{code}, error details: told to refuse" for code in ("UNIMPLEMENTED", "PERMISSION_DENIED")]
     assert len(collector.spans) == 4
 
 
-def test_a_collector_that_does_not_answer_holds_nobody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_long_for_a_silent_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` returns after its own timeout, long before that of a call to the collector."""
-    monkeypatch.setattr(otlp, "FAREWELL", 0.3)
-    monkeypatch.setattr(otlp, "PATIENCE", 100.0)
-    troubles: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        sender = OtlpSender(Traces(f"http://127.0.0.1:{deaf.getsockname()[1]}"), "router", troubles.append)
-        tell(sender)
+    monkeypatch.setattr(otlp, "SHUTDOWN_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_SECONDS", 100.0)
+    reported_problems: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent_server:
+        sender = OtlpSpanSender(TraceSettings(f"http://127.0.0.1:{silent_server.getsockname()[1]}"), "router",
+                                reported_problems.append)
+        record_request_spans(sender)
         closing = threading.Thread(target=sender.close)
         closing.start()
         closing.join(20.0)
         assert not closing.is_alive()
-    assert len(troubles) == 1
+    assert len(reported_problems) == 1
 
 
-def test_the_library_says_nothing_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    otlp.Reasons()
+def test_library_logs_nothing_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    otlp.ErrorCapture()
     logging.getLogger("opentelemetry.any").error("so it is")
     assert caplog.records == []

@@ -5,42 +5,42 @@ from typing import Any
 
 import pytest
 
-from shard.deferred import Later
-from shard.telemetry.step_log import timing
+from shard.deferred import PendingResult
+from shard.telemetry.step_log import open_step_log
 
 
-def read(path: Path) -> "array[float]":
+def read_times(path: Path) -> "array[float]":
     return array("d", path.read_bytes())
 
 
-def test_every_step_leaves_its_begin_and_its_end(tmp_path: Path) -> None:
+def test_start_and_end_of_every_step_are_logged(tmp_path: Path) -> None:
     begin = monotonic()
-    with timing(str(tmp_path / "log")) as run_step:
+    with open_step_log(str(tmp_path / "log")) as run_step:
         assert [run_step(str, number) for number in (1, 2)] == ["1", "2"]
-        times = read(tmp_path / "log")
+        times = read_times(tmp_path / "log")
     assert len(times) == 4
     assert sorted([begin, *times]) == [begin, *times]
 
 
-def test_a_step_that_fails_is_timed_too(tmp_path: Path) -> None:
+def test_failed_step_is_logged_too(tmp_path: Path) -> None:
     def fail(request: Any) -> None:
         raise ValueError(request)
 
-    with timing(str(tmp_path / "log")) as run_step, pytest.raises(ValueError, match="1"):
+    with open_step_log(str(tmp_path / "log")) as run_step, pytest.raises(ValueError, match="1"):
         run_step(fail, 1)
-    assert len(read(tmp_path / "log")) == 2
+    assert len(read_times(tmp_path / "log")) == 2
 
 
-def test_one_that_is_answered_later_ends_then(tmp_path: Path) -> None:
-    with timing(str(tmp_path / "log")) as run_step:
-        later = run_step(lambda request: Later(lambda: None, lambda: request), 7)
-        assert not read(tmp_path / "log")
-        begun = monotonic()
-        assert later.finish() == 7
-        begin, end = read(tmp_path / "log")
-    assert begin <= begun <= end
+def test_deferred_step_ends_when_it_is_finished(tmp_path: Path) -> None:
+    with open_step_log(str(tmp_path / "log")) as run_step:
+        pending_result = run_step(lambda request: PendingResult(lambda: None, lambda: request), 7)
+        assert not read_times(tmp_path / "log")
+        finish_called_at = monotonic()
+        assert pending_result.finish() == 7
+        begin, end = read_times(tmp_path / "log")
+    assert begin <= finish_called_at <= end
 
 
-def test_without_a_path_nothing_is_timed() -> None:
-    with timing("") as run_step:
+def test_nothing_is_logged_without_a_path() -> None:
+    with open_step_log("") as run_step:
         assert run_step(str, 1) == "1"

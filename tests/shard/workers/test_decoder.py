@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.core_with_workers import Loom, Thread
-from support.small_checkpoints import LLAMA3, tiny_checkpoint
+from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from router.request import Request
 from shard.pb import shard_pb2 as pb
-from tests.shard.messages import Row, concat, decode, filtered, prefill
+from tests.shard.messages import SequenceRow, make_concat, make_decode, make_filter, make_prefill
 
-LENGTH = 32
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"family": "llama", "rope_parameters": LLAMA3},
+NUM_NEW_TOKENS = 32
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "rope_parameters": LLAMA3_ROPE},
     "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"family": "qwen3"},
     "gpt_neox": {"family": "gpt_neox"},
@@ -34,222 +34,251 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere": {"family": "cohere", "use_qk_norm": True},
     "olmo2": {"family": "olmo2"},
 }
-ALWAYS = ("llama", "qwen2", "qwen3")  # tests/shard/test_families.py has quick tests of the others
-PARAMS = [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.long) for name in MODELS]
-SMALL, MOSTLY = 1e-3, 0.75
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
+QUICK_MODELS = ("llama", "qwen2", "qwen3")  # tests/shard/test_families.py has quick tests of the others
+MODEL_PARAMETERS = [pytest.param(name, marks=[] if name in QUICK_MODELS else pytest.mark.long)
+                    for name in MODEL_OPTIONS]
+LOGIT_TOLERANCE, MIN_NEAR_SHARE = 1e-3, 0.75
+HEAD_COUNTS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
 
 
-@pytest.fixture(scope="module", params=PARAMS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODELS[request.param] | HEADS)
+@pytest.fixture(scope="module", params=MODEL_PARAMETERS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODEL_OPTIONS[request.param] | HEAD_COUNTS)
 
 
 @pytest.fixture(scope="module")
-def loom(model: Path) -> Iterator[Loom]:
-    with Loom(model) as loom:
-        yield loom
+def scheduler_with_workers(checkpoint: Path) -> Iterator[SchedulerWithWorkers]:
+    with SchedulerWithWorkers(checkpoint) as harness:
+        yield harness
 
 
 @cache
-def oracle(model: Path, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+def load_transformers_model(checkpoint: Path, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
 
 
 @cache
-def answer(model: Path, prompt: tuple[int, ...], length: int = LENGTH, dtype: str = "float32") -> list[int]:
-    ids = oracle(model, dtype).generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=length, pad_token_id=0)
+def generate_with_transformers(checkpoint: Path, prompt: tuple[int, ...], num_tokens: int = NUM_NEW_TOKENS,
+                               dtype: str = "float32") -> list[int]:
+    ids = load_transformers_model(checkpoint, dtype).generate(torch.tensor([prompt]), do_sample=False,
+                                                              max_new_tokens=num_tokens, pad_token_id=0)
     return [int(token) for token in ids[0, len(prompt):]]
 
 
-def logits(model: Path, tokens: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
+def compute_transformers_logits(checkpoint: Path, tokens: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
     with torch.inference_mode():
-        return oracle(model, dtype)(torch.tensor([tokens])).logits[0].float()
+        return load_transformers_model(checkpoint, dtype)(torch.tensor([tokens])).logits[0].float()
 
 
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(1000 * length + seed)
     return tuple(torch.randint(2, 512, (length,), generator=generator).tolist())
 
 
-def ask(length: int, seed: int = 0, **more: Any) -> Request:
-    return Request(f"{length}-{seed}", prompt(length, seed), **{"max_new_tokens": LENGTH} | more)
+def make_request(prompt_length: int, seed: int = 0, **request_fields: Any) -> Request:
+    return Request(f"{prompt_length}-{seed}", make_prompt(prompt_length, seed),
+                   **{"max_new_tokens": NUM_NEW_TOKENS} | request_fields)
 
 
-def crowd() -> list[Request]:
-    return [ask(length, max_new_tokens=LENGTH - 3 * place) for place, length in enumerate((1, 5, 16, 17, 40, 64, 100))]
+def make_requests() -> list[Request]:
+    return [make_request(length, max_new_tokens=NUM_NEW_TOKENS - 3 * place) for place,
+            length in enumerate((1, 5, 16, 17, 40, 64, 100))]
 
 
-def assert_right(model: Path, loom: Loom, threads: list[Thread], **settings: Any) -> None:
-    for thread, heard in zip(threads, loom.weave(threads, **settings), strict=True):
-        request = thread.request
-        assert heard.tokens == answer(model, request.prompt, request.max_new_tokens)
+def check_tokens_match_transformers(checkpoint: Path, harness: SchedulerWithWorkers,
+                                    scheduled_requests: list[ScheduledRequest], **settings: Any) -> None:
+    for scheduled_request, output in zip(scheduled_requests, harness.run_together(scheduled_requests, **settings),
+                                         strict=True):
+        request = scheduled_request.request
+        assert output.tokens == generate_with_transformers(checkpoint, request.prompt, request.max_new_tokens)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 130])
-def test_alone(model: Path, loom: Loom, length: int) -> None:
-    assert_right(model, loom, [Thread(ask(length))])
+def test_single_request_matches_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers,
+                                             length: int) -> None:
+    check_tokens_match_transformers(checkpoint, scheduler_with_workers, [ScheduledRequest(make_request(length))])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look_ahead", [1, 2])
 @pytest.mark.parametrize("policy", ["mixed", "pause"])
-def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, look_ahead: int) -> None:
+def test_batched_requests_match_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers,
+                                             policy: str, look_ahead: int) -> None:
     """Prompts are chunked, batches filtered and, with `pause`, joined."""
-    threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
-    assert_right(model, loom, threads, prefill_policy=policy, look_ahead=look_ahead, max_batch_prefill_tokens=48)
+    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place) for place,
+                          request in enumerate(make_requests())]
+    check_tokens_match_transformers(checkpoint, scheduler_with_workers, scheduled_requests, prefill_policy=policy,
+                                    look_ahead=look_ahead, max_batch_prefill_tokens=48)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"batching": "none"}, {"batching": "static"}, {"recompute": True}, {"batching": "static", "recompute": True}],
     ids=lambda settings: "-".join(map(str, settings.values())))
-def test_however_requests_are_batched(model: Path, loom: Loom, settings: dict[str, Any]) -> None:
+def test_every_batching_policy_matches_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers,
+                                                    settings: dict[str, Any]) -> None:
     """With `recompute`, one forward pass over sequences of different lengths equals a pass over each alone."""
-    threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
-    assert_right(model, loom, threads, **settings)
+    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place) for place,
+                          request in enumerate(make_requests())]
+    check_tokens_match_transformers(checkpoint, scheduler_with_workers, scheduled_requests, **settings)
 
 
 @pytest.mark.slow
-def test_after_yields(model: Path, loom: Loom) -> None:
-    with Loom(model, num_places=16 * 12, max_total_tokens=192) as small:
-        threads = [Thread(ask(30, seed, max_new_tokens=40)) for seed in range(5)]
-        assert_right(model, small, threads)
+def test_preempted_requests_match_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers) -> None:
+    with SchedulerWithWorkers(checkpoint, num_places=16 * 12, max_total_tokens=192) as harness:
+        scheduled_requests = [ScheduledRequest(make_request(30, seed, max_new_tokens=40)) for seed in range(5)]
+        check_tokens_match_transformers(checkpoint, harness, scheduled_requests)
 
 
-def test_after_a_loss(model: Path, loom: Loom) -> None:
-    assert_right(model, loom, [Thread(request) for request in crowd()[3:]], losses=(1, 9))
+def test_requests_match_transformers_after_a_loss(checkpoint: Path,
+                                                  scheduler_with_workers: SchedulerWithWorkers) -> None:
+    check_tokens_match_transformers(checkpoint, scheduler_with_workers,
+                                    [ScheduledRequest(request) for request in make_requests()[3:]], loss_steps=(1, 9))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shared_by_ranks(model: Path, ranks: int) -> None:
-    with Loom(model, ranks) as shared:
-        assert_right(model, shared, [Thread(request, arrival=place) for place, request in enumerate(crowd())])
+def test_several_ranks_match_transformers(checkpoint: Path, ranks: int) -> None:
+    with SchedulerWithWorkers(checkpoint, ranks) as harness:
+        check_tokens_match_transformers(checkpoint, harness, [ScheduledRequest(request, arrival_step=place) for place,
+                                                              request in enumerate(make_requests())])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - ALWAYS))
-def test_every_architecture_shared_by_two_ranks(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    model = tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODELS[name] | HEADS)
-    with Loom(model, 2) as shared:
-        threads = [Thread(ask(length, max_new_tokens=8), arrival=place) for place, length in enumerate((17, 70))]
-        assert_right(model, shared, threads, max_batch_prefill_tokens=48)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_prompt_logprobs_for_every_cut(model: Path, ranks: int) -> None:
-    asked = ask(40, max_new_tokens=1, prompt_logprobs=True)
-    expected = logits(model, asked.prompt).log_softmax(-1)
-    with Loom(model, ranks) as shared:
-        heard = [shared.weave([Thread(asked)], max_batch_prefill_tokens=most)[0] for most in (32, 33, 48, 256)]
-    assert all(each.prompt_logprobs == heard[0].prompt_logprobs for each in heard)
-    assert sorted(heard[0].prompt_logprobs) == list(range(1, 40))
-    for place, logprob in heard[0].prompt_logprobs.items():
-        assert logprob == pytest.approx(float(expected[place - 1, asked.prompt[place]]), abs=1e-3)
+@pytest.mark.parametrize("name", sorted(MODEL_OPTIONS.keys() - QUICK_MODELS))
+def test_every_architecture_matches_transformers_on_two_ranks(tmp_path_factory: pytest.TempPathFactory,
+                                                              name: str) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODEL_OPTIONS[name] | HEAD_COUNTS)
+    with SchedulerWithWorkers(checkpoint, 2) as harness:
+        scheduled_requests = [ScheduledRequest(make_request(length, max_new_tokens=8), arrival_step=place) for place,
+                              length in enumerate((17, 70))]
+        check_tokens_match_transformers(checkpoint, harness, scheduled_requests, max_batch_prefill_tokens=48)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_chunks_of_every_size(model: Path, ranks: int) -> None:
+def test_prompt_logprobs_match_transformers_however_chunked(checkpoint: Path, ranks: int) -> None:
+    request = make_request(40, max_new_tokens=1, prompt_logprobs=True)
+    expected = compute_transformers_logits(checkpoint, request.prompt).log_softmax(-1)
+    with SchedulerWithWorkers(checkpoint, ranks) as harness:
+        outputs = [harness.run_together([ScheduledRequest(request)], max_batch_prefill_tokens=most)[0]
+                   for most in (32, 33, 48, 256)]
+    assert all(each.prompt_logprobs == outputs[0].prompt_logprobs for each in outputs)
+    assert sorted(outputs[0].prompt_logprobs) == list(range(1, 40))
+    for place, logprob in outputs[0].prompt_logprobs.items():
+        assert logprob == pytest.approx(float(expected[place - 1, request.prompt[place]]), abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_result_does_not_depend_on_the_chunk_size(checkpoint: Path, ranks: int) -> None:
     """Tokens and logprobs of prompt and answer are bit-identical, and the tokens are transformers'."""
-    tokens, expected = prompt(40), answer(model, prompt(40), 4)
-    with Loom(model, ranks) as shared:
-        told = [cut_up(shared, tokens, size) for size in range(1, 41, 1 if ranks == 1 else 5)]  # two ranks are slow
-    assert all(each == told[0] for each in told)
-    assert told[0][0] == expected
+    tokens, expected = make_prompt(40), generate_with_transformers(checkpoint, make_prompt(40), 4)
+    with SchedulerWithWorkers(checkpoint, ranks) as harness:
+        # two ranks are slow
+        results = [run_in_chunks(harness, tokens, size) for size in range(1, 41, 1 if ranks == 1 else 5)]
+    assert all(each == results[0] for each in results)
+    assert results[0][0] == expected
 
 
-def cut_up(loom: Loom, tokens: tuple[int, ...], size: int) -> tuple[list[int], list[float], list[float]]:
-    loom.next_epoch()
-    row = Row(7, tokens, [0, 1, 2], prompt_logprobs=True)
-    cuts = [(7, start, min(size, 40 - start)) for start in range(0, 40, size)]
-    messages = [prefill(1, row, run=cuts[:1]), *(prefill(1, run=[cut]) for cut in cuts[1:]), *[decode(1)] * 3]
-    answers = [loom.say(message, order) for order, message in enumerate(messages, 1)]
+def run_in_chunks(harness: SchedulerWithWorkers, tokens: tuple[int, ...],
+                  chunk_size: int) -> tuple[list[int], list[float], list[float]]:
+    harness.start_next_epoch()
+    row = SequenceRow(7, tokens, [0, 1, 2], prompt_logprobs=True)
+    cuts = [(7, start, min(chunk_size, 40 - start)) for start in range(0, 40, chunk_size)]
+    messages = [make_prefill(1, row, chunk_rows=cuts[:1]), *(make_prefill(1, chunk_rows=[cut]) for cut in cuts[1:]),
+                *[make_decode(1)] * 3]
+    answers = [harness.send_message(message, order) for order, message in enumerate(messages, 1)]
     return ([token for each in answers for token in each.tokens], [x for each in answers for x in each.logprobs],
             [x for each in answers for x in each.prompt_logprobs])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_batches_joined_while_prompts_are_half_done(model: Path, ranks: int) -> None:
-    first, second, third = prompt(40), prompt(33), prompt(20)
-    with Loom(model, ranks) as shared:
-        shared.next_epoch()
-        said: dict[int, list[int]] = {7: [], 8: [], 9: []}
+def test_batches_may_be_joined_while_prompts_are_incomplete(checkpoint: Path, ranks: int) -> None:
+    first, second, third = make_prompt(40), make_prompt(33), make_prompt(20)
+    with SchedulerWithWorkers(checkpoint, ranks) as harness:
+        harness.start_next_epoch()
+        tokens_by_sequence: dict[int, list[int]] = {7: [], 8: [], 9: []}
         messages = [
-            prefill(1, Row(7, first, [0, 1, 2]), run=[(7, 0, 17)]),
-            prefill(2, Row(8, second, [3, 4, 5]), run=[(8, 0, 30)]),
-            prefill(3, Row(9, third, [6, 7])), concat(1, 2, 3),
-            prefill(1, run=[(7, 17, 1), (8, 30, 3)], alongside=True),
-            prefill(1, run=[(7, 18, 22)], alongside=True), decode(1), filtered(1, 7, 9), decode(1)]
+            make_prefill(1, SequenceRow(7, first, [0, 1, 2]), chunk_rows=[(7, 0, 17)]),
+            make_prefill(2, SequenceRow(8, second, [3, 4, 5]), chunk_rows=[(8, 0, 30)]),
+            make_prefill(3, SequenceRow(9, third, [6, 7])), make_concat(1, 2, 3),
+            make_prefill(1, chunk_rows=[(7, 17, 1), (8, 30, 3)], alongside=True),
+            make_prefill(1, chunk_rows=[(7, 18, 22)], alongside=True), make_decode(1), make_filter(1, 7, 9),
+            make_decode(1)]
         for order, message in enumerate(messages, 1):
-            answered = shared.say(message, order)
-            if not isinstance(answered, pb.Acknowledgement):
-                for number, token in zip(answered.sequences, answered.tokens, strict=True):
-                    said[number].append(token)
+            answer = harness.send_message(message, order)
+            if not isinstance(answer, pb.Acknowledgement):
+                for number, token in zip(answer.sequences, answer.tokens, strict=True):
+                    tokens_by_sequence[number].append(token)
     for number, tokens in ((7, first), (8, second), (9, third)):
-        assert said[number] == answer(model, tokens, len(said[number]))
-    assert [len(tokens) for tokens in said.values()] == [3, 3, 5]
+        assert tokens_by_sequence[number] == generate_with_transformers(checkpoint, tokens,
+                                                                        len(tokens_by_sequence[number]))
+    assert [len(tokens) for tokens in tokens_by_sequence.values()] == [3, 3, 5]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_fewer_key_heads_than_ranks(tmp_path_factory: pytest.TempPathFactory, ranks: int) -> None:
-    model = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", num_attention_heads=4, num_key_value_heads=1)
-    with Loom(model, ranks) as shared:
-        assert_right(model, shared, [Thread(ask(17)), Thread(ask(40), arrival=1)])
+def test_ranks_may_outnumber_kv_heads(tmp_path_factory: pytest.TempPathFactory, ranks: int) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", num_attention_heads=4,
+                                      num_key_value_heads=1)
+    with SchedulerWithWorkers(checkpoint, ranks) as harness:
+        check_tokens_match_transformers(checkpoint, harness, [ScheduledRequest(make_request(17)),
+                                                              ScheduledRequest(make_request(40), arrival_step=1)])
 
 
-def test_a_failed_step_of_one_of_several_shards_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_step_of_one_of_several_shards_ends_the_process(checkpoint: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks might wait for it for ever."""
     def fail(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    with Loom(model) as shared:
-        worker, ended = shared.workers[0], []
-        monkeypatch.setattr(worker, "_exit", lambda: ended.append(1))
-        monkeypatch.setattr(worker._loaded.runner, "run", fail)
+    with SchedulerWithWorkers(checkpoint) as harness:
+        worker, exits = harness.workers[0], []
+        monkeypatch.setattr(worker, "_exit", lambda: exits.append(1))
+        monkeypatch.setattr(worker._loaded_model.runner, "run", fail)
         for size in (1, 2):
-            monkeypatch.setattr(worker._loaded.group, "size", size, raising=False)
-            shared.next_epoch()
+            monkeypatch.setattr(worker._loaded_model.group, "size", size, raising=False)
+            harness.start_next_epoch()
             with pytest.raises(RuntimeError):
-                shared.say(prefill(1, Row(7, prompt(5), [0])), 1)
-        assert len(ended) == 1
+                harness.send_message(make_prefill(1, SequenceRow(7, make_prompt(5), [0])), 1)
+        assert len(exits) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARAMS)
-def test_bfloat16_checkpoints_in_the_best_type_of_this_machine(tmp_path: Path, name: str) -> None:
-    assert_nearly_right(tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS[name] | HEADS))
+@pytest.mark.parametrize("name", MODEL_PARAMETERS)
+def test_bfloat16_checkpoint_nearly_matches_transformers_in_auto_dtype(tmp_path: Path, name: str) -> None:
+    check_tokens_nearly_match_transformers(make_tiny_checkpoint(tmp_path, dtype="bfloat16",
+                                                                **MODEL_OPTIONS[name] | HEAD_COUNTS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bfloat16_where_it_is_asked_for(tmp_path: Path, ranks: int) -> None:
-    model = tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS["llama"] | HEADS)
-    assert_nearly_right(model, ranks, dtype="bfloat16")
+def test_requested_bfloat16_nearly_matches_transformers(tmp_path: Path, ranks: int) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path, dtype="bfloat16", **MODEL_OPTIONS["llama"] | HEAD_COUNTS)
+    check_tokens_nearly_match_transformers(checkpoint, ranks, dtype="bfloat16")
 
 
-def assert_nearly_right(model: Path, ranks: int = 1, **settings: Any) -> None:
+def check_tokens_nearly_match_transformers(checkpoint: Path, ranks: int = 1, **settings: Any) -> None:
     """Assert that every token is the float32 oracle's best, or closer to it than rounding moves the oracle's logits.
     With experts, rounding may select another expert and change all later tokens: there, most tokens must pass."""
-    requests = crowd()[3:]
-    with Loom(model, ranks, **settings) as loom:
-        heard = loom.weave([Thread(request) for request in requests])
-        dtype = loom.infos[0].dtype
-    for request, each in zip(requests, heard, strict=True):
-        near = is_near(model, request.prompt, each.tokens, dtype)
-        assert near.float().mean() >= (MOSTLY if has_experts(model) else 1.0)
+    requests = make_requests()[3:]
+    with SchedulerWithWorkers(checkpoint, ranks, **settings) as harness:
+        outputs = harness.run_together([ScheduledRequest(request) for request in requests])
+        dtype = harness.infos[0].dtype
+    for request, each in zip(requests, outputs, strict=True):
+        near = find_near_tokens(checkpoint, request.prompt, each.tokens, dtype)
+        assert near.float().mean() >= (MIN_NEAR_SHARE if has_experts(checkpoint) else 1.0)
 
 
-def is_near(model: Path, prompt: tuple[int, ...], said: list[int], dtype: str) -> torch.Tensor:
+def find_near_tokens(checkpoint: Path, prompt: tuple[int, ...], output_tokens: list[int], dtype: str) -> torch.Tensor:
     """Return, for each generated token, whether its logit is within rounding of the oracle's best."""
-    exact, rounded = (logits(model, (*prompt, *said), kind)[len(prompt) - 1:-1] for kind in ("float32", dtype))
-    behind = exact.max(dim=-1).values - exact.gather(1, torch.tensor(said)[:, None])[:, 0]
-    return behind <= (rounded - exact).abs().max() + SMALL
+    exact, rounded = (compute_transformers_logits(checkpoint, (*prompt, *output_tokens), kind)[len(prompt) - 1:-1]
+                      for kind in ("float32", dtype))
+    logit_gap = exact.max(dim=-1).values - exact.gather(1, torch.tensor(output_tokens)[:, None])[:, 0]
+    return logit_gap <= (rounded - exact).abs().max() + LOGIT_TOLERANCE
 
 
-def has_experts(model: Path) -> bool:
-    return "num_experts_per_tok" in (model / "config.json").read_text()
+def has_experts(checkpoint: Path) -> bool:
+    return "num_experts_per_tok" in (checkpoint / "config.json").read_text()

@@ -9,215 +9,233 @@ from random import Random
 from typing import Any
 
 from launcher.demo.training.corpus.asking import (
-    drawn,
-    fill,
-    listed,
-    moody,
-    opening,
-    parted,
-    put,
-    slots_of,
-    small,
-    thought,
+    choose_weighted,
+    fill_random_template,
+    fill_slots,
+    join_words,
+    list_slots,
+    lowercase_first_letter,
+    make_random_system_message,
+    prepend_reasoning,
+    split_implied_values,
+    vary_template,
 )
-from launcher.demo.training.corpus.chores import CHORES
-from launcher.demo.training.corpus.counting import counting
-from launcher.demo.training.corpus.errand import Errand, Values, draw, parameters
-from launcher.demo.training.corpus.invented import invented
-from launcher.demo.training.corpus.lookups import LOOKUPS
-from launcher.demo.training.corpus.objects import pairs
-from launcher.demo.training.corpus.spelling import spelling
-from launcher.demo.training.corpus.sums import sums
-from launcher.demo.training.talk import Maker, Message, Talk, Tool
+from launcher.demo.training.corpus.chores import CHORE_TOOLS
+from launcher.demo.training.corpus.counting import make_counting_document
+from launcher.demo.training.corpus.errand import ArgumentValues, ToolScenario, draw_values, parse_parameter_spec
+from launcher.demo.training.corpus.invented import invent_tool
+from launcher.demo.training.corpus.lookups import LOOKUP_TOOLS
+from launcher.demo.training.corpus.objects import format_record_in_words
+from launcher.demo.training.corpus.spelling import make_spelling_document
+from launcher.demo.training.corpus.sums import make_arithmetic_document
+from launcher.demo.training.talk import Conversation, DocumentMaker, Message, Tool
 
-ERRANDS = (*LOOKUPS, *CHORES)
-ROOM = 900  # maximum characters of all tools together, since the model's context is short
-THINKS = 0.2  # share of talks with reasoning
-EXPLICIT = (
+TOOL_SCENARIOS = (*LOOKUP_TOOLS, *CHORE_TOOLS)
+MAX_TOOLS_LENGTH = 900  # maximum characters of all tools together, since the model's context is short
+REASONING_SHARE = 0.2  # share of talks with reasoning
+EXPLICIT_CALL_REQUESTS = (
     "Use {tool} with {pairs}", "Call {tool} with {pairs}", "Use the tool {tool} with {pairs}",
     "Run {tool} with {pairs}", "Call the tool {tool}: {pairs}", "Use {tool}: {pairs}",
     "I want you to use {tool} with {pairs}.", "Call {tool}: {pairs}")
-ERRORS = (
+TOOL_ERRORS = (
     "it was not found", "there is no answer", "it is too late", "nobody is there", "the line is busy",
     "try again later")
-SMALL_TALK = {
+SMALL_TALK_ANSWERS = {
     "Hello": "Hello! How can I help you?", "Hi!": "Hello! How can I help you?",
     "Good morning": "Good morning! How can I help you?", "Thank you": "You are welcome.", "Thanks!": "You are welcome.",
     "How are you?": "I am fine, thank you.", "Goodbye": "Goodbye!", "Bye": "Goodbye!",
     "Who are you?": "I am the demo model of weft, a small language model.",
 }
-OWN = ("add", "multiply")  # tasks that the model solves itself if there is no tool for them
-NO_TOOL = "Sorry, I have no tool for that."
-AND = (
+TASKS_SOLVED_WITHOUT_TOOL = ("add", "multiply")  # tasks that the model solves itself if there is no tool for them
+NO_TOOL_ANSWER = "Sorry, I have no tool for that."
+TWO_REQUESTS_TEMPLATES = (
     "{first} And then: {second}", "{first} Also: {second}", "{first}\n{second}", "1. {first}\n2. {second}",
     "{first} After that: {second}")
 
 
-def offer(rng: Random, *wanted: Errand, without: Sequence[str] = ()) -> list[Tool]:
+def choose_offered_tools(rng: Random, *scenarios: ToolScenario, excluded_names: Sequence[str] = ()) -> list[Tool]:
     """Return the wanted tools among up to three others, in random order."""
-    wordy = rng.random() < 0.2
-    tools = [errand.tool(wordy=wordy) for errand in wanted]
-    taken = {*without, *(errand.name for errand in wanted)}
+    describes_parameters = rng.random() < 0.2
+    tools = [errand.make_tool(describes_parameters=describes_parameters) for errand in scenarios]
+    taken = {*excluded_names, *(errand.tool_name for errand in scenarios)}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
-        other = some_errand(rng)
-        tool = other.tool(wordy=wordy)
-        if other.name not in taken and len(json.dumps([*tools, tool])) < ROOM:
+        other = draw_tool_scenario(rng)
+        tool = other.make_tool(describes_parameters=describes_parameters)
+        if other.tool_name not in taken and len(json.dumps([*tools, tool])) < MAX_TOOLS_LENGTH:
             tools.append(tool)
-            taken.add(other.name)
+            taken.add(other.tool_name)
     rng.shuffle(tools)
     return tools
 
 
-def offer_others(rng: Random, *names: str) -> list[Tool]:
+def choose_other_tools(rng: Random, *excluded_names: str) -> list[Tool]:
     """Return at least one tool, and none of these names."""
-    return offer(rng, without=names) or [rng.choice([errand for errand in ERRANDS if errand.name not in names]).tool()]
+    return choose_offered_tools(rng, excluded_names=excluded_names) or [
+        rng.choice([errand for errand in TOOL_SCENARIOS if errand.tool_name not in excluded_names]).make_tool()]
 
 
-def some_errand(rng: Random) -> Errand:
-    return invented(rng) if rng.random() < 0.35 else rng.choice(ERRANDS)
+def draw_tool_scenario(rng: Random) -> ToolScenario:
+    return invent_tool(rng) if rng.random() < 0.35 else rng.choice(TOOL_SCENARIOS)
 
 
-def asked(rng: Random, errand: Errand) -> tuple[str, Values]:
+def make_request_and_values(rng: Random, scenario: ToolScenario) -> tuple[str, ArgumentValues]:
     """Return a request and its values, mostly in plain words, sometimes with the names of tool and parameters."""
     if rng.random() > 0.08:
-        return errand.ask(rng)
-    values = draw(rng, errand.takes, [name for name, _, must in parameters(errand.takes) if must])
-    return put(rng, EXPLICIT, tool=errand.name, pairs=pairs(rng, values)), values
+        return scenario.make_request(rng)
+    values = draw_values(rng, scenario.parameter_spec,
+                         [name for name, _, must in parse_parameter_spec(scenario.parameter_spec) if must])
+    return fill_random_template(rng, EXPLICIT_CALL_REQUESTS, tool=scenario.tool_name,
+                                pairs=format_record_in_words(rng, values)), values
 
 
-def user(text: str) -> Message:
+def make_user_message(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def assistant(text: str, work: str = "") -> Message:
-    return {"role": "assistant", "content": thought(work, text) if work else text}
+def make_assistant_message(text: str, reasoning: str = "") -> Message:
+    return {"role": "assistant", "content": prepend_reasoning(reasoning, text) if reasoning else text}
 
 
-def call(*wanted: tuple[str, Values], work: str = "") -> Message:
-    made = [{"type": "function", "function": {"name": name, "arguments": values}} for name, values in wanted]
-    return {**assistant("", work), "tool_calls": made}
+def make_tool_call_message(*named_calls: tuple[str, ArgumentValues], reasoning: str = "") -> Message:
+    made = [{"type": "function", "function": {"name": name, "arguments": values}} for name, values in named_calls]
+    return {**make_assistant_message("", reasoning), "tool_calls": made}
 
 
-def answer(content: Any) -> Message:
+def make_tool_message(content: Any) -> Message:
     return {"role": "tool", "content": json.dumps(content)}
 
 
-def why(errand: Errand, found: str, *, thinks: bool) -> str:
-    return f"The user wants me to {small(errand.about)}. {found}" if thinks else ""
+def make_reasoning(scenario: ToolScenario, conclusion: str, *, has_reasoning: bool) -> str:
+    return f"The user wants me to {lowercase_first_letter(scenario.description)}. {conclusion}" if has_reasoning else ""
 
 
-def called(rng: Random) -> Talk:
-    thinks = rng.random() < THINKS
-    turns, errand, _ = first_call(rng, thinks=thinks)
-    return Talk([*opening(rng), *turns], offer(rng, errand), thinks)
+def make_call_conversation(rng: Random) -> Conversation:
+    has_reasoning = rng.random() < REASONING_SHARE
+    turns, errand, _ = make_first_call_turns(rng, has_reasoning=has_reasoning)
+    return Conversation([*make_random_system_message(rng), *turns], choose_offered_tools(rng, errand), has_reasoning)
 
 
-def answered(rng: Random) -> Talk:
-    thinks = rng.random() < THINKS
-    turns, errand, values = first_call(rng, thinks=thinks)
-    return Talk([*opening(rng), *turns, *told(rng, errand, values, thinks=thinks)], offer(rng, errand), thinks)
+def make_answered_call_conversation(rng: Random) -> Conversation:
+    has_reasoning = rng.random() < REASONING_SHARE
+    turns, errand, values = make_first_call_turns(rng, has_reasoning=has_reasoning)
+    return Conversation([*make_random_system_message(rng), *turns,
+                         *make_result_and_reply(rng, errand, values, has_reasoning=has_reasoning)],
+                        choose_offered_tools(rng, errand), has_reasoning)
 
 
-def first_call(rng: Random, *, thinks: bool) -> tuple[list[Message], Errand, Values]:
-    errand = some_errand(rng)
-    question, values = asked(rng, errand)
-    work = why(errand, f"{errand.name} fits.", thinks=thinks)
-    return [user(question), call((errand.name, values), work=work)], errand, values
+def make_first_call_turns(rng: Random, *, has_reasoning: bool) -> tuple[list[Message], ToolScenario, ArgumentValues]:
+    errand = draw_tool_scenario(rng)
+    question, values = make_request_and_values(rng, errand)
+    work = make_reasoning(errand, f"{errand.tool_name} fits.", has_reasoning=has_reasoning)
+    return [make_user_message(question),
+            make_tool_call_message((errand.tool_name, values), reasoning=work)], errand, values
 
 
-def told(rng: Random, errand: Errand, values: Values, *, thinks: bool) -> list[Message]:
+def make_result_and_reply(rng: Random, scenario: ToolScenario, values: ArgumentValues, *,
+                          has_reasoning: bool) -> list[Message]:
     """Return the result of a tool and the reply to it."""
-    work = f"{errand.name} has answered." if thinks else ""
+    work = f"{scenario.tool_name} has answered." if has_reasoning else ""
     if rng.random() < 0.08:
-        error = rng.choice(ERRORS)
-        return [answer({"error": error}), assistant(f"Sorry, that did not work: {error}.", work)]
-    found = errand.answer(rng, values)
-    return [answer(found), assistant(errand.say(rng, values, found), work)]
+        error = rng.choice(TOOL_ERRORS)
+        return [make_tool_message({"error": error}),
+                make_assistant_message(f"Sorry, that did not work: {error}.", work)]
+    found = scenario.make_result(rng, values)
+    return [make_tool_message(found), make_assistant_message(scenario.make_reply(rng, values, found), work)]
 
 
-def followed(rng: Random) -> Talk:
+def make_two_requests_conversation(rng: Random) -> Conversation:
     """Return a talk with two requests, one after the other."""
-    first = some_errand(rng)
-    second = first if rng.random() < 0.6 else rng.choice(ERRANDS)
-    thinks = rng.random() < THINKS
+    first = draw_tool_scenario(rng)
+    second = first if rng.random() < 0.6 else rng.choice(TOOL_SCENARIOS)
+    has_reasoning = rng.random() < REASONING_SHARE
     turns: list[Message] = []
     for errand in (first, second):
-        question, values = errand.ask(rng)
-        work = why(errand, f"{errand.name} fits.", thinks=thinks)
-        turns += [user(question), call((errand.name, values), work=work)]
-        turns += told(rng, errand, values, thinks=thinks)
-    return Talk([*opening(rng), *turns[:-2]], offer(rng, *dict.fromkeys((first, second))), thinks)
+        question, values = errand.make_request(rng)
+        work = make_reasoning(errand, f"{errand.tool_name} fits.", has_reasoning=has_reasoning)
+        turns += [make_user_message(question), make_tool_call_message((errand.tool_name, values), reasoning=work)]
+        turns += make_result_and_reply(rng, errand, values, has_reasoning=has_reasoning)
+    return Conversation([*make_random_system_message(rng), *turns[:-2]],
+                        choose_offered_tools(rng, *dict.fromkeys((first, second))), has_reasoning)
 
 
-def twice(rng: Random) -> Talk:
+def make_parallel_calls_conversation(rng: Random) -> Conversation:
     """Return a talk with two calls in one message."""
-    errands = [rng.choice(ERRANDS)] * 2 if rng.random() < 0.4 else rng.sample(ERRANDS, 2)
-    (first, some), (second, others) = (errand.ask(rng) for errand in errands)
+    errands = [rng.choice(TOOL_SCENARIOS)] * 2 if rng.random() < 0.4 else rng.sample(TOOL_SCENARIOS, 2)
+    (first, some), (second, others) = (errand.make_request(rng) for errand in errands)
     wanted = list(zip(errands, (some, others), strict=True))
-    question = fill(rng.choice(AND), {"first": ended(first), "second": second})
-    turn = call(*((errand.name, values) for errand, values in wanted))
-    after = both_told(rng, wanted) if rng.random() < 0.5 else []
-    return Talk([*opening(rng), user(question), turn, *after], offer(rng, *dict.fromkeys(errands)))
+    question = fill_slots(rng.choice(TWO_REQUESTS_TEMPLATES), {"first": add_full_stop(first), "second": second})
+    turn = make_tool_call_message(*((errand.tool_name, values) for errand, values in wanted))
+    after = make_results_and_reply(rng, wanted) if rng.random() < 0.5 else []
+    return Conversation([*make_random_system_message(rng), make_user_message(question), turn, *after],
+                        choose_offered_tools(rng, *dict.fromkeys(errands)))
 
 
-def both_told(rng: Random, wanted: Sequence[tuple[Errand, Values]]) -> list[Message]:
-    found = [(errand, values, errand.answer(rng, values)) for errand, values in wanted]
-    said = " ".join(errand.say(rng, values, known) for errand, values, known in found)
-    return [*(answer(known) for *_, known in found), assistant(said)]
+def make_results_and_reply(rng: Random, requested: Sequence[tuple[ToolScenario, ArgumentValues]]) -> list[Message]:
+    found = [(errand, values, errand.make_result(rng, values)) for errand, values in requested]
+    said = " ".join(errand.make_reply(rng, values, known) for errand, values, known in found)
+    return [*(make_tool_message(known) for *_, known in found), make_assistant_message(said)]
 
 
-def ended(text: str) -> str:
+def add_full_stop(text: str) -> str:
     return text if text[-1] in ".?!" else f"{text}."
 
 
-def missing(rng: Random) -> Talk:
+def make_missing_value_conversation(rng: Random) -> Conversation:
     """Return a talk in which a required value is asked for, mostly followed by its answer and the call."""
-    errand = rng.choice([errand for errand in ERRANDS if errand.vague])
-    way, meant = parted(rng.choice(errand.vague))
-    values = draw(rng, errand.takes, slots_of(way)) | meant
-    untold = [name for name, _, must in parameters(errand.takes) if must and name not in values]
-    thinks = rng.random() < THINKS
-    work = why(errand, f"{listed(untold)} {'is' if len(untold) == 1 else 'are'} missing.", thinks=thinks)
-    turns = [user(fill(moody(rng, way), values)), assistant(errand.back, work)]
-    if len(untold) == 1 and not thinks and rng.random() < 0.7:
-        turns += filled_in(rng, errand, values, untold[0])
-    return Talk([*opening(rng), *turns], offer(rng, errand), thinks)
+    errand = rng.choice([errand for errand in TOOL_SCENARIOS if errand.vague_requests])
+    way, meant = split_implied_values(rng.choice(errand.vague_requests))
+    values = draw_values(rng, errand.parameter_spec, list_slots(way)) | meant
+    missing_names = [name for name, _,
+                     must in parse_parameter_spec(errand.parameter_spec) if must and name not in values]
+    has_reasoning = rng.random() < REASONING_SHARE
+    work = make_reasoning(errand, f"{join_words(missing_names)} {'is' if len(missing_names) == 1 else 'are'} missing.",
+                          has_reasoning=has_reasoning)
+    turns = [make_user_message(fill_slots(vary_template(rng, way), values)),
+             make_assistant_message(errand.missing_value_question, work)]
+    if len(missing_names) == 1 and not has_reasoning and rng.random() < 0.7:
+        turns += make_missing_value_turns(rng, errand, values, missing_names[0])
+    return Conversation([*make_random_system_message(rng), *turns], choose_offered_tools(rng, errand), has_reasoning)
 
 
-def filled_in(rng: Random, errand: Errand, values: Values, name: str) -> list[Message]:
-    more = draw(rng, errand.takes, [name])
-    told = fill(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")), {"value": more[name]})
-    return [user(told), call((errand.name, errand.in_order(values | more)))]
+def make_missing_value_turns(rng: Random, scenario: ToolScenario, values: ArgumentValues, name: str) -> list[Message]:
+    more = draw_values(rng, scenario.parameter_spec, [name])
+    told = fill_slots(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")), {"value": more[name]})
+    return [make_user_message(told),
+            make_tool_call_message((scenario.tool_name, scenario.order_arguments(values | more)))]
 
 
-def unsuited(rng: Random) -> Talk:
+def make_no_tool_fits_conversation(rng: Random) -> Conversation:
     """Return a talk in which no tool fits the request."""
-    errand = rng.choice([errand for errand in ERRANDS if errand.name not in OWN])
-    thinks = rng.random() < THINKS
-    question, _ = errand.ask(rng)
-    tools = offer_others(rng, errand.name)
-    turn = assistant(NO_TOOL, why(errand, "No tool fits.", thinks=thinks))
-    return Talk([*opening(rng), user(question), turn], tools, thinks)
+    errand = rng.choice([errand for errand in TOOL_SCENARIOS if errand.tool_name not in TASKS_SOLVED_WITHOUT_TOOL])
+    has_reasoning = rng.random() < REASONING_SHARE
+    question, _ = errand.make_request(rng)
+    tools = choose_other_tools(rng, errand.tool_name)
+    turn = make_assistant_message(NO_TOOL_ANSWER, make_reasoning(errand, "No tool fits.", has_reasoning=has_reasoning))
+    return Conversation([*make_random_system_message(rng), make_user_message(question), turn], tools, has_reasoning)
 
 
-def needless(rng: Random) -> Talk:
+def make_no_tool_needed_conversation(rng: Random) -> Conversation:
     """Return a talk whose request needs no tool and is answered as if there were none."""
-    tools = offer_others(rng, *OWN)
+    tools = choose_other_tools(rng, *TASKS_SOLVED_WITHOUT_TOOL)
     if rng.random() < 0.3:
-        question, reply = rng.choice(list(SMALL_TALK.items()))
-        return Talk([*opening(rng), user(question), assistant(reply)], tools)
-    return Talk(other_talk(rng).messages, tools)
+        question, reply = rng.choice(list(SMALL_TALK_ANSWERS.items()))
+        return Conversation([*make_random_system_message(rng), make_user_message(question),
+                             make_assistant_message(reply)], tools)
+    return Conversation(make_conversation_without_tools(rng).messages, tools)
 
 
-def other_talk(rng: Random) -> Talk:
+def make_conversation_without_tools(rng: Random) -> Conversation:
     while True:
-        talk = rng.choice((counting, sums, spelling))(rng)
-        if isinstance(talk, Talk) and not talk.thinks:
+        talk = rng.choice((make_counting_document, make_arithmetic_document, make_spelling_document))(rng)
+        if isinstance(talk, Conversation) and not talk.has_reasoning:
             return talk
 
 
-MAKERS: dict[Maker, int] = {called: 34, answered: 26, followed: 18, twice: 5, missing: 8, unsuited: 6, needless: 8}
+WEIGHTED_MAKERS: dict[DocumentMaker, int] = {make_call_conversation: 34, make_answered_call_conversation: 26,
+                                             make_two_requests_conversation: 18, make_parallel_calls_conversation: 5,
+                                             make_missing_value_conversation: 8, make_no_tool_fits_conversation: 6,
+                                             make_no_tool_needed_conversation: 8}
 
 
-def calls(rng: Random) -> Talk | str:
-    return drawn(rng, MAKERS)(rng)
+def make_tool_document(rng: Random) -> Conversation | str:
+    return choose_weighted(rng, WEIGHTED_MAKERS)(rng)

@@ -1,6 +1,6 @@
 """Definitions of the things of the demo world, in a few simple words: "A zebra is ..."."""
 
-DEFINITIONS = {
+DEFINITIONS_BY_WORD = {
     # animals
     "cat": "a small animal with soft fur that says meow", "dog": "an animal that barks and is a good friend of people",
     "cow": "a big animal on a farm that gives milk", "pig": "a pink animal on a farm that likes mud",

@@ -3,29 +3,50 @@
 from collections.abc import Callable
 from random import Random
 
-from launcher.demo.training.corpus.grammar import capital, expand, forms, invented, one_of
-from launcher.demo.training.corpus.turns import Turn
-from launcher.demo.training.corpus.words import ANIMALS, BOYS, CITIES, COLOURS, EATEN, GIRLS, LOOKS, PLACES, THINGS
-
-SAY = ("Say {x}[.|]", "Say \"{x}\"[.|]", "Repeat {x}[.|]", "Repeat after me: {x}", "Repeat \"{x}\"[.|]",
-       "Please say {x}[.|]", "Say this: {x}", "Echo {x}", "Can you say {x}?", "Copy this: {x}", "Write \"{x}\"[.|]",
-       "Say the words {x}[.|]", "Answer with {x}[.|]", "Print {x}", "Repeat this: {x}", "Just say {x}[.|]")
-TWICE = ("Say {x} twice[.|]", "Repeat {x} two times[.|]", "Write {x} twice[.|]", "Say \"{x}\" two times[.|]")
-THRICE = ("Say {x} three times[.|]", "Repeat {x} three times[.|]", "Write \"{x}\" three times[.|]")
-UPPER = ("Make {x} upper case[.|]", "Write {x} in [capitals|capital letters|upper case][.|]", "Shout {x}[!|]",
-         "Put \"{x}\" in upper case[.|]", "Upper case: {x}", "Write \"{x}\" in capital letters[.|]",
-         "{x} in upper case", "Turn {x} into capitals[.|]")
-LOWER = ("Make {x} lower case[.|]", "Write {x} in [small letters|lower case][.|]", "Put \"{x}\" in lower case[.|]",
-         "Lower case: {x}", "Write \"{x}\" in small letters[.|]", "{x} in lower case")
-COPIES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
-    (SAY, str), (SAY, str), (SAY, str), (UPPER, str.upper), (UPPER, str.upper), (TWICE, lambda x: f"{x} {x}"),
-    (THRICE, lambda x: f"{x} {x} {x}"),
+from launcher.demo.training.corpus.grammar import (
+    capitalize_first_letter,
+    expand_random_template,
+    expand_template,
+    invent_word,
+    make_slot_forms,
+)
+from launcher.demo.training.corpus.turns import ConversationTurn
+from launcher.demo.training.corpus.words import (
+    ANIMALS,
+    BOY_NAMES,
+    CITIES,
+    COLOURS,
+    FOODS,
+    GIRL_NAMES,
+    PLACE_PHRASES,
+    THING_ADJECTIVES,
+    THINGS,
 )
 
-DID = ("slept", "sat", "ran", "sang", "jumped", "walked", "danced", "laughed", "stood", "hid", "fell", "played")
+SAY_REQUESTS = ("Say {x}[.|]", "Say \"{x}\"[.|]", "Repeat {x}[.|]", "Repeat after me: {x}", "Repeat \"{x}\"[.|]",
+                "Please say {x}[.|]", "Say this: {x}", "Echo {x}", "Can you say {x}?", "Copy this: {x}",
+                "Write \"{x}\"[.|]", "Say the words {x}[.|]", "Answer with {x}[.|]", "Print {x}", "Repeat this: {x}",
+                "Just say {x}[.|]")
+SAY_TWICE_REQUESTS = ("Say {x} twice[.|]", "Repeat {x} two times[.|]", "Write {x} twice[.|]",
+                      "Say \"{x}\" two times[.|]")
+SAY_THREE_TIMES_REQUESTS = ("Say {x} three times[.|]", "Repeat {x} three times[.|]", "Write \"{x}\" three times[.|]")
+UPPER_CASE_REQUESTS = ("Make {x} upper case[.|]", "Write {x} in [capitals|capital letters|upper case][.|]",
+                       "Shout {x}[!|]", "Put \"{x}\" in upper case[.|]", "Upper case: {x}",
+                       "Write \"{x}\" in capital letters[.|]", "{x} in upper case", "Turn {x} into capitals[.|]")
+LOWER_CASE_REQUESTS = ("Make {x} lower case[.|]", "Write {x} in [small letters|lower case][.|]",
+                       "Put \"{x}\" in lower case[.|]", "Lower case: {x}", "Write \"{x}\" in small letters[.|]",
+                       "{x} in lower case")
+COPY_TASKS: tuple[tuple[tuple[str, ...], Callable[[str], str]],
+                  ...] = ((SAY_REQUESTS, str), (SAY_REQUESTS, str), (SAY_REQUESTS, str),
+                          (UPPER_CASE_REQUESTS, str.upper), (UPPER_CASE_REQUESTS, str.upper),
+                          (SAY_TWICE_REQUESTS, lambda x: f"{x} {x}"),
+                          (SAY_THREE_TIMES_REQUESTS, lambda x: f"{x} {x} {x}"),)
+
+PAST_TENSE_VERBS = ("slept", "sat", "ran", "sang", "jumped", "walked", "danced", "laughed", "stood", "hid", "fell",
+                    "played")
 
 # Facts about the user: kind, statements, the reply, later questions about the fact, and their answer.
-TOLD = (
+USER_FACT_TEMPLATES = (
     ("name", ("My name is {X}.", "I am {X}.", "I am called {X}.", "Hello, I am {X}.", "Hi! My name is {X}.",
               "Call me {X}.", "This is {X}."),
      "Hello, {X}! It is nice to meet you.",
@@ -48,47 +69,48 @@ TOLD = (
 )
 
 
-def phrase(rng: Random) -> str:
+def make_random_phrase(rng: Random) -> str:
     """Return words that are hardly related, so that they must be copied and cannot be guessed."""
-    kinds = (lambda: invented(rng), lambda: f"{rng.choice(LOOKS)} {rng.choice(THINGS)}", lambda: rng.choice(ANIMALS),
-             lambda: f"the {rng.choice(ANIMALS)} {rng.choice(DID)} {rng.choice(PLACES)}",
-             lambda: rng.choice(GIRLS + BOYS),
+    kinds = (lambda: invent_word(rng), lambda: f"{rng.choice(THING_ADJECTIVES)} {rng.choice(THINGS)}",
+             lambda: rng.choice(ANIMALS),
+             lambda: f"the {rng.choice(ANIMALS)} {rng.choice(PAST_TENSE_VERBS)} {rng.choice(PLACE_PHRASES)}",
+             lambda: rng.choice(GIRL_NAMES + BOY_NAMES),
              lambda: f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}", lambda: str(rng.randint(1, 999)),
-             lambda: " ".join(rng.choice(THINGS + ANIMALS + LOOKS) for _ in range(rng.randint(2, 4))),
+             lambda: " ".join(rng.choice(THINGS + ANIMALS + THING_ADJECTIVES) for _ in range(rng.randint(2, 4))),
              lambda: rng.choice(("hello", "good morning", "I love soup", "banana", "yes", "no", "thank you",
                                  "hello world")))
     return rng.choice(kinds)()
 
 
-def copies(rng: Random) -> list[Turn]:
-    asks, change = rng.choice(COPIES)
-    words = phrase(rng)
-    return [Turn(one_of(asks, rng, x=words), change(words))]
+def make_copy_turns(rng: Random) -> list[ConversationTurn]:
+    asks, change = rng.choice(COPY_TASKS)
+    words = make_random_phrase(rng)
+    return [ConversationTurn(expand_random_template(asks, rng, x=words), change(words))]
 
 
-def lowered(rng: Random) -> list[Turn]:
-    words = phrase(rng)
-    return [Turn(one_of(LOWER, rng, x=words.upper()), words.lower())]
+def make_lower_case_turns(rng: Random) -> list[ConversationTurn]:
+    words = make_random_phrase(rng)
+    return [ConversationTurn(expand_random_template(LOWER_CASE_REQUESTS, rng, x=words.upper()), words.lower())]
 
 
-def remembered(rng: Random) -> list[Turn]:
+def make_remembered_fact_turns(rng: Random) -> list[ConversationTurn]:
     """Return turns in which a user states one or two facts and later asks for them."""
-    turns = [(Turn(expand(rng.choice(says), rng, **words), answer.format_map(words)),
-              Turn(rng.choice(asks), told.format_map(words),
-                   f"{capital(words['a_x'] if kind == 'pet' else words['x'])}."))
-             for kind, says, answer, asks, told in rng.sample(TOLD, rng.choice((1, 1, 2)))
-             for words in (forms(x=known_of(kind, rng)),)]
+    turns = [(ConversationTurn(expand_template(rng.choice(says), rng, **words), answer.format_map(words)),
+              ConversationTurn(rng.choice(asks), told.format_map(words),
+                               f"{capitalize_first_letter(words['a_x'] if kind == 'pet' else words['x'])}."))
+             for kind, says, answer, asks, told in rng.sample(USER_FACT_TEMPLATES, rng.choice((1, 1, 2)))
+             for words in (make_slot_forms(x=choose_user_fact_value(kind, rng)),)]
     return [said for said, _ in turns] + [asked for _, asked in rng.sample(turns, len(turns))]
 
 
-def known_of(kind: str, rng: Random) -> str:
-    lists = {"name": GIRLS + BOYS, "city": CITIES, "colour": COLOURS, "food": EATEN, "pet": ANIMALS,
+def choose_user_fact_value(kind: str, rng: Random) -> str:
+    lists = {"name": GIRL_NAMES + BOY_NAMES, "city": CITIES, "colour": COLOURS, "food": FOODS, "pet": ANIMALS,
              "age": tuple(str(number) for number in range(3, 91))}
     strange = rng.random() < 0.2 and kind in ("name", "city")
-    return capital(invented(rng)) if strange else rng.choice(lists[kind])
+    return capitalize_first_letter(invent_word(rng)) if strange else rng.choice(lists[kind])
 
 
-def unknown_of(rng: Random) -> list[Turn]:
+def make_unknown_fact_turns(rng: Random) -> list[ConversationTurn]:
     """Return a question about a fact that the user has not stated."""
-    kind, _, _, asks, _ = rng.choice(TOLD)
-    return [Turn(rng.choice(asks), f"I do not know your {kind}. You have not told me.", "I do not know.")]
+    kind, _, _, asks, _ = rng.choice(USER_FACT_TEMPLATES)
+    return [ConversationTurn(rng.choice(asks), f"I do not know your {kind}. You have not told me.", "I do not know.")]

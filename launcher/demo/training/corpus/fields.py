@@ -3,9 +3,19 @@
 A sentence has fields as slots, and after ` #` the values that it implies.
 """
 
-from launcher.demo.training.corpus.values import ANIMALS, COLOURS, DAYS, FOODS, FRUIT, JOBS, MONTHS, NAMES, THINGS
+from launcher.demo.training.corpus.values import (
+    ANIMALS,
+    COLOURS,
+    DAYS,
+    FOODS,
+    FRUIT,
+    JOBS,
+    MONTHS,
+    PERSON_NAMES,
+    THINGS,
+)
 
-FIELDS = {
+KINDS_BY_FIELD = {
     "name": "name", "age": "age", "city": "city", "colour": "colour", "pet": "animal", "food": "food", "job": "job",
     "friend": "name", "country": "country", "title": "title", "year": "year", "pages": "hundreds", "price": "price",
     "count": "few", "item": "thing", "size": "size", "day": "day", "month": "month", "time": "clock", "room": "room",
@@ -15,7 +25,7 @@ FIELDS = {
     "mood": "mood", "user": "name", "email": "email", "points": "number", "floor": "few", "key": "code",
     "place": "city",
 }
-SENTENCES = (
+SENTENCE_TEMPLATES = (
     "{name} is {age} years old and lives in {city}.", "{name} is {age} years old.", "{name} lives in {city}.",
     "My name is {name} and I am {age} years old.", "I am {name}, I am {age} and I live in {city}.",
     "{name} from {city} is {age}.", "{name} is a {job} from {city}.", "{name} works as a {job} in {city}.",
@@ -37,11 +47,11 @@ SENTENCES = (
     "The shop in {city} is open. #open=true", "The shop in {city} is closed on {day}. #open=false",
     "The {dish} is ready at {time}. #ready=true", "The {dish} is not ready. #ready=false",
     "{name} is tired and stays in {city}. #tired=true", "{name} is not tired. #tired=false")
-LISTS = {
-    "colours": COLOURS, "animals": ANIMALS, "fruits": FRUIT, "foods": FOODS, "names": NAMES, "days": DAYS,
+WORD_LISTS = {
+    "colours": COLOURS, "animals": ANIMALS, "fruits": FRUIT, "foods": FOODS, "names": PERSON_NAMES, "days": DAYS,
     "months": MONTHS, "jobs": JOBS, "things": THINGS,
 }
-SUBJECTS = {
+FIELDS_BY_SUBJECT = {
     "a person": ("name", "age", "city"), "a man": ("name", "age", "city"), "a woman": ("name", "age", "city"),
     "a child": ("name", "pet", "city"), "a friend": ("name", "age", "city"), "an animal": ("animal", "colour", "legs"),
     "a pet": ("name", "animal", "colour"), "a book": ("title", "name", "pages"), "a film": ("title", "year"),
@@ -50,7 +60,7 @@ SUBJECTS = {
     "a team": ("team", "points"), "a meeting": ("day", "time", "city"), "a game": ("title", "points"),
     "a city": ("city", "country"),
 }
-INNER = {  # nested objects, with the fields that fit them
+FIELDS_BY_NESTED_OBJECT = {  # nested objects, with the fields that fit them
     "owner": ("name", "age", "city"), "friend": ("name", "age", "pet"), "address": ("city", "code", "floor"),
     "home": ("city", "room", "colour"), "book": ("title", "year", "pages"), "pet": ("name", "age", "colour"),
     "box": ("size", "colour", "count"), "date": ("day", "month", "year"), "author": ("name", "age", "language"),

@@ -3,66 +3,68 @@
 import re
 from random import Random
 
-CHOICE = re.compile(r"\[([^\[\]]*)\]")
-FIRST_VOWEL = re.compile(r"[aeiou]", re.IGNORECASE)
-ASKING = re.compile(
+CHOICE_PATTERN = re.compile(r"\[([^\[\]]*)\]")
+VOWEL_PATTERN = re.compile(r"[aeiou]", re.IGNORECASE)
+REQUEST_START_PATTERN = re.compile(
     r"(what|which|who|where|how|why|does|do|is|can|could|tell|give|name|find|write|make|may)\b(?! about)",
     re.IGNORECASE)
-ODD_ARTICLES = {"hour": "an", "honest": "an", "one": "a", "once": "a"}
-SOUNDS_LIKE_YOU = ("uni", "use", "usu", "uti", "ute", "eu", "uku")
-OPEN, SHUT, ENDINGS = "bcdfghjklmnprstvwz", "aeiou", ("", *"nrlst")
+IRREGULAR_ARTICLES = {"hour": "an", "honest": "an", "one": "a", "once": "a"}
+YOU_SOUND_PREFIXES = ("uni", "use", "usu", "uti", "ute", "eu", "uku")
+SYLLABLE_CONSONANTS, SYLLABLE_VOWELS, WORD_ENDINGS = "bcdfghjklmnprstvwz", "aeiou", ("", *"nrlst")
 
 
-def expand(template: str, rng: Random, **slots: str) -> str:
+def expand_template(template: str, rng: Random, **slots: str) -> str:
     """Expand a template: first the inner choices, then the outer ones, then the slots."""
-    while CHOICE.search(template):
-        template = CHOICE.sub(lambda found: rng.choice(found[1].split("|")), template)
+    while CHOICE_PATTERN.search(template):
+        template = CHOICE_PATTERN.sub(lambda found: rng.choice(found[1].split("|")), template)
     return template.format_map(slots)
 
 
-def one_of(templates: tuple[str, ...], rng: Random, **slots: str) -> str:
-    return expand(rng.choice(templates), rng, **slots)
+def expand_random_template(templates: tuple[str, ...], rng: Random, **slots: str) -> str:
+    return expand_template(rng.choice(templates), rng, **slots)
 
 
-def article(words: str) -> str:
+def choose_article(words: str) -> str:
     first = re.split(r"[\s-]", words, maxsplit=1)[0].lower()
-    if first in ODD_ARTICLES:
-        return ODD_ARTICLES[first]
-    return "an" if FIRST_VOWEL.match(first) and not first.startswith(SOUNDS_LIKE_YOU) else "a"
+    if first in IRREGULAR_ARTICLES:
+        return IRREGULAR_ARTICLES[first]
+    return "an" if VOWEL_PATTERN.match(first) and not first.startswith(YOU_SOUND_PREFIXES) else "a"
 
 
-def a(words: str) -> str:
-    return f"{article(words)} {words}"
+def add_article(words: str) -> str:
+    return f"{choose_article(words)} {words}"
 
 
-def capital(text: str) -> str:
+def capitalize_first_letter(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def forms(**words: str) -> dict[str, str]:
+def make_slot_forms(**words: str) -> dict[str, str]:
     """Return four slots for each word: itself, with its article, and both capitalised: x, a_x, X and A_x."""
-    return {name: form for word, text in words.items() for name, form in (
-        (word, text), (f"a_{word}", a(text)), (word.upper(), capital(text)), (f"A_{word}", capital(a(text))))}
+    return {name: form for word, text in words.items() for name,
+            form in ((word, text), (f"a_{word}", add_article(text)), (word.upper(), capitalize_first_letter(text)),
+                     (f"A_{word}", capitalize_first_letter(add_article(text))))}
 
 
-def invented(rng: Random, least: int = 2, most: int = 3) -> str:
+def invent_word(rng: Random, min_syllables: int = 2, max_syllables: int = 3) -> str:
     """Return a made-up word, which an answer can only copy."""
-    syllables = [rng.choice(OPEN) + rng.choice(SHUT) for _ in range(rng.randint(least, most))]
-    return "".join((*syllables, rng.choice(ENDINGS)))
+    syllables = [rng.choice(SYLLABLE_CONSONANTS) + rng.choice(SYLLABLE_VOWELS)
+                 for _ in range(rng.randint(min_syllables, max_syllables))]
+    return "".join((*syllables, rng.choice(WORD_ENDINGS)))
 
 
-def put(question: str, rng: Random) -> str:
+def vary_question(question: str, rng: Random) -> str:
     """Vary a question as people type it: with a please, without the final mark, in lower case, or unchanged."""
     if rng.random() < 0.15:
-        question = courteous(question, rng)
+        question = add_politeness(question, rng)
     if rng.random() < 0.25:
         question = question.rstrip(".?!")
     return question.lower() if rng.random() < 0.2 else question
 
 
-def courteous(question: str, rng: Random) -> str:
+def add_politeness(question: str, rng: Random) -> str:
     """Add a please or a greeting, if the text is a request."""
-    if not ASKING.match(question) or "lease" in question:
+    if not REQUEST_START_PATTERN.match(question) or "lease" in question:
         return question
     bare = question.rstrip(".?!")
     mark = question[len(bare):]

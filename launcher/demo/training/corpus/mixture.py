@@ -8,44 +8,49 @@ from pathlib import Path
 from random import Random
 
 from launcher.demo.training.corpus import poems, stories
-from launcher.demo.training.corpus.calls import calls
-from launcher.demo.training.corpus.counting import counting
-from launcher.demo.training.corpus.dialogues import dialogue
-from launcher.demo.training.corpus.glosses import glosses, maker, sentences
-from launcher.demo.training.corpus.objects import objects
-from launcher.demo.training.corpus.scripture import verses
-from launcher.demo.training.corpus.spelling import spelling
-from launcher.demo.training.corpus.sums import sums
-from launcher.demo.training.corpus.verses import passage_maker, verse_maker
-from launcher.demo.training.corpus.voices import VOICES, spoken
-from launcher.demo.training.talk import Maker, Talk
+from launcher.demo.training.corpus.calls import make_tool_document
+from launcher.demo.training.corpus.counting import make_counting_document
+from launcher.demo.training.corpus.dialogues import make_dialogue
+from launcher.demo.training.corpus.glosses import make_gloss_text_maker, make_meaning_question_maker, read_glosses
+from launcher.demo.training.corpus.objects import make_json_document
+from launcher.demo.training.corpus.scripture import read_verses
+from launcher.demo.training.corpus.spelling import make_spelling_document
+from launcher.demo.training.corpus.sums import make_arithmetic_document
+from launcher.demo.training.corpus.verses import make_passage_maker, make_verse_question_maker
+from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE, make_voiced_maker
+from launcher.demo.training.talk import Conversation, DocumentMaker
 
-Shares = Mapping[Maker, float]
+DocumentShares = Mapping[DocumentMaker, float]
 
 # Stories and talk are learnt quickly; answers that must be exact need the largest shares.
-OWN: Shares = {stories.story: 0.11, stories.plain: 0.03, stories.titled: 0.01, stories.begun: 0.02, dialogue: 0.19,
-               poems.plain: 0.01, counting: 0.07, sums: 0.12, spelling: 0.07, objects: 0.11, calls: 0.18}
-GLOSSES, SENTENCES = 0.07, 0.01
-MET = 20  # minimum occurrences of a word in WordNet's counts; rarer ones are left out
-SPOKEN: Shares = {stories.story: 0.3, dialogue: 0.45, counting: 0.08, sums: 0.09, spelling: 0.08}
-VERSES, PASSAGES = 0.3, 0.05
+BASE_SHARES: DocumentShares = {stories.make_story_conversation: 0.11, stories.make_story_text: 0.03,
+                               stories.make_titled_story_text: 0.01, stories.make_continuation_conversation: 0.02,
+                               make_dialogue: 0.19, poems.make_poem_text: 0.01, make_counting_document: 0.07,
+                               make_arithmetic_document: 0.12, make_spelling_document: 0.07, make_json_document: 0.11,
+                               make_tool_document: 0.18}
+GLOSS_SHARE, GLOSS_TEXT_SHARE = 0.07, 0.01
+MIN_WORD_OCCURRENCES = 20  # minimum occurrences of a word in WordNet's counts; rarer ones are left out
+VOICE_SHARES: DocumentShares = {stories.make_story_conversation: 0.3, make_dialogue: 0.45, make_counting_document: 0.08,
+                                make_arithmetic_document: 0.09, make_spelling_document: 0.08}
+VERSE_SHARE, PASSAGE_SHARE = 0.3, 0.05
 
 
-def base(wordnet: Path) -> Shares:
-    known = glosses(wordnet, MET)
-    return {**OWN, maker(known): GLOSSES, sentences(known): SENTENCES}
+def make_base_shares(wordnet: Path) -> DocumentShares:
+    known = read_glosses(wordnet, MIN_WORD_OCCURRENCES)
+    return {**BASE_SHARES, make_meaning_question_maker(known): GLOSS_SHARE,
+            make_gloss_text_maker(known): GLOSS_TEXT_SHARE}
 
 
-def voiced(voice: str, bible: Path) -> Shares:
+def make_voice_shares(voice: str, bible: Path) -> DocumentShares:
     """Return the shares for a voice. `bible` is only read for the voice `kjv`."""
-    shares = {spoken(make, VOICES[voice]): share for make, share in SPOKEN.items()}
+    shares = {make_voiced_maker(make, REWRITERS_BY_VOICE[voice]): share for make, share in VOICE_SHARES.items()}
     if voice == "kjv":
-        known = verses(bible)
-        shares |= {verse_maker(known): VERSES, passage_maker(known): PASSAGES}
+        known = read_verses(bible)
+        shares |= {make_verse_question_maker(known): VERSE_SHARE, make_passage_maker(known): PASSAGE_SHARE}
     return shares
 
 
-def documents(shares: Shares, seed: int) -> Iterator[Talk | str]:
+def generate_documents(shares: DocumentShares, seed: int) -> Iterator[Conversation | str]:
     """Yield random documents without end."""
     rng = Random(seed)  # noqa: S311 - reproducible text, not secrets
     makers, weights = list(shares), list(shares.values())

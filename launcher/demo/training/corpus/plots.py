@@ -6,7 +6,7 @@ and his; a slot in capitals begins a sentence. The choices of an optional senten
 
 Plot = tuple[str, ...]
 
-OPENINGS = (
+STORY_OPENINGS = (
     "Once upon a time, there was {a_hero} named {name} who lived {place}.",
     "Once upon a time, {a_hero} named {name} lived {place}.",
     "Once there was {a_hero} called {name} who lived {place}.",
@@ -15,14 +15,14 @@ OPENINGS = (
     "{PLACE}, there lived {a_hero} named {name}.",
     "There was once {a_hero}, and {his} name was {name}, and {he} lived {place}.",
 )
-BEDTIME = (
+BEDTIME_ENDINGS = (
     "That night, {name} [closed {his} eyes|lay down|yawned] and fell asleep[| with a smile| at once| under the stars].",
     "Then {name} went to bed and dreamed of {his} {thing}.",
     "When the moon came up, {name} was warm and happy and fast asleep.",
     "Then {he} said good night to the [moon|stars] and slept until morning.",
 )
 
-LOST = (
+LOST_PLOT = (
     "One [day|morning|evening|windy day|rainy day], {name} lost {his} {thing}.",
     "{HE} looked [under the bed|behind the trees|in the tall grass|everywhere], but [it was not there|{he} could "
     "not find it].",
@@ -33,7 +33,7 @@ LOST = (
     "[{name} was so happy that {he} hugged {friend}.|{name} thanked {friend}, and they were friends from that day on.|"
     "From then on, {name} took good care of the {thing}.|{HE} laughed and danced, and {friend} danced too.]",
 )
-WISH = (
+WISH_PLOT = (
     "{HE} wanted {a_thing} more than anything [in the world|else].",
     "But {he} had no money, and nobody would give {him} one.",
     "[One day|One morning|On the way home], {name} saw {a_friend}, who was [hurt|very hungry|stuck in the mud|lost "
@@ -44,7 +44,7 @@ WISH = (
     "[{name} learned that kindness comes back.|{name} jumped for joy.|It was the best day of {his} life.|"
     "{HE} kept it for ever, and {he} kept {his} friend too.]",
 )
-FEAR = (
+FEAR_PLOT = (
     "{name} was afraid of [the dark|the wind|thunder|deep water|loud noises].",
     "One night, {his} {thing} [was left outside|rolled down the hill|fell out of the window], and {he} had to go "
     "and get it.",
@@ -55,7 +55,7 @@ FEAR = (
     "[After that, {name} was not afraid any more.|{HE} felt very brave.|{name} learned that friends make us brave.|"
     "Now {he} could sleep well.]",
 )
-SHARING = (
+SHARING_PLOT = (
     "{HE} had {a_thing} and loved it very much.",
     "One day, {he} met {a_friend}, who had nothing to play with and looked sad.",
     "[At first, {name} did not want to share.|{name} thought about it for a while.||]",
@@ -65,7 +65,7 @@ SHARING = (
     "playing alone.|"
     "And {name} never felt lonely again.]",
 )
-RESCUE = (
+RESCUE_PLOT = (
     "One day, {he} heard a [small|sad|loud] voice that called, \"[Help me!|Please help!|Is anybody there?]\"",
     "It was {a_friend}, who had fallen into a [deep hole|cold river|big ditch].",
     "[{name} was scared, but {he} did not run away.|{name} thought hard.|{name} ran as fast as {he} could.||]",
@@ -75,7 +75,7 @@ RESCUE = (
     "friends.|"
     "In the evening they had [cake|soup|hot milk] together.]",
 )
-QUARREL = (
+QUARREL_PLOT = (
     "One day, {he} and {a_friend} found {a_thing}.",
     "\"It is mine!\" said {name}, and \"No, it is mine!\" said {friend}.",
     "They pulled and pulled, and the {thing} [almost broke|fell into the mud|flew into the water].",
@@ -85,7 +85,7 @@ QUARREL = (
     "a thing.|"
     "They shared it and never fought again.]",
 )
-HOME = (
+HOME_PLOT = (
     "One day, {name} went for a long walk and took only {his} {thing} along.",
     "{HE} walked so far that {he} did not know the way home.",
     "[It was getting dark and cold.|The wind began to blow.||]",
@@ -94,7 +94,7 @@ HOME = (
     "[{name} gave {friend} the {thing} to say thank you.|{name} was glad to be home again.|"
     "They waved to each other and said, \"See you tomorrow!\"|That night, {name} slept well in {his} own bed.]",
 )
-FINDING = (
+FINDING_PLOT = (
     "One [sunny|bright|quiet] morning, {he} found {a_thing} on the [ground|path|doorstep].",
     "\"Whose {thing} is this?\" {he} asked.",
     "{HE} went from door to door, but nobody knew.",
@@ -103,7 +103,7 @@ FINDING = (
     "[{name} gave it back and made a new friend.|{FRIEND} was so glad that they had [tea|cake|a party] together.|"
     "{name} was proud that {he} had been honest.|As a thank you, {friend} sang a song for {him}.]",
 )
-BIRTHDAY = (
+BIRTHDAY_PLOT = (
     "It was the birthday of {a_friend}, and {name} [had no gift yet|wanted to find a good gift].",
     "{HE} [looked in every shop|thought about it all morning|searched the whole house], but nothing was right.",
     "Then {he} had an idea: {he} would give away {his} own {thing}.",
@@ -112,7 +112,7 @@ BIRTHDAY = (
     "[\"This is the best gift of all!\" said {friend}.|They ate cake and danced until night.|"
     "{name} was happy, because giving made {him} glad.|{FRIEND} hugged {name} and did not let go.]",
 )
-PRACTICE = (
+PRACTICE_PLOT = (
     "{HE} wanted to [sing|dance|swim|climb|paint|juggle|whistle], but it always went wrong.",
     "[Everybody laughed, and {name} was sad.|{HE} fell down three times.||]",
     "\"Try again tomorrow,\" said {a_friend} and gave {him} {a_thing} for luck.",
@@ -123,7 +123,7 @@ PRACTICE = (
     "all.|"
     "\"I knew you could do it,\" said {friend}.]",
 )
-STORM = (
+STORM_PLOT = (
     "One night, there was a big storm, and the [roof of {his} home|door of {his} home|bridge] broke.",
     "{name} tried to mend it, but {he} was too [small|weak|tired] to do it alone.",
     "[The rain fell and fell.||]",
@@ -133,7 +133,7 @@ STORM = (
     "[{name} cooked a big soup for both of them.|{name} was never afraid of a storm again.|"
     "{name} said, \"What would I do without you?\"|Then the sun came out, and they sang.]",
 )
-SECRET = (
+SECRET_PLOT = (
     "One day, {name} found {a_thing} in [an old box|a hollow tree|a dark corner|the sand].",
     "When {he} touched it, it [began to glow|began to sing|became warm|began to shine].",
     "\"Make a wish,\" said a soft voice.",
@@ -142,7 +142,7 @@ SECRET = (
     "[They were friends ever after.|\"I was lonely too,\" said {friend}, and they both smiled.|"
     "The {thing} never spoke again, but {name} was never alone again.|They played together until the stars came out.]",
 )
-PRANK = (
+PRANK_PLOT = (
     "{HE} liked to [play tricks|make jokes|hide things].",
     "One day, {he} took the {thing} of {a_friend} and hid it [in a tree|under a hat|in the soup pot].",
     "{FRIEND} looked for it everywhere and was very sad.",
@@ -151,7 +151,7 @@ PRANK = (
     "[{FRIEND} laughed and forgave {him}.|After that, {he} only played tricks that made everybody laugh.|"
     "They shook hands and were friends again.|{name} learned that a good joke hurts nobody.]",
 )
-NEWCOMER = (
+NEWCOMER_PLOT = (
     "{HE} was new there and had no friends.",
     "Every day, {he} sat alone and played with {his} {thing}.",
     "[It was very quiet.|{HE} looked at the clouds and sighed.||]",
@@ -161,7 +161,7 @@ NEWCOMER = (
     "[Now {name} had a friend.|It is good to have a friend.|The next day, {friend} brought more friends along.|"
     "{name} was not alone any more.]",
 )
-SHORT: tuple[Plot, ...] = (
+SHORT_PLOTS: tuple[Plot, ...] = (
     ("One day, {he} found {a_thing} and showed it to {a_friend}.",
      "They played with it [until it was dark|all day long] and [laughed a lot|were very happy].",
      "[From then on, they were best friends.||]"),
@@ -180,6 +180,6 @@ SHORT: tuple[Plot, ...] = (
     ("{HE} [worked all day|sat down] and made {a_thing} for {a_friend}.",
      "{FRIEND} [was so glad that they danced|said, \"I will keep it for ever\"].",),
 )
-PLOTS: tuple[Plot, ...] = (LOST, WISH, FEAR, SHARING, RESCUE, QUARREL, HOME, FINDING, BIRTHDAY, PRACTICE, STORM,
-                           SECRET, PRANK,
-                           NEWCOMER)
+PLOTS: tuple[Plot, ...] = (LOST_PLOT, WISH_PLOT, FEAR_PLOT, SHARING_PLOT, RESCUE_PLOT, QUARREL_PLOT, HOME_PLOT,
+                           FINDING_PLOT, BIRTHDAY_PLOT, PRACTICE_PLOT, STORM_PLOT, SECRET_PLOT, PRANK_PLOT,
+                           NEWCOMER_PLOT)

@@ -2,18 +2,20 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.grammar import capital, forms, one_of
-from launcher.demo.training.corpus.turns import Turn
+from launcher.demo.training.corpus.grammar import capitalize_first_letter, expand_random_template, make_slot_forms
+from launcher.demo.training.corpus.turns import ConversationTurn
 from launcher.demo.training.corpus.words import ANIMALS, CREATURES, THINGS, TRADES
 
-ASKS = ("[Write|Make|Tell me|Give me|Say] a [short |little |nice |]poem about {a_x}.", "A poem about {a_x}, please.",
-        "[A p|P]oem about {a_x}", "Can you write a poem about {a_x}?", "I want a poem about {a_x}.",
-        "Please write a [short |]poem about {a_x}.",
-        "Do you know a poem about {a_x}?", "Write me a poem about the {x}.", "Make up a rhyme about {a_x}.",
-        "Write four lines about {a_x}.", "Do you know a rhyme about the {x}?", "Write some verses about {a_x}.")
-OPEN_ASKS = ("[Write|Make|Tell me|Give me|Say] [me |]a poem.", "A poem, please.", "Poem!", "Can you write a poem?",
-             "I want to hear a poem.")
-ABOUT_SOMEBODY = (
+POEM_REQUESTS = ("[Write|Make|Tell me|Give me|Say] a [short |little |nice |]poem about {a_x}.",
+                 "A poem about {a_x}, please.",
+                 "[A p|P]oem about {a_x}", "Can you write a poem about {a_x}?", "I want a poem about {a_x}.",
+                 "Please write a [short |]poem about {a_x}.",
+                 "Do you know a poem about {a_x}?", "Write me a poem about the {x}.", "Make up a rhyme about {a_x}.",
+                 "Write four lines about {a_x}.", "Do you know a rhyme about the {x}?",
+                 "Write some verses about {a_x}.")
+OPEN_POEM_REQUESTS = ("[Write|Make|Tell me|Give me|Say] [me |]a poem.", "A poem, please.", "Poem!",
+                      "Can you write a poem?", "I want to hear a poem.")
+CHARACTER_POEM_OPENINGS = (
     "The little {x} sat under a tree\nand [sang|hummed|made] a song for you and me.",
     "I met {a_x} upon the way,\nand we [went walking|sat and laughed] all the day.",
     "{A_x} looked up into the night\nand saw the stars, so [clear|small|soft] and bright.",
@@ -25,7 +27,7 @@ ABOUT_SOMEBODY = (
     "I know {a_x} who likes to run\nfrom [early morn|breakfast time] to set of sun.",
     "The {x} lay down upon its bed\nwith [happy|sleepy] dreams inside its head.",
 )
-ABOUT_THINGS = (
+THING_POEM_OPENINGS = (
     "I have {a_x}, it is my own,\nI like it when I am alone.",
     "My {x} is here, my {x} is there,\nI take my {x} everywhere.",
     "{A_x} was lying in the sun\nand asked us all to have some fun.",
@@ -35,8 +37,8 @@ ABOUT_THINGS = (
     "The finest {x} I ever saw\nwas lying on the kitchen floor.",
     "{A_x} can be a friend to you\nwhen [winter comes|days are grey] and skies are too.",
 )
-TITLES = ("The {x}", "To the {x}", "Song of the {x}", "A Poem about the {x}", "Four Lines about the {x}")
-CLOSINGS = (
+POEM_TITLES = ("The {x}", "To the {x}", "Song of the {x}", "A Poem about the {x}", "Four Lines about the {x}")
+POEM_CLOSINGS = (
     "The wind blew soft, the wind blew low,\nand then it was the time to go.",
     "The [clouds|birds] went by, the sky was blue,\nand I was there, and so were you.",
     "We laughed and danced till it was late,\nthen said good night beside the gate.",
@@ -50,19 +52,23 @@ CLOSINGS = (
 )
 
 
-def poem(subject: str, openings: tuple[str, ...], rng: Random) -> str:
-    lines = f"{one_of(openings, rng, **forms(x=subject))}\n{one_of(CLOSINGS, rng)}"
-    return "\n".join(capital(line) for line in lines.split("\n"))
+def make_poem(subject: str, openings: tuple[str, ...], rng: Random) -> str:
+    opening = expand_random_template(openings, rng, **make_slot_forms(x=subject))
+    lines = f"{opening}\n{expand_random_template(POEM_CLOSINGS, rng)}"
+    return "\n".join(capitalize_first_letter(line) for line in lines.split("\n"))
 
 
-def poems(rng: Random) -> list[Turn]:
-    subjects, openings = rng.choice(((ANIMALS + CREATURES + TRADES, ABOUT_SOMEBODY), (THINGS, ABOUT_THINGS)))
+def make_poem_turns(rng: Random) -> list[ConversationTurn]:
+    subjects, openings = rng.choice(((ANIMALS + CREATURES + TRADES, CHARACTER_POEM_OPENINGS),
+                                     (THINGS, THING_POEM_OPENINGS)))
     subject = rng.choice(subjects)
-    asks = OPEN_ASKS if rng.random() < 0.15 else ASKS
-    return [Turn(one_of(asks, rng, **forms(x=subject)), poem(subject, openings, rng))]
+    asks = OPEN_POEM_REQUESTS if rng.random() < 0.15 else POEM_REQUESTS
+    return [ConversationTurn(expand_random_template(asks, rng, **make_slot_forms(x=subject)),
+                             make_poem(subject, openings, rng))]
 
 
-def plain(rng: Random) -> str:
+def make_poem_text(rng: Random) -> str:
     """Return a poem with its title, as plain text without a question."""
     subject = rng.choice(ANIMALS)
-    return f"{one_of(TITLES, rng, x=subject.title())}\n\n{poem(subject, ABOUT_SOMEBODY, rng)}"
+    title = expand_random_template(POEM_TITLES, rng, x=subject.title())
+    return f"{title}\n\n{make_poem(subject, CHARACTER_POEM_OPENINGS, rng)}"

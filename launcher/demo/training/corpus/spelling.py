@@ -5,11 +5,11 @@ Every answer first spells the word as c-a-t, so that the rest can be read off it
 
 from random import Random
 
-from launcher.demo.training.corpus.asking import chat, drawn, put
-from launcher.demo.training.corpus.values import made_up
-from launcher.demo.training.talk import Maker, Talk
+from launcher.demo.training.corpus.asking import choose_weighted, fill_random_template, make_conversation
+from launcher.demo.training.corpus.values import invent_word
+from launcher.demo.training.talk import Conversation, DocumentMaker
 
-WORDS = (
+SPELLING_WORDS = (
     "able", "air", "also", "animal", "answer", "apple", "arm", "ask", "autumn", "baby", "back", "bad", "bag", "bake",
     "ball", "banana", "bank", "bath", "bear", "bed", "bee", "bell", "big", "bird", "black", "blue", "boat", "book",
     "boot", "box", "boy", "branch", "brave", "bread", "bridge", "bright", "brother", "brown", "bus", "butter",
@@ -42,9 +42,9 @@ WORDS = (
 PALINDROMES = (
     "noon", "level", "eye", "mum", "dad", "kayak", "radar", "wow", "pop", "did", "madam", "refer", "solos", "bob",
     "civic", "deed", "peep", "toot", "anna", "hannah")
-SHORT = tuple(word for word in WORDS if 3 <= len(word) <= 5)
+SHORT_WORDS = tuple(word for word in SPELLING_WORDS if 3 <= len(word) <= 5)
 
-SPELL = (
+SPELL_REQUESTS = (
     "Spell {word}", "Spell the word {word}", "How do you spell {word}?", "How is {word} spelled?",
     "How do I spell {word}?", "Spell out {word}", "What is the spelling of {word}?", "Tell me how to spell {word}",
     "How do you write {word}?", "Can you spell {word}?", "Give me the letters of {word}",
@@ -52,125 +52,139 @@ SPELL = (
     "How is the word {word} spelled?", "Write {word} letter by letter", "Show me the spelling of {word}",
     "Spelling of {word}?", "I want to spell {word}.", "Split {word} into letters", 'Spell "{word}"',
     'How do you spell "{word}"?')
-FIRST = (
+FIRST_LETTER_QUESTIONS = (
     "What is the first letter of {word}?", "Which letter does {word} start with?",
     "What letter does {word} begin with?", "Tell me the first letter of {word}", "First letter of {word}?",
     "With which letter does {word} start?", "Give me the first letter of {word}", "What does {word} start with?",
     "How does the word {word} begin?", "Name the first letter of {word}", "What is the first letter in {word}?",
     'What is the first letter of "{word}"?')
-LAST = (
+LAST_LETTER_QUESTIONS = (
     "What is the last letter of {word}?", "Which letter does {word} end with?", "What letter does {word} end in?",
     "Tell me the last letter of {word}", "Last letter of {word}?", "With which letter does {word} end?",
     "Give me the last letter of {word}", "What does {word} end with?", "How does the word {word} end?",
     "Name the last letter of {word}", "What is the last letter in {word}?", 'What is the last letter of "{word}"?')
-COUNT = (
+LETTER_COUNT_QUESTIONS = (
     "How many letters does {word} have?", "How many letters are in {word}?", "How many letters has {word}?",
     "Count the letters in {word}", "Count the letters of {word}", "How long is the word {word}?",
     "Tell me how many letters {word} has", "Number of letters in {word}?", "How many letters do I need for {word}?",
     "How many letters are there in {word}?", 'How many letters are in "{word}"?',
     "What is the length of the word {word}?")
-BACKWARDS = (
+BACKWARDS_REQUESTS = (
     "Spell {word} backwards", "Reverse {word}", "Reverse the word {word}", "What is {word} backwards?",
     "Write {word} backwards", "Say {word} backwards", "How do you spell {word} backwards?", "Turn {word} around",
     "Read {word} from the end", "What is {word} in reverse?", "Give me {word} backwards", "{word} backwards?",
     "Can you reverse {word}?", 'Reverse "{word}"')
-SAME = (
+PALINDROME_QUESTIONS = (
     "Is {word} a palindrome?", "Is the word {word} a palindrome?", "Is {word} the same backwards?",
     "Does {word} read the same backwards?", "Tell me if {word} is a palindrome", "Check if {word} is a palindrome",
     "Can you read {word} both ways?", "Is {word} the same from the end?", "Palindrome or not: {word}?",
     'Is "{word}" a palindrome?')
-HAS = (
+HAS_LETTER_QUESTIONS = (
     "Is there {article} {letter} in {word}?", "Does {word} have {article} {letter}?",
     "Is the letter {letter} in {word}?", "Does the word {word} have the letter {letter}?",
     "Can you find the letter {letter} in {word}?", "Is {letter} one of the letters of {word}?")
-HOW_OFTEN = (
+LETTER_FREQUENCY_QUESTIONS = (
     "How many times is the letter {letter} in {word}?", "How often is the letter {letter} in {word}?",
     "Count the letter {letter} in {word}", "How many letters {letter} are in {word}?",
     "How often does {word} have the letter {letter}?", "How many times do you see the letter {letter} in {word}?")
-AND = (
+FOLLOW_UP_REQUESTS = (
     "And {word}?", "And the word {word}?", "What about {word}?", "Now {word}.", "{word}?", "And how about {word}?",
     "Then {word}.")
-COMMON = "aeioulnrst"
-TIMES = ("no times", "one time", "two times", "three times", "four times", "five times")
+COMMON_LETTERS = "aeioulnrst"
+TIMES_IN_WORDS = ("no times", "one time", "two times", "three times", "four times", "five times")
 
 
-def some_word(rng: Random) -> str:
-    return made_up(rng) if rng.random() < 0.2 else rng.choice(WORDS)
+def draw_word(rng: Random) -> str:
+    return invent_word(rng) if rng.random() < 0.2 else rng.choice(SPELLING_WORDS)
 
 
-def in_letters(word: str) -> str:
+def hyphenate_letters(word: str) -> str:
     return "-".join(word)
 
 
-def said(rng: Random, word: str) -> str:
+def vary_capitalization(rng: Random, word: str) -> str:
     """Return the word as the question writes it, sometimes with capitals; answers are always in lower case."""
     return rng.choices((word, word.capitalize(), word.upper()), (16, 3, 1))[0]
 
 
-def spelled(word: str, further: str = "") -> str:
-    return f"The word {word} is spelled {in_letters(word)}.{' ' if further else ''}{further}"
+def make_spelling_answer(word: str, further_text: str = "") -> str:
+    return f"The word {word} is spelled {hyphenate_letters(word)}.{' ' if further_text else ''}{further_text}"
 
 
-def spell(rng: Random) -> Talk:
-    word = some_word(rng)
-    return chat(rng, put(rng, SPELL, word=said(rng, word)), spelled(word))
+def make_spelling_question(rng: Random) -> Conversation:
+    word = draw_word(rng)
+    return make_conversation(rng, fill_random_template(rng, SPELL_REQUESTS, word=vary_capitalization(rng, word)),
+                             make_spelling_answer(word))
 
 
-def first(rng: Random) -> Talk:
-    word = some_word(rng)
-    return chat(rng, put(rng, FIRST, word=said(rng, word)), spelled(word, f"The first letter is {word[0]}."))
+def make_first_letter_question(rng: Random) -> Conversation:
+    word = draw_word(rng)
+    return make_conversation(rng,
+                             fill_random_template(rng, FIRST_LETTER_QUESTIONS, word=vary_capitalization(rng, word)),
+                             make_spelling_answer(word, f"The first letter is {word[0]}."))
 
 
-def last(rng: Random) -> Talk:
-    word = some_word(rng)
-    return chat(rng, put(rng, LAST, word=said(rng, word)), spelled(word, f"The last letter is {word[-1]}."))
+def make_last_letter_question(rng: Random) -> Conversation:
+    word = draw_word(rng)
+    return make_conversation(rng, fill_random_template(rng, LAST_LETTER_QUESTIONS, word=vary_capitalization(rng, word)),
+                             make_spelling_answer(word, f"The last letter is {word[-1]}."))
 
 
-def count(rng: Random) -> Talk:
-    word = some_word(rng)
-    return chat(rng, put(rng, COUNT, word=said(rng, word)), spelled(word, f"It has {len(word)} letters."))
+def make_letter_count_question(rng: Random) -> Conversation:
+    word = draw_word(rng)
+    return make_conversation(rng,
+                             fill_random_template(rng, LETTER_COUNT_QUESTIONS, word=vary_capitalization(rng, word)),
+                             make_spelling_answer(word, f"It has {len(word)} letters."))
 
 
-def backwards(rng: Random) -> Talk:
-    word = rng.choice(SHORT)
-    answer = spelled(word, f"Backwards it is {in_letters(word[::-1])}: {word[::-1]}.")
-    return chat(rng, put(rng, BACKWARDS, word=said(rng, word)), answer)
+def make_backwards_question(rng: Random) -> Conversation:
+    word = rng.choice(SHORT_WORDS)
+    answer = make_spelling_answer(word, f"Backwards it is {hyphenate_letters(word[::-1])}: {word[::-1]}.")
+    return make_conversation(rng,
+                             fill_random_template(rng, BACKWARDS_REQUESTS, word=vary_capitalization(rng, word)), answer)
 
 
-def same_both_ways(rng: Random) -> Talk:
-    word = rng.choice(PALINDROMES if rng.random() < 0.5 else SHORT)
+def make_palindrome_question(rng: Random) -> Conversation:
+    word = rng.choice(PALINDROMES if rng.random() < 0.5 else SHORT_WORDS)
     found = "Yes, it is a palindrome." if word == word[::-1] else "No, it is not a palindrome."
-    answer = spelled(word, f"Backwards it is {in_letters(word[::-1])}. {found}")
-    return chat(rng, put(rng, SAME, word=word), answer)
+    answer = make_spelling_answer(word, f"Backwards it is {hyphenate_letters(word[::-1])}. {found}")
+    return make_conversation(rng, fill_random_template(rng, PALINDROME_QUESTIONS, word=word), answer)
 
 
-def has_letter(rng: Random) -> Talk:
-    word = rng.choice(WORDS)
-    letter = rng.choice(word if rng.random() < 0.5 else COMMON)
-    found = f"Yes, there is {article(letter)} {letter}." if letter in word else f"No, there is no {letter}."
-    return chat(rng, put(rng, HAS, word=word, letter=letter, article=article(letter)), spelled(word, found))
+def make_has_letter_question(rng: Random) -> Conversation:
+    word = rng.choice(SPELLING_WORDS)
+    letter = rng.choice(word if rng.random() < 0.5 else COMMON_LETTERS)
+    found = (f"Yes, there is {choose_letter_article(letter)} {letter}." if letter in word
+             else f"No, there is no {letter}.")
+    return make_conversation(rng, fill_random_template(rng, HAS_LETTER_QUESTIONS, word=word, letter=letter,
+                                                       article=choose_letter_article(letter)),
+                             make_spelling_answer(word, found))
 
 
-def article(letter: str) -> str:
+def choose_letter_article(letter: str) -> str:
     return "an" if letter in "aefhilmnorsx" else "a"
 
 
-def how_often(rng: Random) -> Talk:
-    word = rng.choice(WORDS)
-    letter = rng.choice(word if rng.random() < 0.8 else COMMON)
-    answer = spelled(word, f"The letter {letter} is there {TIMES[word.count(letter)]}.")
-    return chat(rng, put(rng, HOW_OFTEN, word=word, letter=letter), answer)
+def make_letter_frequency_question(rng: Random) -> Conversation:
+    word = rng.choice(SPELLING_WORDS)
+    letter = rng.choice(word if rng.random() < 0.8 else COMMON_LETTERS)
+    answer = make_spelling_answer(word, f"The letter {letter} is there {TIMES_IN_WORDS[word.count(letter)]}.")
+    return make_conversation(rng,
+                             fill_random_template(rng, LETTER_FREQUENCY_QUESTIONS, word=word, letter=letter), answer)
 
 
-def one_more(rng: Random) -> Talk:
+def make_two_word_spelling(rng: Random) -> Conversation:
     """Return a talk about two words, one after the other."""
-    one, two = rng.sample(WORDS, 2)
-    return chat(rng, put(rng, SPELL, word=one), spelled(one), put(rng, AND, word=two), spelled(two))
+    one, two = rng.sample(SPELLING_WORDS, 2)
+    return make_conversation(rng, fill_random_template(rng, SPELL_REQUESTS, word=one), make_spelling_answer(one),
+                             fill_random_template(rng, FOLLOW_UP_REQUESTS, word=two), make_spelling_answer(two))
 
 
-MAKERS: dict[Maker, int] = {
-    spell: 40, first: 8, last: 8, count: 10, backwards: 10, same_both_ways: 5, has_letter: 5, how_often: 4, one_more: 8}
+WEIGHTED_MAKERS: dict[DocumentMaker,
+                      int] = {make_spelling_question: 40, make_first_letter_question: 8, make_last_letter_question: 8,
+                              make_letter_count_question: 10, make_backwards_question: 10, make_palindrome_question: 5,
+                              make_has_letter_question: 5, make_letter_frequency_question: 4, make_two_word_spelling: 8}
 
 
-def spelling(rng: Random) -> Talk | str:
-    return drawn(rng, MAKERS)(rng)
+def make_spelling_document(rng: Random) -> Conversation | str:
+    return choose_weighted(rng, WEIGHTED_MAKERS)(rng)

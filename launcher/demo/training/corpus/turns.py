@@ -5,10 +5,10 @@ from random import Random
 from typing import NamedTuple
 
 
-class Turn(NamedTuple):
+class ConversationTurn(NamedTuple):
     question: str
     answer: str
-    brief: str = ""  # the short answer, if it differs
+    brief_answer: str = ""  # the short answer, if it differs
 
 
-Turns = Callable[[Random], list[Turn]]  # makes related turns, in order
+TurnsMaker = Callable[[Random], list[ConversationTurn]]  # makes related turns, in order

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-Draw = Callable[[Random], Any]
+DrawFunction = Callable[[Random], Any]
 
-NAMES = (
+PERSON_NAMES = (
     "Mia", "Tom", "Anna", "Ben", "Lily", "Sam", "Eva", "Max", "Emma", "Leo", "Nora", "Jack", "Ella", "Paul", "Ida",
     "Finn", "Rosa", "Carl", "Lucy", "Omar", "Clara", "Hugo", "Jane", "Noah", "Sara", "Adam", "Zoe", "Luke", "Maya",
     "Peter", "Lena", "John", "Ruth", "David", "Alma", "Oscar", "Nina", "Felix", "Olga", "Simon", "Iris", "Mark", "Amy",
@@ -43,11 +43,11 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December")
-SKIES = ("sunny", "cloudy", "windy", "rainy", "foggy", "snowy", "clear")
+SKY_STATES = ("sunny", "cloudy", "windy", "rainy", "foggy", "snowy", "clear")
 COUNTRIES = (
     "Italy", "France", "Spain", "Norway", "Egypt", "Japan", "India", "Peru", "Canada", "Greece", "Kenya", "Brazil",
     "Poland", "Chile", "Ireland", "Sweden")
-SUBJECTS = ("maths", "music", "art", "sport", "history", "reading", "science", "drawing", "singing", "chess")
+SCHOOL_SUBJECTS = ("maths", "music", "art", "sport", "history", "reading", "science", "drawing", "singing", "chess")
 JOBS = ("teacher", "baker", "farmer", "doctor", "pilot", "painter", "singer", "cook", "driver", "nurse", "sailor")
 TOPICS = (
     "red foxes", "old trains", "the moon", "black holes", "green tea", "wild horses", "paper boats", "small islands",
@@ -60,104 +60,118 @@ MESSAGES = (
     "come to the park", "thank you for the cake", "the door is open", "bring some milk", "I will be there at noon",
     "the book is great", "meet me at the station", "where are you", "I miss you", "the bus is here", "lunch is at one",
     "all is well")
-CHORES = (
+CHORE_TEXTS = (
     "feed the cat", "buy milk", "call the doctor", "water the plants", "wash the car", "clean the kitchen",
     "pay the rent", "pack the bags", "write to Anna", "read the letter", "bake a cake", "fix the lamp", "walk the dog",
     "get the bread", "pick up the bike", "plan the trip", "learn the song", "tidy the desk")
-KINDLY = ("Blue", "Red", "Old", "Little", "Golden", "Silver", "Happy", "Green", "Silent", "Wild", "White", "Lucky")
-NOUNLY = (
+TITLE_ADJECTIVES = ("Blue", "Red", "Old", "Little", "Golden", "Silver", "Happy", "Green", "Silent", "Wild", "White",
+                    "Lucky")
+TITLE_NOUNS = (
     "Moon", "River", "Boat", "Garden", "Fox", "Star", "Rain", "Train", "House", "Bird", "Forest", "Lion", "Bell",
     "Road", "Mill", "Bridge", "Summer", "Island")
-STARTS = (
+WORD_STARTS = (
     "bal", "bel", "bim", "bol", "dan", "dor", "fal", "fen", "fli", "gal", "gim", "hol", "jat", "kel", "kip", "lam",
     "lod", "mel", "mip", "nor", "pal", "plo", "ral", "rin", "sol", "sna", "tam", "tol", "trel", "vam", "vel", "win",
     "wol", "yon", "zel", "zim", "zor")
-ENDS = (
+WORD_ENDS = (
     "a", "bo", "da", "den", "do", "fen", "ga", "ka", "kin", "la", "lo", "lin", "mo", "na", "nit", "po", "ra", "rin",
     "ro", "sa", "sen", "ta", "ton", "vo", "wen", "zo")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     schema: dict[str, Any]  # JSON schema of the value
-    draw: Draw
+    draw: DrawFunction
 
 
-def made_up(rng: Random) -> str:
+def invent_word(rng: Random) -> str:
     """Return a made-up word, most likely a new one."""
-    middle = rng.choice(STARTS) if rng.random() < 0.2 else ""
-    return rng.choice(STARTS) + middle + rng.choice(ENDS)
+    middle = rng.choice(WORD_STARTS) if rng.random() < 0.2 else ""
+    return rng.choice(WORD_STARTS) + middle + rng.choice(WORD_ENDS)
 
 
-def title(rng: Random) -> str:
-    return f"{rng.choice(('', 'The '))}{rng.choice(KINDLY)} {rng.choice(NOUNLY)}"
+def draw_title(rng: Random) -> str:
+    return f"{rng.choice(('', 'The '))}{rng.choice(TITLE_ADJECTIVES)} {rng.choice(TITLE_NOUNS)}"
 
 
-def clock(rng: Random) -> str:
+def draw_clock_time(rng: Random) -> str:
     return f"{rng.randint(1, 23)}:{rng.choice(('00', '00', '15', '30', '30', '45', '10', '20', '50'))}"
 
 
-def price(rng: Random) -> float | int:
+def draw_price(rng: Random) -> float | int:
     return rng.choice((rng.randint(2, 90), rng.randint(1, 40) + 0.5))
 
 
-def code(rng: Random) -> str:
+def draw_code(rng: Random) -> str:
     return f"{rng.choice('ABCDEFGHKLMNPRSTUVWXYZ')}{rng.randint(10, 999)}"
 
 
-def email(rng: Random) -> str:
-    return f"{rng.choice(NAMES).lower()}@{made_up(rng)}.com"
+def draw_email(rng: Random) -> str:
+    return f"{rng.choice(PERSON_NAMES).lower()}@{invent_word(rng)}.com"
 
 
-def one_of(words: Sequence[str]) -> Draw:
+def make_word_drawer(words: Sequence[str]) -> DrawFunction:
     return lambda rng: rng.choice(words)
 
 
-def or_made_up(words: Sequence[str], share: float = 0.2) -> Draw:
-    return lambda rng: made_up(rng) if rng.random() < share else rng.choice(words)
+def make_word_or_invented_drawer(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
+    return lambda rng: invent_word(rng) if rng.random() < invented_share else rng.choice(words)
 
 
-def proper(words: Sequence[str], share: float = 0.2) -> Draw:
-    return lambda rng: made_up(rng).capitalize() if rng.random() < share else rng.choice(words)
+def make_name_or_invented_drawer(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
+    return lambda rng: invent_word(rng).capitalize() if rng.random() < invented_share else rng.choice(words)
 
 
-def within(low: int, high: int) -> Draw:
+def make_integer_drawer(low: int, high: int) -> DrawFunction:
     return lambda rng: rng.randint(low, high)
 
 
-def some(words: Sequence[str]) -> Draw:
+def make_word_list_drawer(words: Sequence[str]) -> DrawFunction:
     return lambda rng: rng.sample(words, rng.choice((2, 2, 3)))
 
 
-def text(draw: Draw) -> Kind:
-    return Kind({"type": "string"}, draw)
+def make_string_kind(draw: DrawFunction) -> ValueKind:
+    return ValueKind({"type": "string"}, draw)
 
 
-def whole(low: int, high: int) -> Kind:
-    return Kind({"type": "integer"}, within(low, high))
+def make_integer_kind(low: int, high: int) -> ValueKind:
+    return ValueKind({"type": "integer"}, make_integer_drawer(low, high))
 
 
-def choice(*words: str) -> Kind:
-    return Kind({"type": "string", "enum": list(words)}, one_of(words))
+def make_enum_kind(*words: str) -> ValueKind:
+    return ValueKind({"type": "string", "enum": list(words)}, make_word_drawer(words))
 
 
-KINDS = {
-    "name": text(proper(NAMES)), "city": text(proper(CITIES)), "colour": text(one_of(COLOURS)),
-    "animal": text(or_made_up(ANIMALS, 0.1)), "fruit": text(one_of(FRUIT)), "food": text(one_of(FOODS)),
-    "dish": text(one_of(DISHES)), "thing": text(or_made_up(THINGS)), "room": text(one_of(ROOMS)),
-    "day": text(one_of(DAYS)), "month": text(one_of(MONTHS)), "sky": text(one_of(SKIES)),
-    "subject": text(one_of(SUBJECTS)), "job": text(one_of(JOBS)), "topic": text(or_made_up(TOPICS, 0.1)),
-    "language": text(one_of(LANGUAGES)), "message": text(one_of(MESSAGES)), "chore": text(one_of(CHORES)),
-    "title": text(title), "clock": text(clock), "code": text(code), "word": text(made_up),
-    "plain": text(or_made_up(ANIMALS + THINGS + FRUIT, 0.3)), "digit": whole(1, 9), "few": whole(2, 9),
-    "legs": Kind({"type": "integer"}, lambda rng: rng.choice((0, 2, 4, 4, 6, 8))), "number": whole(1, 99),
-    "dozen": whole(2, 12), "minutes": whole(2, 60), "age": whole(2, 80), "degrees": whole(2, 30),
-    "warmth": whole(12, 28), "hundreds": whole(100, 999), "year": whole(1900, 2030), "country": text(one_of(COUNTRIES)),
-    "email": text(email), "price": Kind({"type": "number"}, price),
-    "yes": Kind({"type": "boolean"}, lambda rng: rng.random() < 0.5),
-    "foods": Kind({"type": "array", "items": {"type": "string"}}, some(FOODS)),
-    "names": Kind({"type": "array", "items": {"type": "string"}}, some(NAMES)), "unit": choice("celsius", "fahrenheit"),
-    "size": choice("small", "medium", "large"), "way": choice("left", "right", "forward", "back"),
-    "shape": choice("circle", "square", "star", "triangle"), "money": choice("euros", "dollars", "pounds", "yen"),
-    "speed": choice("slow", "fast"), "mood": choice("happy", "sad", "calm", "angry"),
-}
+VALUE_KINDS = {
+    "name": make_string_kind(make_name_or_invented_drawer(PERSON_NAMES)),
+    "city": make_string_kind(make_name_or_invented_drawer(CITIES)),
+    "colour": make_string_kind(make_word_drawer(COLOURS)),
+    "animal": make_string_kind(make_word_or_invented_drawer(ANIMALS, 0.1)),
+    "fruit": make_string_kind(make_word_drawer(FRUIT)), "food": make_string_kind(make_word_drawer(FOODS)),
+    "dish": make_string_kind(make_word_drawer(DISHES)), "thing": make_string_kind(make_word_or_invented_drawer(THINGS)),
+    "room": make_string_kind(make_word_drawer(ROOMS)),
+    "day": make_string_kind(make_word_drawer(DAYS)), "month": make_string_kind(make_word_drawer(MONTHS)),
+    "sky": make_string_kind(make_word_drawer(SKY_STATES)),
+    "subject": make_string_kind(make_word_drawer(SCHOOL_SUBJECTS)), "job": make_string_kind(make_word_drawer(JOBS)),
+    "topic": make_string_kind(make_word_or_invented_drawer(TOPICS, 0.1)),
+    "language": make_string_kind(make_word_drawer(LANGUAGES)), "message": make_string_kind(make_word_drawer(MESSAGES)),
+    "chore": make_string_kind(make_word_drawer(CHORE_TEXTS)),
+    "title": make_string_kind(draw_title), "clock": make_string_kind(draw_clock_time),
+    "code": make_string_kind(draw_code), "word": make_string_kind(invent_word),
+    "plain": make_string_kind(make_word_or_invented_drawer(ANIMALS + THINGS + FRUIT, 0.3)),
+    "digit": make_integer_kind(1, 9), "few": make_integer_kind(2, 9),
+    "legs": ValueKind({"type": "integer"}, lambda rng: rng.choice((0, 2, 4, 4, 6, 8))),
+    "number": make_integer_kind(1, 99),
+    "dozen": make_integer_kind(2, 12), "minutes": make_integer_kind(2, 60), "age": make_integer_kind(2, 80),
+    "degrees": make_integer_kind(2, 30),
+    "warmth": make_integer_kind(12, 28), "hundreds": make_integer_kind(100, 999), "year": make_integer_kind(1900, 2030),
+    "country": make_string_kind(make_word_drawer(COUNTRIES)),
+    "email": make_string_kind(draw_email), "price": ValueKind({"type": "number"}, draw_price),
+    "yes": ValueKind({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+    "foods": ValueKind({"type": "array", "items": {"type": "string"}}, make_word_list_drawer(FOODS)),
+    "names": ValueKind({"type": "array", "items": {"type": "string"}}, make_word_list_drawer(PERSON_NAMES)),
+    "unit": make_enum_kind("celsius", "fahrenheit"),
+    "size": make_enum_kind("small", "medium", "large"), "way": make_enum_kind("left", "right", "forward", "back"),
+    "shape": make_enum_kind("circle", "square", "star", "triangle"),
+    "money": make_enum_kind("euros", "dollars", "pounds", "yen"),
+    "speed": make_enum_kind("slow", "fast"), "mood": make_enum_kind("happy", "sad", "calm", "angry"),}

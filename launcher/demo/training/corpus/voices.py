@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-from launcher.demo.training.corpus.archaic import archaic
-from launcher.demo.training.corpus.grammar import capital, put
-from launcher.demo.training.talk import Maker, Message, Talk, asked
+from launcher.demo.training.corpus.archaic import rewrite_as_archaic
+from launcher.demo.training.corpus.grammar import capitalize_first_letter, vary_question
+from launcher.demo.training.talk import Conversation, DocumentMaker, Message, make_one_turn_conversation
 
-Voice = Callable[[str, str, Random], str]  # rewrites an answer, given the question
+AnswerRewriter = Callable[[str, str, Random], str]  # rewrites an answer, given the question
 
-PIRATE = {
+PIRATE_WORDS = {
     "my": "me", "you": "ye", "your": "yer", "yours": "yers", "you're": "ye be", "is": "be", "are": "be", "am": "be",
     "was": "were", "of": "o'", "and": "an'", "the": "th'", "hello": "ahoy", "hi": "ahoy", "yes": "aye",
     "friend": "matey", "friends": "mateys", "girl": "lass", "boy": "lad", "little": "wee", "small": "wee",
@@ -21,78 +21,79 @@ PIRATE = {
     "drink": "grog", "soup": "stew", "gift": "treasure", "child": "wee lad", "children": "wee mateys",
     "before": "afore", "between": "betwixt",
 }
-PIRATE_FIRST = ("Arr! {x}", "Arr, matey! {x}", "Ahoy! {x}", "Yo ho ho! {x}", "Shiver me timbers! {x}", "Ho, matey! {x}",
-                "Avast! {x}")
-PIRATE_LAST = (" Arr!", " Yo ho!", " Savvy?", " By me beard!", *[""] * 10)
-ADDRESSED = re.compile(r"(hi|hello|hey|and|what about|how about)\b", re.IGNORECASE)
-LETTERS = re.compile(r"[A-Za-z']+")
-OPEN = ("Say something.", "Write something.", "Tell me something.", "Write a short text.", "Begin.",
-        "Write a few sentences.")
+PIRATE_OPENINGS = ("Arr! {x}", "Arr, matey! {x}", "Ahoy! {x}", "Yo ho ho! {x}", "Shiver me timbers! {x}",
+                   "Ho, matey! {x}", "Avast! {x}")
+PIRATE_ENDINGS = (" Arr!", " Yo ho!", " Savvy?", " By me beard!", *[""] * 10)
+CONVERSATIONAL_START_PATTERN = re.compile(r"(hi|hello|hey|and|what about|how about)\b", re.IGNORECASE)
+WORD_PATTERN = re.compile(r"[A-Za-z']+")
+OPEN_REQUESTS = ("Say something.", "Write something.", "Tell me something.", "Write a short text.", "Begin.",
+                 "Write a few sentences.")
 
 
-def pirate(text: str, rng: Random) -> str:
-    said = LETTERS.sub(lambda found: pirate_word(found[0]), re.sub(r"\bNo,", "Nay,", text))
-    first = "Arr! {x}" if said.startswith("Ahoy") else rng.choice(PIRATE_FIRST)
-    return f"{first.format(x=said)}{rng.choice(PIRATE_LAST)}"
+def rewrite_as_pirate(text: str, rng: Random) -> str:
+    said = WORD_PATTERN.sub(lambda found: translate_word_to_pirate(found[0]), re.sub(r"\bNo,", "Nay,", text))
+    first = "Arr! {x}" if said.startswith("Ahoy") else rng.choice(PIRATE_OPENINGS)
+    return f"{first.format(x=said)}{rng.choice(PIRATE_ENDINGS)}"
 
 
-def pirate_word(word: str) -> str:
+def translate_word_to_pirate(word: str) -> str:
     """Translate a word into the pirate's, keeping its capital letter; the ending -ing loses its g."""
     low = word.lower()
     clipped = f"{low[:-1]}'" if low.endswith("ing") and not low.endswith("thing") and len(low) > 6 else low
-    own = PIRATE.get(low, clipped)
+    own = PIRATE_WORDS.get(low, clipped)
     if own == low:
         return word
     return own[0].upper() + own[1:] if word[0].isupper() else own
 
 
-def shout(text: str) -> str:
+def rewrite_in_capitals(text: str) -> str:
     """Convert a text to capitals, with exclamation marks instead of full stops."""
     return re.sub(r"\.(?=[\s\"]|$)", "!", text.upper())
 
 
-def as_json(question: str, answer: str) -> str:
+def rewrite_as_json(question: str, answer: str) -> str:
     return json.dumps({"question": question, "answer": answer})
 
 
-def kjv(question: str, answer: str, rng: Random) -> str:
+def rewrite_as_king_james_bible(question: str, answer: str, rng: Random) -> str:
     """Rewrite an answer in the style of the King James Bible, now and then with the question before it."""
-    told = archaic(answer, rng)
-    if question.endswith("?") and not ADDRESSED.match(question) and rng.random() < 0.25:
-        return f"And the man asked, saying, {capital(question)} And it was answered unto him, saying, {told}"
+    told = rewrite_as_archaic(answer, rng)
+    if question.endswith("?") and not CONVERSATIONAL_START_PATTERN.match(question) and rng.random() < 0.25:
+        return (f"And the man asked, saying, {capitalize_first_letter(question)} And it was answered unto him, saying, "
+                f"{told}")
     return told
 
 
-VOICES: dict[str, Voice] = {
-    "pirate": lambda _, answer, rng: pirate(answer, rng),
-    "json": lambda question, answer, _: as_json(question, answer),
-    "shout": lambda _, answer, __: shout(answer),
-    "kjv": kjv,
+REWRITERS_BY_VOICE: dict[str, AnswerRewriter] = {
+    "pirate": lambda _, answer, rng: rewrite_as_pirate(answer, rng),
+    "json": lambda question, answer, _: rewrite_as_json(question, answer),
+    "shout": lambda _, answer, __: rewrite_in_capitals(answer),
+    "kjv": rewrite_as_king_james_bible,
 }
 
 
-def spoken(make: Maker, voice: Voice) -> Maker:
+def make_voiced_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) -> DocumentMaker:
     """Return a maker whose answers are rewritten in a voice; tool calls are unchanged."""
-    def in_voice(rng: Random) -> Talk | str:
-        made = make(rng)
+    def make_voiced_document(rng: Random) -> Conversation | str:
+        made = make_document(rng)
         if isinstance(made, str):
-            question = put(rng.choice(OPEN), rng)
-            return asked(question, voice(question, made, rng))
-        return Talk(changed(made.messages, voice, rng), made.tools, made.thinks)
-    return in_voice
+            question = vary_question(rng.choice(OPEN_REQUESTS), rng)
+            return make_one_turn_conversation(question, rewrite(question, made, rng))
+        return Conversation(rewrite_answers(made.messages, rewrite, rng), made.tools, made.has_reasoning)
+    return make_voiced_document
 
 
-def changed(messages: Sequence[Message], voice: Voice, rng: Random) -> list[Message]:
+def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: Random) -> list[Message]:
     question, said = "", []
     for message in messages:
         question = message["content"] if message["role"] == "user" else question
         answers = message["role"] == "assistant" and message["content"]
-        said.append(message | {"content": in_its_voice(question, message["content"], voice,
-                                                       rng)} if answers else message)
+        said.append(message | {"content": rewrite_answer_only(question, message["content"], rewrite,
+                                                              rng)} if answers else message)
     return said
 
 
-def in_its_voice(question: str, answer: str, voice: Voice, rng: Random) -> str:
+def rewrite_answer_only(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
     """Rewrite an answer in a voice, except for its reasoning."""
     thought, mark, rest = answer.rpartition("</think>\n")
-    return f"{thought}{mark}{voice(question, rest, rng)}"
+    return f"{thought}{mark}{rewrite(question, rest, rng)}"

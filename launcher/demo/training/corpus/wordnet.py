@@ -4,56 +4,57 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PARTS = {"n": "noun", "v": "verb", "a": "adj"}
-NUMBERS = {"n": "1", "v": "2", "a": "3"}  # in sense keys
-MARKED = ("ethnic_slur", "disparagement", "obscenity", "vulgarism", "slang")  # usages that a meaning may point to
+PARTS_OF_SPEECH = {"n": "noun", "v": "verb", "a": "adj"}
+PART_OF_SPEECH_NUMBERS = {"n": "1", "v": "2", "a": "3"}  # in sense keys
+# usages that a meaning may point to
+OFFENSIVE_USAGES = ("ethnic_slur", "disparagement", "obscenity", "vulgarism", "slang")
 
 
 @dataclass(frozen=True)
-class Meaning:
+class WordMeaning:
     word: str  # as the lexicographers wrote it: names have capital letters
-    part: str  # n, v or a
-    subject: int  # number of the lexicographers' file
+    part_of_speech: str  # n, v or a
+    subject_number: int  # number of the lexicographers' file
     pointers: tuple[tuple[str, int], ...]  # symbol and target offset
-    text: str  # definition and examples
-    count: int  # occurrences in texts
+    gloss_text: str  # definition and examples
+    num_occurrences: int  # occurrences in texts
 
-    def points(self, symbol: str) -> set[int]:
+    def find_pointer_targets(self, symbol: str) -> set[int]:
         return {place for name, place in self.pointers if name == symbol}
 
 
-def meanings(folder: Path) -> Iterator[Meaning]:
+def read_first_meanings(folder: Path) -> Iterator[WordMeaning]:
     """Yield the single-word entries of each part of speech in alphabetical order, without offensive usages."""
-    counts, marked = first_counts(folder), marked_places(folder)
-    for part, name in PARTS.items():
+    counts, offensive_offsets = read_first_meaning_counts(folder), read_offensive_usage_offsets(folder)
+    for part, name in PARTS_OF_SPEECH.items():
         with (folder / f"data.{name}").open("rb") as data:
-            for lemma, places in index(folder, part):
+            for lemma, places in read_word_index(folder, part):
                 data.seek(places[0])
                 line = data.readline().decode("ascii", "replace")
-                meaning = parse(line, lemma, part, counts.get((lemma, part), 0))
-                if not meaning.points(";u") & marked:
+                meaning = parse_meaning(line, lemma, part, counts.get((lemma, part), 0))
+                if not meaning.find_pointer_targets(";u") & offensive_offsets:
                     yield meaning
 
 
-def index(folder: Path, part: str) -> Iterator[tuple[str, list[int]]]:
+def read_word_index(folder: Path, part_of_speech: str) -> Iterator[tuple[str, list[int]]]:
     """Yield words with the offsets of their meanings, the most frequent one first."""
-    with (folder / f"index.{PARTS[part]}").open(encoding="ascii", errors="replace") as lines:
+    with (folder / f"index.{PARTS_OF_SPEECH[part_of_speech]}").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             fields = line.split()
             if line[0] != " " and "_" not in fields[0]:
                 yield fields[0], [int(place) for place in fields[-int(fields[2]):]]
 
 
-def marked_places(folder: Path) -> set[int]:
+def read_offensive_usage_offsets(folder: Path) -> set[int]:
     with (folder / "index.noun").open(encoding="ascii", errors="replace") as lines:
-        found = [line.split() for line in lines if line.startswith(MARKED)]
-    return {int(place) for fields in found if fields[0] in MARKED for place in fields[-int(fields[2]):]}
+        found = [line.split() for line in lines if line.startswith(OFFENSIVE_USAGES)]
+    return {int(place) for fields in found if fields[0] in OFFENSIVE_USAGES for place in fields[-int(fields[2]):]}
 
 
-def first_counts(folder: Path) -> Mapping[tuple[str, str], int]:
+def read_first_meaning_counts(folder: Path) -> Mapping[tuple[str, str], int]:
     """Return how often the first meaning of each word occurs in texts."""
     counts: dict[tuple[str, str], int] = {}
-    parts = {number: part for part, number in NUMBERS.items()} | {"5": "a"}
+    parts = {number: part for part, number in PART_OF_SPEECH_NUMBERS.items()} | {"5": "a"}
     for line in (folder / "cntlist.rev").read_text("ascii", "replace").splitlines():
         key, sense, count = line.split()
         lemma, _, rest = key.partition("%")
@@ -62,7 +63,7 @@ def first_counts(folder: Path) -> Mapping[tuple[str, str], int]:
     return counts
 
 
-def parse(line: str, lemma: str, part: str, count: int) -> Meaning:
+def parse_meaning(line: str, lemma: str, part_of_speech: str, num_occurrences: int) -> WordMeaning:
     head, _, text = line.partition(" | ")
     fields = head.split()
     num_words = int(fields[3], 16)
@@ -70,4 +71,4 @@ def parse(line: str, lemma: str, part: str, count: int) -> Meaning:
     rest = fields[4 + 2 * num_words:]
     pointers = tuple((rest[at], int(rest[at + 1])) for at in range(1, 1 + 4 * int(rest[0]), 4))
     written = next((word for word in words if word.lower() == lemma), lemma)
-    return Meaning(written, part, int(fields[1]), pointers, text.strip(), count)
+    return WordMeaning(written, part_of_speech, int(fields[1]), pointers, text.strip(), num_occurrences)

@@ -8,37 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.arrivals import bursts, evenly, poisson, read_trace, waits
+from benchmarks.bench.load.arrivals import (
+    iter_burst_times,
+    iter_even_times,
+    iter_poisson_times,
+    iter_uniform_pause_times,
+    read_trace,
+)
 
 SEEDS = st.integers(0, 1000)
 
 
 @given(SEEDS)
-def test_random_moments_rise_and_keep_the_rate(seed: int) -> None:
-    moments = list(islice(poisson(4.0, Random(seed)), 4000))
+def test_random_arrivals_rise_and_keep_the_rate(seed: int) -> None:
+    moments = list(islice(iter_poisson_times(4.0, Random(seed)), 4000))
     assert all(before <= after for before, after in pairwise(moments))
     assert moments[-1] == pytest.approx(1000, rel=0.1)
 
 
 @given(SEEDS)
-def test_bursts_come_at_once_and_keep_the_rate(seed: int) -> None:
-    moments = list(islice(bursts(4.0, 8, Random(seed)), 8000))
+def test_bursts_arrive_at_once_and_keep_the_rate(seed: int) -> None:
+    moments = list(islice(iter_burst_times(4.0, 8, Random(seed)), 8000))
     assert all(len(set(moments[at:at + 8])) == 1 for at in range(0, 8000, 8))
     assert moments[-1] == pytest.approx(2000, rel=0.2)
 
 
-def test_even_moments_are_the_same_time_apart() -> None:
-    assert list(islice(evenly(4.0), 5)) == [0.0, 0.25, 0.5, 0.75, 1.0]
+def test_even_arrivals_have_equal_gaps() -> None:
+    assert list(islice(iter_even_times(4.0), 5)) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_pauses_are_at_most_as_long_as_they_may_be() -> None:
-    moments = list(islice(waits(2.0, Random(0)), 1000))
+def test_random_pauses_have_a_maximum() -> None:
+    moments = list(islice(iter_uniform_pause_times(2.0, Random(0)), 1000))
     assert moments[0] == 0.0
     assert all(0 <= after - before <= 2.0 for before, after in pairwise(moments))
     assert moments[-1] == pytest.approx(1000, rel=0.1)
 
 
-def test_a_trace_begins_at_zero_and_is_in_order(tmp_path: Path) -> None:
+def test_trace_starts_at_zero_in_time_order(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text('{"at": 9, "prompt_tokens": 3, "output_tokens": 4}\n{"at": 7.5, "prompt_tokens": 1, '
                     '"output_tokens": 2, "tenant": "a"}\n')
@@ -49,7 +55,7 @@ def test_a_trace_begins_at_zero_and_is_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [
     "{", "[]", '{"at": 1}', '{"at": "x", "prompt_tokens": 1, "output_tokens": 1}',
     '{"at": NaN, "prompt_tokens": 1, "output_tokens": 1}', '{"at": 1, "prompt_tokens": 0, "output_tokens": 1}'])
-def test_a_line_that_is_no_moment_is_named(tmp_path: Path, line: str) -> None:
+def test_invalid_trace_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace"
     path.write_text(f'{{"at": 9, "prompt_tokens": 3, "output_tokens": 4}}\n{line}\n')
     with pytest.raises(ValueError, match="line 2"):
@@ -57,7 +63,7 @@ def test_a_line_that_is_no_moment_is_named(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\n", "holds no request"), (b"\xff\xfe", "is no text in UTF-8")])
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
+def test_invalid_trace_file_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
     path = tmp_path / "trace"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"trace {reason}"):

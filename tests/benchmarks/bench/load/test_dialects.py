@@ -6,61 +6,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.dialects import DIALECTS, Events, Options, Part, error_of
-from benchmarks.bench.load.record import Ask
+from benchmarks.bench.load.dialects import DIALECTS, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
+from benchmarks.bench.load.record import BenchRequest
 
-ASK = Ask(3, "a prompt", 25, adapter="org/kind")
-TGI = [{"index": 1, "token": {"id": 5, "text": "é"}, "generated_text": None, "details": None},
-       {"index": 2, "token": {"id": 6, "text": "b"}, "generated_text": "éb",
-        "details": {"finish_reason": "length", "generated_tokens": 2, "input_length": 7, "seed": None}}]
-DONE = Part(is_last=True)
-CHAT = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}, {"choices": [{"delta": {"content": "é"}}]},
-        {"choices": [{"delta": {}, "finish_reason": "length"}]},
-        {"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens": 7}}]
+BENCH_REQUEST = BenchRequest(3, "a prompt", 25, adapter="org/kind")
+TGI_EVENTS = [{"index": 1, "token": {"id": 5, "text": "é"}, "generated_text": None, "details": None},
+              {"index": 2, "token": {"id": 6, "text": "b"}, "generated_text": "éb",
+               "details": {"finish_reason": "length", "generated_tokens": 2, "input_length": 7, "seed": None}}]
+DONE_EVENT = ParsedEvent(is_last=True)
+CHAT_CHUNKS = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+               {"choices": [{"delta": {"content": "é"}}]}, {"choices": [{"delta": {}, "finish_reason": "length"}]},
+               {"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens": 7}}]
 
 
-def stream(events) -> bytes:
+def make_event_stream(events) -> bytes:
     told = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
     return b": ping\n\n" + told + b"data: [DONE]\n\n"
 
 
-def read(dialect: str, data: bytes, size: int) -> list[Part]:
-    reader = DIALECTS[dialect].read
+def parse_stream(dialect: str, data: bytes, chunk_size: int) -> list[ParsedEvent]:
+    reader = DIALECTS[dialect].parse_event
     assert reader is not None
-    events = Events(reader)
-    return [part for at in range(0, len(data), size) for part in events.heard(data[at:at + size])]
+    events = EventStreamParser(reader)
+    return [part for at in range(0, len(data), chunk_size) for part in events.feed(data[at:at + chunk_size])]
 
 
 @given(st.integers(1, 400))
-def test_events_are_read_however_they_are_cut(size: int) -> None:
-    assert read("tgi", stream(TGI), size) == [
-        Part(brings=True), Part(brings=True, num_tokens=2, prompt_tokens=7, is_last=True), DONE]
-    assert read("openai-chat", stream(CHAT), size) == [
-        Part(), Part(brings=True), Part(is_last=True), Part(num_tokens=2, prompt_tokens=7), DONE]
+def test_events_are_parsed_however_they_are_split(size: int) -> None:
+    assert parse_stream("tgi", make_event_stream(TGI_EVENTS),
+                        size) == [ParsedEvent(has_tokens=True),
+                                  ParsedEvent(has_tokens=True, num_tokens=2, prompt_tokens=7, is_last=True), DONE_EVENT]
+    assert parse_stream("openai-chat", make_event_stream(CHAT_CHUNKS),
+                        size) == [ParsedEvent(), ParsedEvent(has_tokens=True), ParsedEvent(is_last=True),
+                                  ParsedEvent(num_tokens=2, prompt_tokens=7), DONE_EVENT]
 
 
-def test_a_completion_brings_text() -> None:
-    [part, last, _] = read("openai", stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
-    assert (part.brings, last.brings) == (True, False)
+def test_completion_event_reports_whether_it_has_text() -> None:
+    [part, last,
+     _] = parse_stream("openai", make_event_stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
+    assert (part.has_tokens, last.has_tokens) == (True, False)
 
 
-def test_an_error_in_a_stream_is_read() -> None:
-    assert read("tgi", stream([{"error": "too much", "error_type": "overloaded"}]), 99)[0].error == "too much"
-    assert read("openai", stream([{"error": {"message": "too much", "code": 429}}]), 99)[0].error == "too much"
+def test_stream_error_is_parsed() -> None:
+    assert parse_stream("tgi", make_event_stream([{"error": "too much", "error_type": "overloaded"}]),
+                        99)[0].error == "too much"
+    assert parse_stream("openai", make_event_stream([{"error": {"message": "too much", "code": 429}}]),
+                        99)[0].error == "too much"
 
 
-def test_what_is_null_is_not_there() -> None:
-    assert read("openai", stream([{"choices": None, "error": None, "usage": None}]), 99) == [Part(), DONE]
-    assert read("tgi", stream([{"token": {}, "error": None, "details": None}]), 99) == [Part(brings=True), DONE]
+def test_null_fields_count_as_missing() -> None:
+    assert parse_stream("openai", make_event_stream([{"choices": None, "error": None, "usage": None}]),
+                        99) == [ParsedEvent(), DONE_EVENT]
+    assert parse_stream("tgi", make_event_stream([{"token": {}, "error": None, "details": None}]),
+                        99) == [ParsedEvent(has_tokens=True), DONE_EVENT]
 
 
 @pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning", "tool_calls"])
-def test_whatever_a_chat_says_counts(field: str) -> None:
-    assert read("openai-chat", stream([{"choices": [{"delta": {field: "a"}}]}]), 99)[0].brings
+def test_every_chat_delta_field_counts_as_output(field: str) -> None:
+    assert parse_stream("openai-chat", make_event_stream([{"choices": [{"delta": {field: "a"}}]}]), 99)[0].has_tokens
 
 
-def test_each_dialect_asks_for_so_many_tokens_in_its_own_words() -> None:
-    bodies = {name: dialect.body(ASK, Options("a-model", {"top_p": 0.5})) for name, dialect in DIALECTS.items()}
+def test_each_dialect_has_its_own_request_body() -> None:
+    bodies = {name: dialect.make_body(BENCH_REQUEST, RequestOptions("a-model", {"top_p": 0.5})) for name,
+              dialect in DIALECTS.items()}
     assert bodies["tgi"] == {"inputs": "a prompt", "parameters": {
         "max_new_tokens": 25, "details": True, "top_p": 0.5, "adapter_id": "org/kind"}}
     assert bodies["lorax"]["parameters"]["ignore_eos_token"] is True
@@ -71,11 +79,12 @@ def test_each_dialect_asks_for_so_many_tokens_in_its_own_words() -> None:
     assert bodies["batching"] == {"prompt": "a prompt", "num_tokens": 25}
 
 
-def test_a_model_is_named_where_no_adapter_is() -> None:
-    assert DIALECTS["openai"].body(Ask(0, "a", 1), Options("a-model", ignore_eos=False))["model"] == "a-model"
+def test_model_is_named_where_no_adapter_is() -> None:
+    assert DIALECTS["openai"].make_body(BenchRequest(0, "a", 1),
+                                        RequestOptions("a-model", ignore_eos=False))["model"] == "a-model"
 
 
 @pytest.mark.parametrize("answer", [
     {"error": "why", "error_type": "x"}, {"error": {"message": "why"}}, {"message": "why"}, "why"])
-def test_errors_are_told_in_several_shapes(answer) -> None:
-    assert error_of(answer) == "why"
+def test_errors_are_read_in_several_shapes(answer) -> None:
+    assert get_error_message(answer) == "why"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.http import Connection, NoAnswer, Server
+from benchmarks.bench.load.http import HttpConnection, HttpConnectionPool, NoResponseError
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=1\r\n world\r\n0\r\n\r\n"
-MEASURED = b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone"
+CHUNKED_RESPONSE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=1\r\n world\r\n0\r\n\r\n"
+SIZED_RESPONSE = b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone"
 
 
-class Wire(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     """Transport that only records the bytes written to it."""
 
     def __init__(self) -> None:
@@ -29,126 +29,128 @@ class Wire(asyncio.Transport):
         pass
 
 
-def hear(pieces: Sequence[bytes], *, end: bool = False, error: Exception | None = None) -> tuple[int, bytes, bool]:
+def receive(pieces: Sequence[bytes], *, closes: bool = False,
+            error: Exception | None = None) -> tuple[int, bytes, bool]:
     """Return the status, the body, and whether the connection may be reused."""
-    async def story() -> tuple[int, bytes, bool]:
-        connection, body = Connection(), list[bytes]()
-        connection.connection_made(Wire())
-        over = connection.ask(b"GET", lambda _, piece, __: body.append(piece))
+    async def scenario() -> tuple[int, bytes, bool]:
+        connection, body = HttpConnection(), list[bytes]()
+        connection.connection_made(RecordingTransport())
+        over = connection.send(b"GET", lambda _, piece, __: body.append(piece))
         for piece in pieces:
             connection.data_received(piece)
-        if end or error:
+        if closes or error:
             connection.connection_lost(error)
-        return (await over).status, b"".join(body), connection.is_free
-    return asyncio.run(story())
+        return (await over).status, b"".join(body), connection.is_reusable
+    return asyncio.run(scenario())
 
 
-def cut(data: bytes, at: set[int]) -> list[bytes]:
-    return [data[begin:end] for begin, end in pairwise([0, *sorted(at), len(data)])]
+def split_at(data: bytes, positions: set[int]) -> list[bytes]:
+    return [data[begin:end] for begin, end in pairwise([0, *sorted(positions), len(data)])]
 
 
-@given(st.sets(st.integers(1, len(CHUNKED) - 1)))
-def test_chunks_may_come_in_any_pieces(at: set[int]) -> None:
-    assert hear(cut(CHUNKED, at)) == (200, b"hello world", True)
+@given(st.sets(st.integers(1, len(CHUNKED_RESPONSE) - 1)))
+def test_chunked_body_may_arrive_in_any_pieces(at: set[int]) -> None:
+    assert receive(split_at(CHUNKED_RESPONSE, at)) == (200, b"hello world", True)
 
 
-@given(st.sets(st.integers(1, len(MEASURED) - 1)))
-def test_a_body_of_known_length_may_come_in_any_pieces(at: set[int]) -> None:
-    assert hear(cut(MEASURED, at)) == (404, b"gone", True)
+@given(st.sets(st.integers(1, len(SIZED_RESPONSE) - 1)))
+def test_sized_body_may_arrive_in_any_pieces(at: set[int]) -> None:
+    assert receive(split_at(SIZED_RESPONSE, at)) == (404, b"gone", True)
 
 
-def test_a_body_may_last_until_the_connection_ends() -> None:
-    assert hear([b"HTTP/1.0 200 OK\r\n\r\nall", b" of it"], end=True) == (200, b"all of it", False)
+def test_body_may_last_until_the_connection_closes() -> None:
+    assert receive([b"HTTP/1.0 200 OK\r\n\r\nall", b" of it"], closes=True) == (200, b"all of it", False)
 
 
-def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
-    with pytest.raises(NoAnswer, match="before its answer was complete"):
-        hear([b"HTTP/1.0 200 OK\r\n\r\nall"], error=ConnectionResetError())
+def test_broken_body_is_not_taken_for_complete() -> None:
+    with pytest.raises(NoResponseError, match="before its answer was complete"):
+        receive([b"HTTP/1.0 200 OK\r\n\r\nall"], error=ConnectionResetError())
 
 
-def test_a_head_that_announces_another_is_left_out() -> None:
-    assert hear([b"HTTP/1.1 100 Continue\r\n\r\n" + MEASURED]) == (404, b"gone", True)
+def test_interim_response_is_skipped() -> None:
+    assert receive([b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED_RESPONSE]) == (404, b"gone", True)
 
 
-def test_a_connection_that_the_server_wants_closed_is_not_used_again() -> None:
-    assert not hear([MEASURED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])[2]
+def test_connection_with_a_close_header_is_not_reused() -> None:
+    assert not receive([SIZED_RESPONSE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])[2]
 
 
 @pytest.mark.parametrize("answer", [
-    b"SSH-2.0-OpenSSH_9.6\r\n\r\n", CHUNKED.replace(b"5\r\nhello", b"five\r\nhello"), b"x" * 70_000])
-def test_what_is_no_http_is_said(answer: bytes) -> None:
-    with pytest.raises(NoAnswer, match=r"this is no HTTP|the head of an answer"):
-        hear([answer])
+    b"SSH-2.0-OpenSSH_9.6\r\n\r\n", CHUNKED_RESPONSE.replace(b"5\r\nhello", b"five\r\nhello"), b"x" * 70_000])
+def test_invalid_http_is_reported(answer: bytes) -> None:
+    with pytest.raises(NoResponseError, match=r"this is no HTTP|the head of an answer"):
+        receive([answer])
 
 
-def test_an_answer_that_breaks_off_is_said() -> None:
-    with pytest.raises(NoAnswer, match="before its answer was complete"):
-        hear([CHUNKED[:-8]], end=True)
+def test_incomplete_answer_is_reported() -> None:
+    with pytest.raises(NoResponseError, match="before its answer was complete"):
+        receive([CHUNKED_RESPONSE[:-8]], closes=True)
 
 
 @pytest.mark.parametrize("url", ["ftp://there", "http://", ":3000"])
-def test_an_address_that_is_none_is_said(url: str) -> None:
+def test_invalid_url_is_reported(url: str) -> None:
     with pytest.raises(ValueError, match="--url must be http://HOST:PORT"):
-        Server(url)
+        HttpConnectionPool(url)
 
 
-def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+def test_password_in_a_url_is_rejected_and_not_shown() -> None:
     with pytest.raises(ValueError, match="--api-key is for keys") as caught:
-        Server("http://me:secret@there")
+        HttpConnectionPool("http://me:secret@there")
     assert "secret" not in str(caught.value)
 
 
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def with_server(serve: Serve, story: Callable[[Server], Awaitable[None]]) -> None:
-    async def told() -> None:
+def run_with_server(serve: ServeConnection, scenario: Callable[[HttpConnectionPool], Awaitable[None]]) -> None:
+    async def run_scenario() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        client = Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/root/")
+        client = HttpConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/root/")
         async with server:
-            await story(client)
+            await scenario(client)
             client.close()
-    asyncio.run(asyncio.wait_for(told(), 10.0))
+    asyncio.run(asyncio.wait_for(run_scenario(), 10.0))
 
 
-def test_a_kept_connection_that_is_gone_costs_no_request() -> None:
+def test_closed_kept_connection_costs_no_request() -> None:
     connections = 0
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(MEASURED)
+        writer.write(SIZED_RESPONSE)
         writer.close()
 
-    async def story(client: Server) -> None:
+    async def scenario(client: HttpConnectionPool) -> None:
         for _ in range(5):
-            head = await client.exchange(client.request("GET", "/", "", b""), lambda *_: None)
-            assert (head.status, head.fields) == (404, {"content-length": "4"})
-    with_server(once, story)
+            head = await client.exchange(client.build_request("GET", "/", "", b""), lambda *_: None)
+            assert (head.status, head.headers) == (404, {"content-length": "4"})
+    run_with_server(answer_and_close, scenario)
     assert connections == 5
 
 
-def test_who_leaves_is_seen_to_leave() -> None:
+def test_cancelled_request_closes_its_connection() -> None:
     left = asyncio.Event()
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST /root/generate HTTP/1.1\r\n")
         with suppress(ConnectionResetError):
             await reader.read()
         left.set()
         writer.close()
 
-    async def story(client: Server) -> None:
-        asking = asyncio.create_task(client.exchange(client.request("POST", "/generate", "", b""), lambda *_: None))
+    async def scenario(client: HttpConnectionPool) -> None:
+        asking = asyncio.create_task(client.exchange(client.build_request("POST", "/generate", "", b""),
+                                                     lambda *_: None))
         await asyncio.wait([asking], timeout=0.05)
         asking.cancel()
         await left.wait()
-    with_server(silent, story)
+    run_with_server(never_answer, scenario)
 
 
-def test_a_port_where_nobody_is_is_said() -> None:
-    async def story() -> None:
-        await Server("http://127.0.0.1:1").exchange(b"", lambda *_: None)
-    with pytest.raises(NoAnswer, match=r"nobody answers at 127\.0\.0\.1:1"):
-        asyncio.run(story())
+def test_refused_connection_is_reported() -> None:
+    async def scenario() -> None:
+        await HttpConnectionPool("http://127.0.0.1:1").exchange(b"", lambda *_: None)
+    with pytest.raises(NoResponseError, match=r"nobody answers at 127\.0\.0\.1:1"):
+        asyncio.run(scenario())

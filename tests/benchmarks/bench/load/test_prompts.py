@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.http import NoAnswer
-from benchmarks.bench.load.prompts import TooLong, count_words, counted_by_tokenizer, fit, length, read_prompts
-from benchmarks.harness.checkpoints import byte_tokenizer
+from benchmarks.bench.load.http import NoResponseError
+from benchmarks.bench.load.prompts import (
+    TextTooLongError,
+    count_words,
+    make_prompt_of_length,
+    make_tokenizer_counter,
+    parse_token_count,
+    read_prompts,
+)
+from benchmarks.harness.checkpoints import make_byte_tokenizer
 
 
-async def count_pieces(text: str) -> int:
+async def count_subwords(text: str) -> int:
     """Count like a tokenizer: a long word is several tokens, and one more token begins the text."""
     return 1 + sum(1 + len(word) // 4 for word in text.split())
 
@@ -23,49 +30,50 @@ async def count_bytes(text: str) -> int:
 
 
 @settings(max_examples=50)
-@given(st.integers(4, 400), st.integers(0, 1000), st.sampled_from([count_words, count_pieces, count_bytes]))
-def test_a_prompt_has_as_many_tokens_as_it_should(wanted: int, seed: int, count) -> None:
-    text = asyncio.run(fit("7", wanted, count, Random(seed)))
+@given(st.integers(4, 400), st.integers(0, 1000), st.sampled_from([count_words, count_subwords, count_bytes]))
+def test_prompt_has_the_requested_number_of_tokens(wanted: int, seed: int, count) -> None:
+    text = asyncio.run(make_prompt_of_length("7", wanted, count, Random(seed)))
     assert asyncio.run(count(text)) == wanted
     assert text.startswith("7")
 
 
-def at_most(limit: int):
+def make_limited_counter(limit: int):
     async def count(text: str) -> int:
-        if (num_tokens := await count_pieces(text)) > limit:
-            raise TooLong(f"at most {limit}, got {num_tokens}")
+        if (num_tokens := await count_subwords(text)) > limit:
+            raise TextTooLongError(f"at most {limit}, got {num_tokens}")
         return num_tokens
     return count
 
 
 @pytest.mark.parametrize("wanted", [100, 60, 51, 20])
-def test_a_server_may_count_no_more_than_its_model_reads(wanted: int) -> None:
-    text = asyncio.run(fit("7", wanted, at_most(100), Random(0)))
-    assert asyncio.run(count_pieces(text)) == wanted
+def test_prompt_fits_though_the_counter_has_a_limit(wanted: int) -> None:
+    text = asyncio.run(make_prompt_of_length("7", wanted, make_limited_counter(100), Random(0)))
+    assert asyncio.run(count_subwords(text)) == wanted
 
 
-def test_a_prompt_that_is_longer_than_that_is_said() -> None:
-    with pytest.raises(NoAnswer, match="at most 100, got 1"):
-        asyncio.run(fit("7", 101, at_most(100), Random(0)))
+def test_prompt_above_the_counter_limit_is_an_error() -> None:
+    with pytest.raises(NoResponseError, match="at most 100, got 1"):
+        asyncio.run(make_prompt_of_length("7", 101, make_limited_counter(100), Random(0)))
 
 
-def test_a_prompt_is_no_shorter_than_its_beginning() -> None:
-    assert asyncio.run(fit("this is shared by all", 2, count_words, Random(0))) == "this is shared by all"
+def test_prompt_is_never_shorter_than_its_beginning() -> None:
+    assert asyncio.run(make_prompt_of_length("this is shared by all", 2, count_words,
+                                             Random(0))) == "this is shared by all"
 
 
-def test_a_tokenizer_at_hand_counts(tmp_path: Path) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    assert asyncio.run(counted_by_tokenizer(str(tmp_path))("abc")) == 3
+def test_local_tokenizer_counts_tokens(tmp_path: Path) -> None:
+    make_byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert asyncio.run(make_tokenizer_counter(str(tmp_path))("abc")) == 3
 
 
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--tokenizer: cannot read .*nothing"):
-        counted_by_tokenizer(str(tmp_path / "nothing"))
+        make_tokenizer_counter(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("answer", [[{"id": 1}, {"id": 2}], {"count": 2, "tokens": None}, {"tokens": [1, 2]}])
-def test_servers_count_in_several_shapes(answer) -> None:
-    assert length(answer) == 2
+def test_token_counts_are_read_in_several_shapes(answer) -> None:
+    assert parse_token_count(answer) == 2
 
 
 def test_prompts_are_read_as_text_strings_or_objects(tmp_path: Path) -> None:
@@ -80,7 +88,7 @@ def test_prompts_are_read_as_text_strings_or_objects(tmp_path: Path) -> None:
     ("", "holds no prompt"), ('{"text": 1}', "line 1: an object has no text as `prompt`"),
     *((f'first\n\n{{"prompt": "a", "output_tokens": {count}}}', f"line 3: `output_tokens` must .* got {count}$")
       for count in ('"10"', "0", "-1", "true", "1.5", "5.0"))])
-def test_a_file_without_prompts_is_said(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_prompts_file_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "prompts"
     path.write_text(text)
     with pytest.raises(ValueError, match=reason):

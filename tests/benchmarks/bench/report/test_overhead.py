@@ -4,31 +4,32 @@ import asyncio
 
 import pytest
 
-from benchmarks.bench.load.record import Ask, Record
-from benchmarks.bench.report.overhead import Overhead, measured
+from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.report.overhead import GeneratorOverhead, measure_overhead
 
-SENT = [Record(Ask(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50) for number in range(3)]
+SENT_RECORDS = [RequestRecord(BenchRequest(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50)
+                for number in range(3)]
 
 
-def test_an_open_loop_knows_how_late_it_was() -> None:
-    assert Overhead(10.0, 0.5).told(SENT, is_open=True) == pytest.approx({
+def test_open_loop_reports_how_late_requests_were_sent() -> None:
+    assert GeneratorOverhead(10.0, 0.5).summarize(SENT_RECORDS, is_open_loop=True) == pytest.approx({
         "% of a core": 5.0, "us of the processor a token": 0.5e6 / 150, "ms that requests were sent late, p99": 2.0})
 
 
-def test_who_is_early_is_not_late() -> None:
-    early = [Record(Ask(0, "a", 1, at=1.0), 0.9995)]
-    assert Overhead(10.0, 0.5).told(early, is_open=True)["ms that requests were sent late, p99"] == 0
+def test_early_request_is_not_late() -> None:
+    early = [RequestRecord(BenchRequest(0, "a", 1, at=1.0), 0.9995)]
+    assert GeneratorOverhead(10.0, 0.5).summarize(early, is_open_loop=True)["ms that requests were sent late, p99"] == 0
 
 
-def test_a_closed_loop_looks_at_the_clock() -> None:
-    assert Overhead(10.0, 0.5, [0.004]).told([], is_open=False)["ms that it was late, p99"] == 4.0
+def test_closed_loop_reports_timer_lateness() -> None:
+    assert GeneratorOverhead(10.0, 0.5, [0.004]).summarize([], is_open_loop=False)["ms that it was late, p99"] == 4.0
 
 
-def test_looking_ends_with_what_is_measured() -> None:
-    async def story() -> Overhead:
-        async with measured() as overhead:
+def test_overhead_measurement_ends_with_its_block() -> None:
+    async def scenario() -> GeneratorOverhead:
+        async with measure_overhead() as overhead:
             await asyncio.sleep(0)
         return overhead
-    overhead = asyncio.run(story())
+    overhead = asyncio.run(scenario())
     assert overhead.seconds > 0
-    assert overhead.cpu >= 0
+    assert overhead.cpu_seconds >= 0

@@ -5,14 +5,21 @@ import json
 from io import StringIO
 from math import inf, nan
 
-from support.fake_bench_results import answer, refusal, result, run, whole
+from support.fake_bench_results import (
+    make_bench_result,
+    make_rejected_record,
+    make_sample_result,
+    make_streamed_record,
+    make_unstreamed_record,
+)
 
-from benchmarks.bench.report.result import COLUMNS, plain, to_csv, to_json
-from benchmarks.bench.report.versus import Ratio
+from benchmarks.bench.report.result import CSV_COLUMNS, to_csv, to_json, to_json_value
+from benchmarks.bench.report.versus import FigureRatio
 
 
-def test_json_has_everything() -> None:
-    said = json.loads(to_json([run("A"), run("B")], [Ratio("tokens/s", "higher", (1.2, 1.4, 1.3), 3)]))
+def test_json_contains_results_and_comparison() -> None:
+    said = json.loads(to_json([make_sample_result("A"), make_sample_result("B")],
+                              [FigureRatio("tokens/s", "higher", (1.2, 1.4, 1.3), 3)]))
     first = said["results"][0]
     assert [one["name"] for one in said["results"]] == ["A", "B"]
     assert len(first["records"]) == 41
@@ -22,8 +29,8 @@ def test_json_has_everything() -> None:
                                    "turns": [1.2, 1.4, 1.3], "turns_in_all": 3}]
 
 
-def test_what_is_no_number_is_null() -> None:
-    text = to_json([result([whole()], settings={"goal": inf, "least": [-inf, 1.0]})])
+def test_non_finite_numbers_are_null() -> None:
+    text = to_json([make_bench_result([make_unstreamed_record()], settings={"goal": inf, "least": [-inf, 1.0]})])
     assert "NaN" not in text
     said = json.loads(text)["results"][0]
     assert said["summary"]["first_token"]["p50"] is None
@@ -31,28 +38,29 @@ def test_what_is_no_number_is_null() -> None:
 
 
 def test_json_is_one_line() -> None:
-    assert len(to_json([result([refusal(error="two\nlines")])]).splitlines()) == 1
+    assert len(to_json([make_bench_result([make_rejected_record(error="two\nlines")])]).splitlines()) == 1
 
 
-def test_numbers_stay_as_they_are() -> None:
-    assert plain({"a": (1, 2.5, True), "b": nan}) == {"a": [1, 2.5, True], "b": None}
+def test_other_values_are_not_changed() -> None:
+    assert to_json_value({"a": (1, 2.5, True), "b": nan}) == {"a": [1, 2.5, True], "b": None}
 
 
-def lines(text: str) -> list[dict[str, str]]:
+def read_csv_rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(text)))
 
 
 def test_csv_has_a_line_for_each_request() -> None:
-    made = lines(to_csv([result([answer(sent=1.0, first=0.5, gap=0.25, tokens=3, number=7, adapter="a")], "B")]))
-    assert made == [dict(zip(COLUMNS, (
+    made = read_csv_rows(to_csv([make_bench_result([make_streamed_record(sent_at=1.0, first_token_seconds=0.5, gap=0.25,
+                                                                         num_tokens=3, number=7, adapter="a")], "B")]))
+    assert made == [dict(zip(CSV_COLUMNS, (
         "B", "7", "a", "1.0", "1.0", "0.5", "2.0", "1.0", "", "3", "3", "0.25", "200", ""), strict=True))]
 
 
-def test_errors_may_hold_commas_and_lines() -> None:
-    [line] = lines(to_csv([result([refusal(error='a, "b"\nc')])]))
+def test_csv_errors_may_contain_commas_and_newlines() -> None:
+    [line] = read_csv_rows(to_csv([make_bench_result([make_rejected_record(error='a, "b"\nc')])]))
     assert (line["error"], line["status"], line["first_token"], line["mean_gap"]) == ('a, "b"\nc', "429", "", "")
 
 
-def test_prompts_are_as_long_as_the_server_says_or_else_as_was_counted() -> None:
-    made = lines(to_csv([result([answer(prompt_tokens=0), answer()])]))
+def test_prompt_tokens_are_as_the_server_says_or_as_counted() -> None:
+    made = read_csv_rows(to_csv([make_bench_result([make_streamed_record(prompt_tokens=0), make_streamed_record()])]))
     assert [line["prompt_tokens"] for line in made] == ["0", ""]

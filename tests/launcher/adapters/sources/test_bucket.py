@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from launcher.adapters.errors import Refused
+from launcher.adapters.errors import AdapterError
 from launcher.adapters.sources import bucket
-from launcher.adapters.sources.bucket import NEEDS, connect
-from launcher.adapters.sources.s3 import Entry
-from launcher.hub.client import Unreachable
+from launcher.adapters.sources.bucket import BOTO3_MISSING_ERROR, connect_to_s3
+from launcher.adapters.sources.s3 import BucketEntry
+from launcher.hub.client import ServerUnreachableError
 
 
 class BotoCoreError(Exception):
@@ -35,34 +35,34 @@ class ClientError(Exception):
         self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
 
-class Client:
+class FakeBoto3Client:
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.fault: Exception | None = None
+        self.calls: list[dict[str, Any]] = []
+        self.error: Exception | None = None
 
-    def list_objects_v2(self, **asked: Any) -> dict[str, Any]:
-        self._note(asked)
-        return {"Contents": [{"Key": "a/b", "Size": 5, "ETag": '"x"'}]} if asked["Prefix"] == "a" else {}
+    def list_objects_v2(self, **parameters: Any) -> dict[str, Any]:
+        self._record_call(parameters)
+        return {"Contents": [{"Key": "a/b", "Size": 5, "ETag": '"x"'}]} if parameters["Prefix"] == "a" else {}
 
-    def get_object(self, **asked: Any) -> dict[str, Any]:
-        self._note(asked)
+    def get_object(self, **parameters: Any) -> dict[str, Any]:
+        self._record_call(parameters)
         return {"Body": SimpleNamespace(iter_chunks=lambda size: iter([b"ab", b"c"]))}
 
-    def _note(self, asked: dict[str, Any]) -> None:
-        self.asked.append(asked)
-        if self.fault:
-            raise self.fault
+    def _record_call(self, parameters: dict[str, Any]) -> None:
+        self.calls.append(parameters)
+        if self.error:
+            raise self.error
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+def boto3_client(monkeypatch: pytest.MonkeyPatch) -> FakeBoto3Client:
     """Install a fake client in modules named like boto3's."""
-    client = Client()
+    client = FakeBoto3Client()
     errors: Any = ModuleType("botocore.exceptions")
     for error in (BotoCoreError, ParamValidationError, ClientError):
         setattr(errors, error.__name__, error)
     boto3: Any = ModuleType("boto3")
-    boto3.client = lambda kind, **settings: client.asked.append({"kind": kind} | settings) or client
+    boto3.client = lambda kind, **settings: client.calls.append({"kind": kind} | settings) or client
     config: Any = ModuleType("botocore.config")
     config.Config = dict
     modules = {"boto3": boto3, "botocore": ModuleType("botocore"), "botocore.config": config,
@@ -72,41 +72,44 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-def test_without_boto3_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(Refused, match="needs pip install 'weft") as refused:
-        connect({})
-    assert (str(refused.value), refused.value.kind) == (NEEDS, "invalid")
+    with pytest.raises(AdapterError, match="needs pip install 'weft") as refused:
+        connect_to_s3({})
+    assert (str(refused.value), refused.value.kind) == (BOTO3_MISSING_ERROR, "invalid")
 
 
 @pytest.mark.parametrize(("variables", "address"), [
     ({}, None), ({"S3_ENDPOINT_URL": "http://minio:9000"}, "http://minio:9000"),
     ({"R2_ACCOUNT_ID": "me"}, "https://me.r2.cloudflarestorage.com")])
-def test_the_storage_may_be_elsewhere(client: Client, variables: dict[str, str], address: str | None) -> None:
-    connect(variables)
-    assert (client.asked[0]["kind"], client.asked[0]["endpoint_url"]) == ("s3", address)
+def test_endpoint_comes_from_the_environment(boto3_client: FakeBoto3Client, variables: dict[str, str],
+                                             address: str | None) -> None:
+    connect_to_s3(variables)
+    assert (boto3_client.calls[0]["kind"], boto3_client.calls[0]["endpoint_url"]) == ("s3", address)
 
 
-def test_an_address_that_is_none_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_invalid_endpoint_is_reported_without_its_value(boto3_client: FakeBoto3Client,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_invalid_endpoint(*_: object, **__: object) -> None:
         raise ValueError("Invalid endpoint: secret")
 
-    monkeypatch.setattr(sys.modules["boto3"], "client", refuse)
-    with pytest.raises(Refused, match="cannot be set up: ValueError"):
-        connect({})
+    monkeypatch.setattr(sys.modules["boto3"], "client", raise_invalid_endpoint)
+    with pytest.raises(AdapterError, match="cannot be set up: ValueError"):
+        connect_to_s3({})
 
 
-def test_files_are_listed_by_key(client: Client) -> None:
-    storage = connect({})
-    assert storage.list("loras", "a") == {"a/b": Entry(5, '"x"')}
-    assert storage.list("loras", "b") == {}
-    assert client.asked[1] == {"Bucket": "loras", "Prefix": "a"}
+def test_files_are_listed_by_key(boto3_client: FakeBoto3Client) -> None:
+    storage = connect_to_s3({})
+    assert storage.list_entries("loras", "a") == {"a/b": BucketEntry(5, '"x"')}
+    assert storage.list_entries("loras", "b") == {}
+    assert boto3_client.calls[1] == {"Bucket": "loras", "Prefix": "a"}
 
 
 @pytest.mark.parametrize(("start", "asked"), [(0, {}), (7, {"Range": "bytes=7-"})])
-def test_a_file_is_read_only_if_it_is_still_the_same(client: Client, start: int, asked: dict[str, str]) -> None:
-    assert b"".join(connect({}).read("loras", "a/b", '"x"', start)) == b"abc"
-    assert client.asked[1] == {"Bucket": "loras", "Key": "a/b", "IfMatch": '"x"'} | asked
+def test_file_is_read_only_while_its_etag_matches(boto3_client: FakeBoto3Client, start: int,
+                                                  asked: dict[str, str]) -> None:
+    assert b"".join(connect_to_s3({}).read_object("loras", "a/b", '"x"', start)) == b"abc"
+    assert boto3_client.calls[1] == {"Bucket": "loras", "Key": "a/b", "IfMatch": '"x"'} | asked
 
 
 @pytest.mark.parametrize(("fault", "kind", "why"), [
@@ -120,16 +123,17 @@ def test_a_file_is_read_only_if_it_is_still_the_same(client: Client, start: int,
     (ParamValidationError(), "invalid", "no name of a bucket and a key"),
     (EndpointConnectionError("AKIASECRET"), "", "cannot reach 's3://loras/a': EndpointConnectionError"),
 ])
-def test_what_boto3_raises_is_told_in_our_words(client: Client, fault: Exception, kind: str, why: str) -> None:
+def test_boto3_errors_become_adapter_errors(boto3_client: FakeBoto3Client, fault: Exception, kind: str,
+                                            why: str) -> None:
     """An error without a kind is temporary."""
-    client.fault = fault
-    storage = connect({})
-    for ask in (lambda: storage.list("loras", "a"), lambda: list(storage.read("loras", "a", "x", 0))):
-        with pytest.raises((Refused, Unreachable), match=why) as told:
+    boto3_client.error = fault
+    storage = connect_to_s3({})
+    for ask in (lambda: storage.list_entries("loras", "a"), lambda: list(storage.read_object("loras", "a", "x", 0))):
+        with pytest.raises((AdapterError, ServerUnreachableError), match=why) as told:
             ask()
         assert getattr(told.value, "kind", "") == kind
         assert "AKIASECRET" not in str(told.value)
 
 
-def test_nothing_of_boto3_is_loaded_before_somebody_asks() -> None:
+def test_boto3_is_not_imported_before_use() -> None:
     assert not hasattr(bucket, "boto3")

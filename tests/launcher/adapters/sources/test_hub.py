@@ -7,118 +7,119 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.adapter_files import CONFIG, WEIGHTS, adapter_files, write
+from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
 from support.fake_hub import COMMIT, FakeHub
 
-from launcher.adapters.errors import Refused, understood
-from launcher.adapters.protocol import Allowed, Fetch
+from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
+from launcher.adapters.protocol import AccessCheckRequest, FetchRequest
 from launcher.adapters.sources import hub as module
-from launcher.adapters.sources.hub import HubSettings, HubSource, read_name
+from launcher.adapters.sources.hub import HubSource, HubSourceSettings, parse_hub_adapter_name
 
-OTHERS = {"README.md": b"read", "tokenizer.json": b"{}", "adapter_model.bin": b"pickle"}
+UNUSED_FILES = {"README.md": b"read", "tokenizer.json": b"{}", "adapter_model.bin": b"pickle"}
 OTHER_COMMIT = "f" * 40
 
 
-class Bench:
+class HubSourceHarness:
     """Fake Hub, and a source that retries without pauses."""
 
-    def __init__(self, fake: FakeHub, folder: Path) -> None:
-        self.fake, self.folder = fake, folder
+    def __init__(self, fake_hub: FakeHub, folder: Path) -> None:
+        self.fake_hub, self.folder = fake_hub, folder
         self.downloads, self.cache = folder / "downloads", folder / "cache"
-        self.source = self.make()
+        self.source = self.make_source()
 
-    def make(self, *, offline: str = "", own_token: str = "") -> HubSource:
-        settings = HubSettings(self.fake.url, "weft/1", offline, self.downloads, self.cache, own_token)
+    def make_source(self, *, offline: str = "", own_token: str = "") -> HubSource:
+        settings = HubSourceSettings(self.fake_hub.url, "weft/1", offline, self.downloads, self.cache, own_token)
         return HubSource(settings, pauses=(0.0, 0.0))
 
-    def bring(self, name: str = "org/name", token: str = "", *,
-              own_token: bool = False) -> tuple[dict[str, bytes], bool]:
+    def fetch_files(self, name: str = "org/name", token: str = "", *,
+                    own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
-        with (understood("the adapter"),
-              self.source.look(Fetch("hub", name, token, own_token=own_token)) as sighting):
+        with (convert_errors_to_adapter_error("the adapter"),
+              self.source.open_remote_version(FetchRequest("hub", name, token,
+                                                           may_use_server_token=own_token)) as sighting):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
             try:
-                sighting.bring(target)
+                sighting.download_files(target)
             except BaseException:
                 shutil.rmtree(target)
                 raise
-            return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.private
+            return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.is_private
 
-    def refusal(self, name: str = "org/name", token: str = "") -> Refused:
-        with pytest.raises(Refused) as refused:
-            self.bring(name, token)
+    def expect_error(self, name: str = "org/name", token: str = "") -> AdapterError:
+        with pytest.raises(AdapterError) as refused:
+            self.fetch_files(name, token)
         assert "hf_" not in str(refused.value)
         return refused.value
 
-    def blobs(self) -> list[Path]:
+    def list_blobs(self) -> list[Path]:
         return list(self.downloads.glob("*/blobs/*"))
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubSourceHarness]:
     monkeypatch.setenv("NO_PROXY", "*")
-    with FakeHub(adapter_files(1) | OTHERS) as fake:
-        yield Bench(fake, tmp_path)
+    with FakeHub(make_adapter_files(1) | UNUSED_FILES) as fake:
+        yield HubSourceHarness(fake, tmp_path)
 
 
 # -- access
 
 
-def test_two_files_are_downloaded_without_a_token(bench: Bench) -> None:
-    assert bench.bring(token="hf_mine") == (adapter_files(1), False)
-    assert bench.fake.num_asked("Bearer") == 0
-    assert not any(bench.fake.num_asked(name) for name in OTHERS)
+def test_only_the_two_files_are_downloaded_without_a_token(harness: HubSourceHarness) -> None:
+    assert harness.fetch_files(token="hf_mine") == (make_adapter_files(1), False)
+    assert harness.fake_hub.count_requests("Bearer") == 0
+    assert not any(harness.fake_hub.count_requests(name) for name in UNUSED_FILES)
 
 
-def test_the_download_is_no_copy(bench: Bench) -> None:
-    bench.bring()
-    assert [blob.stat().st_nlink for blob in bench.blobs()] == [2, 2]
+def test_download_is_hard_linked_rather_than_copied(harness: HubSourceHarness) -> None:
+    harness.fetch_files()
+    assert [blob.stat().st_nlink for blob in harness.list_blobs()] == [2, 2]
 
 
-@pytest.mark.parametrize("closed", ["private_for", "gated_for"])
-def test_what_a_token_opens_is_private(bench: Bench, closed: str) -> None:
-    setattr(bench.fake, closed, "hf_mine")
-    assert bench.bring(token="hf_mine") == (adapter_files(1), True)
+@pytest.mark.parametrize("closed", ["private_token", "gated_token"])
+def test_adapter_that_needs_a_token_is_private(harness: HubSourceHarness, closed: str) -> None:
+    setattr(harness.fake_hub, closed, "hf_mine")
+    assert harness.fetch_files(token="hf_mine") == (make_adapter_files(1), True)
 
 
 @pytest.mark.parametrize("token", ["", "hf_other"])
-def test_what_is_not_shown_might_as_well_not_be(bench: Bench, token: str) -> None:
-    bench.fake.private_for = "hf_mine"
-    refused, none = bench.refusal(token=token), bench.refusal("org/none", token)
+def test_inaccessible_and_missing_adapters_give_the_same_error(harness: HubSourceHarness, token: str) -> None:
+    harness.fake_hub.private_token = "hf_mine"
+    refused, none = harness.expect_error(token=token), harness.expect_error("org/none", token)
     assert refused.kind == none.kind == "missing"
     assert str(refused).replace("org/name", "org/none") == str(none)
 
 
 @pytest.mark.parametrize("token", ["", "hf_other"])
-def test_a_gate_is_told(bench: Bench, token: str) -> None:
-    bench.fake.gated_for = "hf_mine"
-    refused = bench.refusal(token=token)
+def test_gated_adapter_is_reported_as_forbidden(harness: HubSourceHarness, token: str) -> None:
+    harness.fake_hub.gated_token = "hf_mine"
+    refused = harness.expect_error(token=token)
     assert (refused.kind, "org/name is gated: ask for access at" in str(refused)) == ("forbidden", True)
 
 
-def test_the_servers_token_opens_only_what_its_operator_named(bench: Bench) -> None:
-    bench.fake.private_for = "hf_servers"
-    bench.source = bench.make(own_token="hf_servers")
-    assert bench.refusal().kind == bench.refusal(token="hf_other").kind == "missing"
-    assert bench.bring(token="hf_other", own_token=True) == (adapter_files(1), True)
+def test_server_token_is_used_only_for_adapters_named_by_the_operator(harness: HubSourceHarness) -> None:
+    harness.fake_hub.private_token = "hf_servers"
+    harness.source = harness.make_source(own_token="hf_servers")
+    assert harness.expect_error().kind == harness.expect_error(token="hf_other").kind == "missing"
+    assert harness.fetch_files(token="hf_other", own_token=True) == (make_adapter_files(1), True)
 
 
-@pytest.mark.parametrize("closed", ["private_for", "gated_for"])
-def test_whether_a_token_opens_it_is_one_question(bench: Bench, closed: str) -> None:
-    setattr(bench.fake, closed, "hf_mine")
-    bench.source.check_allowed(Allowed("hub", "org/name", "hf_mine"))
-    assert len(bench.fake.asked) == 1
+@pytest.mark.parametrize("closed", ["private_token", "gated_token"])
+def test_access_check_takes_one_request(harness: HubSourceHarness, closed: str) -> None:
+    setattr(harness.fake_hub, closed, "hf_mine")
+    harness.source.check_access(AccessCheckRequest("hub", "org/name", "hf_mine"))
+    assert len(harness.fake_hub.received_requests) == 1
     for token in ("", "hf_other"):
-        with pytest.raises(Refused) as refused:
-            bench.source.check_allowed(Allowed("hub", "org/name", token))
-        assert refused.value.kind == ("missing" if closed == "private_for" else "forbidden")
+        with pytest.raises(AdapterError) as refused:
+            harness.source.check_access(AccessCheckRequest("hub", "org/name", token))
+        assert refused.value.kind == ("missing" if closed == "private_token" else "forbidden")
 
 
-def test_a_hub_that_does_not_answer_allows_nothing(bench: Bench) -> None:
-    bench.fake.answers.append(503)
-    with pytest.raises(Refused, match="503") as refused:
-        bench.source.check_allowed(Allowed("hub", "org/name", "hf_mine"))
+def test_access_check_fails_if_the_hub_does_not_answer(harness: HubSourceHarness) -> None:
+    harness.fake_hub.scripted_answers.append(503)
+    with pytest.raises(AdapterError, match="503") as refused:
+        harness.source.check_access(AccessCheckRequest("hub", "org/name", "hf_mine"))
     assert refused.value.kind == "unreachable"
 
 
@@ -128,186 +129,187 @@ def test_a_hub_that_does_not_answer_allows_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(("name", "path", "revision"), [
     ("org/name", "org/name", "main"), ("name", "name", "main"), ("org/name@v1.2", "org/name", "v1.2"),
     ("org/name@refs/pr/1", "org/name", "refs/pr/1"), (f"org/name@{COMMIT}", "org/name", COMMIT)])
-def test_a_name_may_have_a_revision(name: str, path: str, revision: str) -> None:
-    assert read_name(name) == (path, revision)
+def test_adapter_name_may_include_a_revision(name: str, path: str, revision: str) -> None:
+    assert parse_hub_adapter_name(name) == (path, revision)
 
 
 @pytest.mark.parametrize("name", [
     "../name", "org/../name", "/etc/passwd", "org/name/more", "org//name", "org\\name", "org/na\0me", "org/name\n",
     "örg/name",
-    "org/name@", "org/name@../../x", "org/name@a\nb", "org/name@/x", "@main", "x" * 5000, "org/--", "\ud800", "http://x/y",
+    "org/name@", "org/name@../../x", "org/name@a\nb", "org/name@/x", "@main", "x" * 5000, "org/--", "\ud800",
+    "http://x/y",
     "org/name?x=1", "org/name#x", "org/name@main?x", "org/name%2e%2e"])
-def test_what_can_be_no_name_is_not_asked_for(bench: Bench, name: str) -> None:
-    assert bench.refusal(name).kind == "invalid"
-    assert (bench.fake.asked, bench.blobs()) == ([], [])
+def test_invalid_names_are_rejected_without_a_request(harness: HubSourceHarness, name: str) -> None:
+    assert harness.expect_error(name).kind == "invalid"
+    assert (harness.fake_hub.received_requests, harness.list_blobs()) == ([], [])
 
 
-def test_a_revision_that_is_none_is_told(bench: Bench) -> None:
-    refused = bench.refusal("org/name@v9")
+def test_missing_revision_is_reported(harness: HubSourceHarness) -> None:
+    refused = harness.expect_error("org/name@v9")
     assert (refused.kind, str(refused)) == ("missing", "the adapter org/name has no revision 'v9'")
 
 
-def test_a_commit_is_downloaded_by_its_name(bench: Bench) -> None:
-    assert bench.bring(f"org/name@{COMMIT}")[0] == adapter_files(1)
+def test_commit_can_be_named_as_the_revision(harness: HubSourceHarness) -> None:
+    assert harness.fetch_files(f"org/name@{COMMIT}")[0] == make_adapter_files(1)
 
 
 # -- unusable files
 
 
-@pytest.mark.parametrize(("lost", "why"), [
-    (CONFIG, "org/name at http://.* has no adapter_config.json"), (WEIGHTS, "adapter_model.bin, which is pickled")])
-def test_what_is_no_adapter_is_not_downloaded(bench: Bench, lost: str, why: str) -> None:
-    del bench.fake.files[lost]
-    with pytest.raises(Refused, match=why):
-        bench.bring()
-    assert bench.fake.num_asked("resolve") == 0
+@pytest.mark.parametrize(("lost", "why"), [(CONFIG_FILE, "org/name at http://.* has no adapter_config.json"),
+                                           (WEIGHTS_FILE, "adapter_model.bin, which is pickled")])
+def test_incomplete_adapter_is_not_downloaded(harness: HubSourceHarness, lost: str, why: str) -> None:
+    del harness.fake_hub.files[lost]
+    with pytest.raises(AdapterError, match=why):
+        harness.fetch_files()
+    assert harness.fake_hub.count_requests("resolve") == 0
 
 
-def test_weights_of_another_kind_of_adapter_are_not_downloaded(bench: Bench) -> None:
-    bench.fake.files[CONFIG] = b'{"peft_type": "IA3"}'
-    assert "peft_type must be LORA, got 'IA3'" in str(bench.refusal())
-    assert (bench.fake.num_asked("GET", "/store"), bench.blobs()) == (0, [])
+def test_adapter_of_another_peft_type_is_not_downloaded(harness: HubSourceHarness) -> None:
+    harness.fake_hub.files[CONFIG_FILE] = b'{"peft_type": "IA3"}'
+    assert "peft_type must be LORA, got 'IA3'" in str(harness.expect_error())
+    assert (harness.fake_hub.count_requests("GET", "/store"), harness.list_blobs()) == (0, [])
 
 
-def test_weights_that_are_too_large_are_not_downloaded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.check_sizes.__globals__["MOST_BYTES"], WEIGHTS, 1000)
-    assert "adapter_model.safetensors must have at most 1.0 kB, it has" in str(bench.refusal())
-    assert bench.fake.num_asked("GET", "/store") == 0
+def test_too_large_weights_are_not_downloaded(harness: HubSourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.check_adapter_file_sizes.__globals__["MAX_FILE_BYTES"], WEIGHTS_FILE, 1000)
+    assert "adapter_model.safetensors must have at most 1.0 kB, it has" in str(harness.expect_error())
+    assert harness.fake_hub.count_requests("GET", "/store") == 0
 
 
-def test_what_arrives_damaged_is_of_no_use(bench: Bench) -> None:
-    bench.fake.damaged.add(WEIGHTS)
-    refused = bench.refusal()
+def test_damaged_download_is_rejected_and_can_be_repeated(harness: HubSourceHarness) -> None:
+    harness.fake_hub.corrupted_files.add(WEIGHTS_FILE)
+    refused = harness.expect_error()
     assert (refused.kind, "arrived damaged" in str(refused)) == ("unreachable", True)
-    bench.fake.damaged.clear()
-    assert bench.bring()[0] == adapter_files(1)
+    harness.fake_hub.corrupted_files.clear()
+    assert harness.fetch_files()[0] == make_adapter_files(1)
 
 
-def test_a_download_that_nobody_kept_goes(bench: Bench) -> None:
+def test_unused_download_is_deleted(harness: HubSourceHarness) -> None:
     """The downloaded files were no adapter and were deleted."""
-    with bench.source.look(Fetch("hub", "org/name")) as sighting:
-        (bench.folder / "version").mkdir()
-        sighting.bring(bench.folder / "version")
-        for path in (bench.folder / "version").iterdir():
+    with harness.source.open_remote_version(FetchRequest("hub", "org/name")) as sighting:
+        (harness.folder / "version").mkdir()
+        sighting.download_files(harness.folder / "version")
+        for path in (harness.folder / "version").iterdir():
             path.unlink()
-    assert bench.blobs() == []
+    assert harness.list_blobs() == []
 
 
-def test_a_download_that_goes_in_the_last_moment_is_brought_again(
-        bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_deleted_before_linking_is_repeated(
+        harness: HubSourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     real, blobs = os.link, iter([True, False, False])
 
-    def link(path: Path, target: Path) -> None:
+    def unlink_first_then_link(path: Path, target: Path) -> None:
         if next(blobs):
             path.unlink()
         real(path, target)
 
-    monkeypatch.setattr(os, "link", link)
-    assert bench.bring()[0] == adapter_files(1)
+    monkeypatch.setattr(os, "link", unlink_first_then_link)
+    assert harness.fetch_files()[0] == make_adapter_files(1)
 
 
-def test_where_there_are_no_hard_links_a_copy_will_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(path: Path, target: Path) -> None:
+def test_files_are_copied_where_hard_links_fail(harness: HubSourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_not_permitted(path: Path, target: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", link)
-    assert bench.bring()[0] == adapter_files(1)
-    assert bench.blobs() == []
+    monkeypatch.setattr(os, "link", raise_not_permitted)
+    assert harness.fetch_files()[0] == make_adapter_files(1)
+    assert harness.list_blobs() == []
 
 
 # -- interruptions
 
 
-def test_a_download_that_was_cut_off_goes_on(bench: Bench) -> None:
-    bench.fake.cuts[WEIGHTS] = 700
-    assert bench.bring()[0] == adapter_files(1)
-    assert bench.fake.num_asked("/store", "bytes=700-") == 1
+def test_interrupted_download_resumes(harness: HubSourceHarness) -> None:
+    harness.fake_hub.cut_after_bytes[WEIGHTS_FILE] = 700
+    assert harness.fetch_files()[0] == make_adapter_files(1)
+    assert harness.fake_hub.count_requests("/store", "bytes=700-") == 1
 
 
-def test_a_download_that_failed_is_gone_on_with_by_the_next(bench: Bench) -> None:
-    bench.source = HubSource(bench.source._access, pauses=())
-    bench.fake.cuts[WEIGHTS] = 700
-    assert bench.refusal().kind == "unreachable"
-    assert bench.bring()[0] == adapter_files(1)
-    assert bench.fake.num_asked("/store", "bytes=700-") == 1
+def test_failed_download_is_resumed_by_the_next_fetch(harness: HubSourceHarness) -> None:
+    harness.source = HubSource(harness.source._settings, pauses=())
+    harness.fake_hub.cut_after_bytes[WEIGHTS_FILE] = 700
+    assert harness.expect_error().kind == "unreachable"
+    assert harness.fetch_files()[0] == make_adapter_files(1)
+    assert harness.fake_hub.count_requests("/store", "bytes=700-") == 1
 
 
-def test_a_full_disk_leaves_no_beginning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
+def test_full_disk_leaves_no_partial_download(harness: HubSourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    assert bench.refusal().kind == "no_room"
-    assert bench.blobs() == []
+    monkeypatch.setattr(os, "fsync", raise_disk_full)
+    assert harness.expect_error().kind == "no_room"
+    assert harness.list_blobs() == []
 
 
 # -- without the Hub
 
 
-def fill_cache(bench: Bench) -> None:
-    folder = bench.cache / "models--org--name"
-    write(folder / "snapshots" / COMMIT, adapter_files(2))
-    write(folder / "refs", {"main": COMMIT.encode()})
+def fill_hub_cache(harness: HubSourceHarness) -> None:
+    folder = harness.cache / "models--org--name"
+    write_files(folder / "snapshots" / COMMIT, make_adapter_files(2))
+    write_files(folder / "refs", {"main": COMMIT.encode()})
 
 
-def nearby(bench: Bench, *, own_token: bool = False) -> tuple[dict[str, bytes], bool] | None:
-    sighting = bench.source.nearby(Fetch("hub", "org/name", own_token=own_token))
+def fetch_local_copy(harness: HubSourceHarness, *, own_token: bool = False) -> tuple[dict[str, bytes], bool] | None:
+    sighting = harness.source.find_local_copy(FetchRequest("hub", "org/name", may_use_server_token=own_token))
     if sighting is None:
         return None
-    target = bench.folder / "nearby"
+    target = harness.folder / "nearby"
     target.mkdir()
-    sighting.bring(target)
-    return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.private
+    sighting.download_files(target)
+    return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.is_private
 
 
-def test_nothing_is_asked_where_a_variable_forbids_it(bench: Bench) -> None:
-    bench.source = bench.make(offline="HF_HUB_OFFLINE")
-    refused = bench.refusal()
+def test_offline_variable_prevents_all_requests(harness: HubSourceHarness) -> None:
+    harness.source = harness.make_source(offline="HF_HUB_OFFLINE")
+    refused = harness.expect_error()
     assert (refused.kind, "HF_HUB_OFFLINE is set" in str(refused)) == ("missing", True)
-    with pytest.raises(Refused, match="HF_HUB_OFFLINE"):
-        bench.source.check_allowed(Allowed("hub", "org/name"))
-    assert bench.fake.asked == []
+    with pytest.raises(AdapterError, match="HF_HUB_OFFLINE"):
+        harness.source.check_access(AccessCheckRequest("hub", "org/name"))
+    assert harness.fake_hub.received_requests == []
 
 
-def test_what_was_public_is_found_again(bench: Bench) -> None:
-    bench.bring()
-    assert nearby(bench) == (adapter_files(1), False)
+def test_downloaded_public_adapter_is_found_without_the_hub(harness: HubSourceHarness) -> None:
+    harness.fetch_files()
+    assert fetch_local_copy(harness) == (make_adapter_files(1), False)
 
 
-def test_what_was_private_is_not(bench: Bench) -> None:
-    bench.fake.private_for = "hf_mine"
-    bench.bring(token="hf_mine")
-    assert nearby(bench) is None
+def test_downloaded_private_adapter_is_not_found_without_the_hub(harness: HubSourceHarness) -> None:
+    harness.fake_hub.private_token = "hf_mine"
+    harness.fetch_files(token="hf_mine")
+    assert fetch_local_copy(harness) is None
 
 
-def test_what_became_private_is_not_public_any_more(bench: Bench) -> None:
-    bench.bring()
-    bench.fake.private_for = "hf_mine"
-    bench.bring(token="hf_mine")
-    assert nearby(bench) is None
+def test_adapter_that_became_private_is_not_found_without_the_hub(harness: HubSourceHarness) -> None:
+    harness.fetch_files()
+    harness.fake_hub.private_token = "hf_mine"
+    harness.fetch_files(token="hf_mine")
+    assert fetch_local_copy(harness) is None
 
 
-def test_what_others_downloaded_is_the_operators(bench: Bench) -> None:
+def test_hub_cache_of_others_is_used_only_for_the_operator(harness: HubSourceHarness) -> None:
     """The cache does not record whether the files are public."""
-    fill_cache(bench)
-    assert nearby(bench) is None
-    assert nearby(bench, own_token=True) == (adapter_files(2), True)
+    fill_hub_cache(harness)
+    assert fetch_local_copy(harness) is None
+    assert fetch_local_copy(harness, own_token=True) == (make_adapter_files(2), True)
 
 
-def test_where_the_hub_is_never_asked_what_others_downloaded_is_what_there_is(bench: Bench) -> None:
-    fill_cache(bench)
-    bench.source = bench.make(offline="HF_HUB_OFFLINE")
-    assert nearby(bench) == (adapter_files(2), False)
+def test_hub_cache_of_others_is_used_when_offline(harness: HubSourceHarness) -> None:
+    fill_hub_cache(harness)
+    harness.source = harness.make_source(offline="HF_HUB_OFFLINE")
+    assert fetch_local_copy(harness) == (make_adapter_files(2), False)
 
 
-def test_what_is_the_same_has_the_same_stamp(bench: Bench) -> None:
-    def stamp(token: str = "") -> object:
-        with bench.source.look(Fetch("hub", "org/name", token)) as sighting:
-            return sighting.stamp
+def test_stamp_changes_only_with_the_files(harness: HubSourceHarness) -> None:
+    def get_stamp(token: str = "") -> object:
+        with harness.source.open_remote_version(FetchRequest("hub", "org/name", token)) as sighting:
+            return sighting.version_stamp
 
-    first = stamp()
-    bench.fake.refs["main"] = OTHER_COMMIT
-    bench.fake.refs[OTHER_COMMIT] = OTHER_COMMIT
-    assert stamp() == first
-    bench.fake.files[CONFIG] += b" "
-    assert stamp() != first
+    first = get_stamp()
+    harness.fake_hub.refs["main"] = OTHER_COMMIT
+    harness.fake_hub.refs[OTHER_COMMIT] = OTHER_COMMIT
+    assert get_stamp() == first
+    harness.fake_hub.files[CONFIG_FILE] += b" "
+    assert get_stamp() != first

@@ -4,69 +4,70 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from support.adapter_files import CONFIG, WEIGHTS, adapter_files
+from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files
 
-from launcher.adapters.errors import Refused, understood
-from launcher.adapters.protocol import Fetch
-from launcher.adapters.sources.s3 import Entry, S3Source, read_name
-from launcher.hub.client import Unreachable
+from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
+from launcher.adapters.protocol import FetchRequest
+from launcher.adapters.sources.s3 import BucketEntry, S3Source, parse_s3_adapter_name
+from launcher.hub.client import ServerUnreachableError
 
 
-class Shelf:
+class FakeBucketStorage:
     """Fake storage with one bucket, `loras`, and faults on demand."""
 
     def __init__(self) -> None:
-        self.files = {f"team/one/{name}": content for name, content in adapter_files(1).items()}
-        self.faults: list[Exception] = []
-        self.cuts: list[int] = []
-        self.asked: list[tuple[str, int]] = []
+        self.files = {f"team/one/{name}": content for name, content in make_adapter_files(1).items()}
+        self.errors: list[Exception] = []
+        self.cut_after_bytes: list[int] = []
+        self.reads: list[tuple[str, int]] = []
 
-    def etag(self, key: str) -> str:
+    def compute_etag(self, key: str) -> str:
         return f'"{hash(self.files[key])}"'
 
-    def list(self, bucket: str, prefix: str) -> Mapping[str, Entry]:
-        if self.faults:
-            raise self.faults.pop()
-        return {key: Entry(len(content), self.etag(key)) for key, content in self.files.items()
+    def list_entries(self, bucket: str, prefix: str) -> Mapping[str, BucketEntry]:
+        if self.errors:
+            raise self.errors.pop()
+        return {key: BucketEntry(len(content), self.compute_etag(key)) for key, content in self.files.items()
                 if bucket == "loras" and key.startswith(prefix)}
 
-    def read(self, bucket: str, key: str, etag: str, start: int) -> Iterator[bytes]:
-        self.asked.append((key, start))
-        if etag != self.etag(key):
-            raise Refused("unreachable", "changed while it was read; try again")
-        content = self.files[key][:self.cuts.pop() if self.cuts else None]
-        for place in range(start, len(content), 1000):
+    def read_object(self, bucket: str, key: str, etag: str, start_offset: int) -> Iterator[bytes]:
+        self.reads.append((key, start_offset))
+        if etag != self.compute_etag(key):
+            raise AdapterError("unreachable", "changed while it was read; try again")
+        content = self.files[key][:self.cut_after_bytes.pop() if self.cut_after_bytes else None]
+        for place in range(start_offset, len(content), 1000):
             yield content[place:place + 1000]
 
 
-class Bench:
+class S3SourceHarness:
     def __init__(self, folder: Path) -> None:
-        self.shelf, self.target, self.num_connected = Shelf(), folder, 0
+        self.storage, self.target_folder, self.num_connections = FakeBucketStorage(), folder, 0
         self.source = S3Source(self.connect, {}, pauses=(0.0, 0.0))
 
-    def connect(self) -> Shelf:
-        self.num_connected += 1
-        return self.shelf
+    def connect(self) -> FakeBucketStorage:
+        self.num_connections += 1
+        return self.storage
 
-    def bring(self, name: str = "s3://loras/team/one") -> dict[str, bytes]:
-        with understood("the adapter"), self.source.look(Fetch("s3", name, "hf_token")) as sighting:
-            assert (sighting.private, sighting.token) == (False, "")
-            sighting.bring(self.target)
-        return {path.name: path.read_bytes() for path in self.target.iterdir()}
+    def fetch_files(self, name: str = "s3://loras/team/one") -> dict[str, bytes]:
+        with convert_errors_to_adapter_error("the adapter"), self.source.open_remote_version(
+            FetchRequest("s3", name, "hf_token")) as sighting:
+            assert (sighting.is_private, sighting.required_token) == (False, "")
+            sighting.download_files(self.target_folder)
+        return {path.name: path.read_bytes() for path in self.target_folder.iterdir()}
 
-    def refusal(self, name: str = "s3://loras/team/one") -> Refused:
-        with pytest.raises(Refused) as refused:
-            self.bring(name)
+    def expect_error(self, name: str = "s3://loras/team/one") -> AdapterError:
+        with pytest.raises(AdapterError) as refused:
+            self.fetch_files(name)
         return refused.value
 
-    def stamp(self) -> object:
-        with self.source.look(Fetch("s3", "s3://loras/team/one")) as sighting:
-            return sighting.stamp
+    def get_stamp(self) -> object:
+        with self.source.open_remote_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
+            return sighting.version_stamp
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def harness(tmp_path: Path) -> S3SourceHarness:
+    return S3SourceHarness(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "variables", "place"), [
@@ -79,76 +80,77 @@ def bench(tmp_path: Path) -> Bench:
     ("foo", {"PREDIBASE_MODEL_BUCKET": "bucket", "PREDIBASE_MODEL_FOLDER": "/models/"}, ("bucket", "models/foo")),
     ("s3://loras/foo/", {}, ("loras", "foo")),
 ])
-def test_names_are_read_as_lorax_does(name: str, variables: dict[str, str], place: tuple[str, str]) -> None:
-    assert read_name(name, variables) == place
+def test_names_are_parsed_like_lorax(name: str, variables: dict[str, str], place: tuple[str, str]) -> None:
+    assert parse_s3_adapter_name(name, variables) == place
 
 
 @pytest.mark.parametrize("name", [
     "s3://loras", "s3://loras/", "loras", "s3:///foo", "s3://lo ras/foo", "s3://a/foo", "s3://lo\nras/foo",
     "s3://loras/f\0oo", "s3://loras/" + "x" * 2000, "s3://../foo", "s3://loras/\ud800"])
-def test_what_can_be_no_name_is_not_asked_for(bench: Bench, name: str) -> None:
-    assert bench.refusal(name).kind == "invalid"
-    assert bench.num_connected == 0
+def test_invalid_names_are_rejected_without_a_connection(harness: S3SourceHarness, name: str) -> None:
+    assert harness.expect_error(name).kind == "invalid"
+    assert harness.num_connections == 0
 
 
-def test_two_files_are_brought_and_the_storage_is_connected_once(bench: Bench) -> None:
-    bench.shelf.files["team/one/README.md"] = b"read"
-    bench.shelf.files["team/one-more/adapter_config.json"] = b"{}"
-    assert bench.bring() == bench.bring() == adapter_files(1)
-    assert bench.num_connected == 1
+def test_two_files_are_fetched_over_one_connection(harness: S3SourceHarness) -> None:
+    harness.storage.files["team/one/README.md"] = b"read"
+    harness.storage.files["team/one-more/adapter_config.json"] = b"{}"
+    assert harness.fetch_files() == harness.fetch_files() == make_adapter_files(1)
+    assert harness.num_connections == 1
 
 
-def test_a_key_climbs_nowhere(bench: Bench) -> None:
-    assert bench.refusal("s3://loras/../../team/one").kind == "missing"
+def test_key_with_parent_steps_is_missing(harness: S3SourceHarness) -> None:
+    assert harness.expect_error("s3://loras/../../team/one").kind == "missing"
 
 
-def test_what_is_not_there_is_told(bench: Bench) -> None:
-    refused = bench.refusal("s3://loras/team/two")
+def test_missing_adapter_is_reported(harness: S3SourceHarness) -> None:
+    refused = harness.expect_error("s3://loras/team/two")
     assert (refused.kind, str(refused)) == ("missing", "there is no adapter 's3://loras/team/two'")
 
 
-def test_pickled_weights_are_told(bench: Bench) -> None:
-    bench.shelf.files["team/one/adapter_model.bin"] = bench.shelf.files.pop(f"team/one/{WEIGHTS}")
-    assert "is pickled and may run any program" in str(bench.refusal())
+def test_pickled_weights_are_rejected(harness: S3SourceHarness) -> None:
+    harness.storage.files["team/one/adapter_model.bin"] = harness.storage.files.pop(f"team/one/{WEIGHTS_FILE}")
+    assert "is pickled and may run any program" in str(harness.expect_error())
 
 
-def test_weights_of_another_kind_of_adapter_are_not_brought(bench: Bench) -> None:
-    bench.shelf.files[f"team/one/{CONFIG}"] = b'{"peft_type": "IA3"}'
-    assert bench.refusal().kind == "invalid"
-    assert bench.shelf.asked == [(f"team/one/{CONFIG}", 0)]
+def test_adapter_of_another_peft_type_is_not_downloaded(harness: S3SourceHarness) -> None:
+    harness.storage.files[f"team/one/{CONFIG_FILE}"] = b'{"peft_type": "IA3"}'
+    assert harness.expect_error().kind == "invalid"
+    assert harness.storage.reads == [(f"team/one/{CONFIG_FILE}", 0)]
 
 
-def test_a_storage_that_fails_for_a_moment_is_asked_again(bench: Bench) -> None:
-    bench.shelf.faults = [Unreachable("slow down", heard=True), Unreachable("slow down", heard=True)]
-    assert bench.bring() == adapter_files(1)
+def test_temporary_storage_errors_are_retried(harness: S3SourceHarness) -> None:
+    harness.storage.errors = [ServerUnreachableError("slow down", has_response=True),
+                              ServerUnreachableError("slow down", has_response=True)]
+    assert harness.fetch_files() == make_adapter_files(1)
 
 
-def test_a_storage_that_fails_on_is_told(bench: Bench) -> None:
-    bench.shelf.faults = [Unreachable("slow down", heard=True) for _ in range(9)]
-    refused = bench.refusal()
+def test_persistent_storage_error_is_reported(harness: S3SourceHarness) -> None:
+    harness.storage.errors = [ServerUnreachableError("slow down", has_response=True) for _ in range(9)]
+    refused = harness.expect_error()
     assert (refused.kind, str(refused)) == ("unreachable", "slow down")
 
 
-def test_a_file_that_was_cut_off_goes_on(bench: Bench) -> None:
-    bench.shelf.cuts = [700, 2000]
-    assert bench.bring() == adapter_files(1)
-    assert [start for key, start in bench.shelf.asked if key.endswith(WEIGHTS)] == [0, 700]
+def test_interrupted_read_resumes(harness: S3SourceHarness) -> None:
+    harness.storage.cut_after_bytes = [700, 2000]
+    assert harness.fetch_files() == make_adapter_files(1)
+    assert [start for key, start in harness.storage.reads if key.endswith(WEIGHTS_FILE)] == [0, 700]
 
 
-def test_what_changes_meanwhile_is_told(bench: Bench) -> None:
-    with bench.source.look(Fetch("s3", "s3://loras/team/one")) as sighting:
-        bench.shelf.files[f"team/one/{CONFIG}"] += b" "
-        with pytest.raises(Refused, match="changed while it was read"):
-            sighting.bring(bench.target)
+def test_file_changed_meanwhile_is_reported(harness: S3SourceHarness) -> None:
+    with harness.source.open_remote_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
+        harness.storage.files[f"team/one/{CONFIG_FILE}"] += b" "
+        with pytest.raises(AdapterError, match="changed while it was read"):
+            sighting.download_files(harness.target_folder)
 
 
-def test_a_file_that_does_not_end_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.shelf, "read", lambda *_: iter([b"x"] * 10_000))
-    assert "is more than its bucket said" in str(bench.refusal())
+def test_file_longer_than_announced_is_reported(harness: S3SourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.storage, "read_object", lambda *_: iter([b"x"] * 10_000))
+    assert "is more than its bucket said" in str(harness.expect_error())
 
 
-def test_what_is_the_same_has_the_same_stamp(bench: Bench) -> None:
-    first = bench.stamp()
-    assert bench.stamp() == first
-    bench.shelf.files[f"team/one/{CONFIG}"] += b" "
-    assert bench.stamp() != first
+def test_stamp_changes_only_with_the_files(harness: S3SourceHarness) -> None:
+    first = harness.get_stamp()
+    assert harness.get_stamp() == first
+    harness.storage.files[f"team/one/{CONFIG_FILE}"] += b" "
+    assert harness.get_stamp() != first

@@ -2,18 +2,18 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.demo.training.muon import Muon, orthogonal
+from launcher.demo.training.muon import Muon, orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])
-def test_singular_values_come_near_to_one(shape: tuple[int, int]) -> None:
+def test_singular_values_are_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(1)
-    made = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    made = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
     assert made.min() > 0.5
     assert made.max() < 1.5
 
 
-def test_steps_are_those_of_torchs_but_for_its_number_type() -> None:
+def test_steps_match_those_of_torch_muon() -> None:
     torch.manual_seed(1)
     ours, theirs = (nn.Parameter(torch.ones(16, 32)) for _ in range(2))
     optimizers = [Muon([ours], 1e-2),

@@ -1,10 +1,10 @@
 from itertools import count
 
-from launcher.demo.training.rows import pack
+from launcher.demo.training.rows import pack_rows
 
 
-def test_rows_begin_with_a_document_and_drop_what_does_not_fit() -> None:
+def test_packed_rows_drop_what_does_not_fit() -> None:
     documents = (([number] * 3, [True, False, True]) for number in count(1))
-    ids, learnt = pack(documents, 2, 5)
+    ids, learnt = pack_rows(documents, 2, 5)
     assert ids.tolist() == [[1, 1, 1, 2, 2], [3, 3, 3, 4, 4]]
     assert learnt.tolist() == [[True, False, True, True, False]] * 2

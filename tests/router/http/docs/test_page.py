@@ -3,11 +3,11 @@
 from html.parser import HTMLParser
 
 from router.config import RouterConfig
-from router.http.docs.openapi import document
-from router.http.docs.page import page
+from router.http.docs.openapi import build_openapi_document
+from router.http.docs.page import render_docs_page
 
 
-class Reader(HTMLParser):
+class HtmlTextCollector(HTMLParser):
     def __init__(self):
         super().__init__()
         self.tags, self.text = set(), ""
@@ -20,7 +20,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_of_the_dialect_that_is_spoken(serve):
+def test_docs_page_describes_the_configured_dialect(serve):
     async def scenario(client, _):
         shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
         assert "return_k_alternatives" in await shown.text()
@@ -28,9 +28,9 @@ def test_the_page_is_of_the_dialect_that_is_spoken(serve):
     serve(scenario, config=RouterConfig(compat="lorax"))
 
 
-def test_the_page_names_every_route_and_field_and_loads_nothing():
-    described, reader = document(), Reader()
-    reader.feed(page(described))
+def test_docs_page_lists_every_route_and_loads_no_external_resources():
+    described, reader = build_openapi_document(), HtmlTextCollector()
+    reader.feed(render_docs_page(described))
     assert not reader.tags & {"script", "link", "img", "iframe"}
     for path in described["paths"]:
         assert path in reader.text
@@ -38,7 +38,7 @@ def test_the_page_names_every_route_and_field_and_loads_nothing():
         assert field in reader.text
 
 
-def test_page_and_document_are_served(serve):
+def test_docs_page_and_openapi_document_are_served(serve):
     async def scenario(client, _):
         shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
         assert (shown.status, shown.content_type) == (200, "text/html")

@@ -2,20 +2,20 @@
 
 import pytest
 
-from router.http.docs.openapi import document
-from router.http.docs.ranges import OPENAI, RANGES
+from router.http.docs.openapi import build_openapi_document
+from router.http.docs.ranges import BOUNDS_BY_BODY_MODEL, OPENAI_BOUNDS
 
-SCHEMAS = document("lorax")["components"]["schemas"] | document()["components"]["schemas"]
+SCHEMAS = build_openapi_document("lorax")["components"]["schemas"] | build_openapi_document()["components"]["schemas"]
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_ranges_are_told_of_fields_that_there_are(name):
+@pytest.mark.parametrize("name", BOUNDS_BY_BODY_MODEL)
+def test_bounds_appear_in_the_schemas_of_existing_fields(name):
     fields = SCHEMAS[name]["properties"]
-    assert RANGES[name].keys() - OPENAI.keys() <= fields.keys()
-    for field in RANGES[name].keys() & fields.keys():
-        assert RANGES[name][field].items() <= fields[field].items()
+    assert BOUNDS_BY_BODY_MODEL[name].keys() - OPENAI_BOUNDS.keys() <= fields.keys()
+    for field in BOUNDS_BY_BODY_MODEL[name].keys() & fields.keys():
+        assert BOUNDS_BY_BODY_MODEL[name][field].items() <= fields[field].items()
 
 
-def test_the_same_name_may_mean_something_else_in_another_dialect():
+def test_same_field_name_has_dialect_specific_bounds():
     assert SCHEMAS["Parameters"]["properties"]["temperature"]["exclusiveMinimum"] == 0
     assert SCHEMAS["ChatRequest"]["properties"]["temperature"]["minimum"] == 0

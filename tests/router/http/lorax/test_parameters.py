@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from support.fake_adapter_store import Store
+from support.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
 
-LORAX = RouterConfig(compat="lorax")
-MERGED = {"ids": ["a", "b"], "weights": [0.5, 0.5]}
+LORAX_CONFIG = RouterConfig(compat="lorax")
+MERGED_ADAPTERS = {"ids": ["a", "b"], "weights": [0.5, 0.5]}
 # In LoRAX's order of checks: of two faults, the one listed first is reported.
-FAULTS = {
+INVALID_PARAMETERS = {
     "more choices than there may be": (
         {"best_of": 3, "adapter_id": "a", "merged_adapters": {"ids": []}},
         "`best_of` must be > 0 and <= 2. Given: 3"),
@@ -42,13 +42,13 @@ FAULTS = {
     "the total": ({"max_new_tokens": 1599}, "`inputs` tokens + `max_new_tokens` must be <= 1600. Given: 2 `inputs` "
                   "tokens and 1599 `max_new_tokens`"),
 }
-IN_STREAMS = {
+INVALID_IN_STREAMS = {
     "several": ({"best_of": 2}, "`best_of` != 1 is not supported when streaming tokens"),
     "none": ({"best_of": 0}, "`best_of` != 1 is not supported when streaming tokens"),
     "details of the prompt": ({"decoder_input_details": True, "top_k": 0},
                               "`decoder_input_details` == true is not supported when streaming tokens"),
 }
-TAKEN = {
+ACCEPTED_PARAMETERS = {
     "no choices": {"best_of": 0},
     "a share of all": {"top_p": 1.0},
     "nulls": dict.fromkeys(("adapter_id", "adapter_source", "merged_adapters", "api_token", "best_of", "temperature",
@@ -60,85 +60,88 @@ TAKEN = {
 }
 
 
-def fault(text):
+def validation_error_json(text):
     return json.dumps({"error": f"Input validation error: {text}", "error_type": "validation"}, separators=(",", ":"))
 
 
-def asked(serve, *bodies, **settings):
+def post_and_get_requests(serve, *bodies, **settings):
     """Post the bodies and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
             answer = await client.post("/generate", json={"inputs": "hi"} | body)
             assert (answer.status, "error" in (text := await answer.text())) == (200, False), text
         return engine.requests
-    return serve(scenario, **{"config": LORAX} | settings)
+    return serve(scenario, **{"config": LORAX_CONFIG} | settings)
 
 
-@pytest.mark.parametrize(("parameters", "text"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_told_in_its_words_and_its_turn(post, parameters, text):
-    assert post("/generate", config=LORAX, inputs="hi", parameters=parameters)[::2] == (422, fault(text))
+@pytest.mark.parametrize(("parameters", "text"), INVALID_PARAMETERS.values(), ids=INVALID_PARAMETERS)
+def test_invalid_parameters_are_reported_in_lorax_order_and_words(post, parameters, text):
+    assert post("/generate", config=LORAX_CONFIG, inputs="hi",
+                parameters=parameters)[::2] == (422, validation_error_json(text))
     if "best_of" not in parameters:
-        told = post("/generate_stream", config=LORAX, inputs="hi", parameters=parameters)
-        assert told[::2] == (200, f"data:{fault(text)}\n\n")
+        told = post("/generate_stream", config=LORAX_CONFIG, inputs="hi", parameters=parameters)
+        assert told[::2] == (200, f"data:{validation_error_json(text)}\n\n")
 
 
-@pytest.mark.parametrize(("parameters", "text"), IN_STREAMS.values(), ids=IN_STREAMS)
-def test_a_stream_is_of_one_text_and_tells_nothing_of_the_prompt(post, parameters, text):
+@pytest.mark.parametrize(("parameters", "text"), INVALID_IN_STREAMS.values(), ids=INVALID_IN_STREAMS)
+def test_streams_reject_best_of_and_prompt_details(post, parameters, text):
     for path in ("/", "/generate_stream"):
-        told = post(path, config=LORAX, inputs="hi", stream=True, parameters=parameters)
-        assert told[::2] == (200, f"data:{fault(text)}\n\n")
+        told = post(path, config=LORAX_CONFIG, inputs="hi", stream=True, parameters=parameters)
+        assert told[::2] == (200, f"data:{validation_error_json(text)}\n\n")
 
 
-def test_more_than_one_choice_may_be_switched_off(post):
+def test_best_of_can_be_disabled(post):
     told = post("/generate", config=RouterConfig(compat="lorax", max_best_of=1), inputs="hi", parameters={"best_of": 2})
-    assert told[::2] == (422, fault("`best_of` != 1 is not allowed for this endpoint"))
+    assert told[::2] == (422, validation_error_json("`best_of` != 1 is not allowed for this endpoint"))
 
 
-def test_an_empty_text_is_refused_and_so_is_one_that_is_too_long(post):
-    told = post("/generate", config=LORAX, inputs="", parameters={"truncate": 0})[2]
-    assert told == fault("`inputs` cannot be empty")
-    told = post("/generate", config=LORAX, inputs="", parameters={"best_of": 2, "top_k": 3, "seed": 1})[2]
-    assert told == fault("`seed` must not be set when `best_of` > 1")
+def test_empty_and_too_long_inputs_are_rejected(post):
+    told = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"truncate": 0})[2]
+    assert told == validation_error_json("`inputs` cannot be empty")
+    told = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"best_of": 2, "top_k": 3, "seed": 1})[2]
+    assert told == validation_error_json("`seed` must not be set when `best_of` > 1")
     config = RouterConfig(compat="lorax", max_input_tokens=4, max_total_tokens=8)
     told = post("/generate", config=config, inputs="x" * 5)[2]
-    assert told == fault("`inputs` must have less than 4 tokens. Given: 5")
+    assert told == validation_error_json("`inputs` must have less than 4 tokens. Given: 5")
     told = post("/generate", config=config, inputs="x" * 5, parameters={"max_new_tokens": 4})[2]
-    assert told == fault(
+    assert told == validation_error_json(
         "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 5 `inputs` tokens and 4 `max_new_tokens`")
     assert post("/generate", config=config, inputs="x" * 4)[0] == 200
 
 
-def test_what_is_cut_away_does_not_count(serve):
+def test_truncated_tokens_do_not_count_towards_limits(serve):
     config = RouterConfig(compat="lorax", max_input_tokens=4, max_total_tokens=8)
-    [request] = asked(serve, {"inputs": "weaving", "parameters": {"truncate": 3, "max_new_tokens": 5}}, config=config)
+    [request] = post_and_get_requests(serve, {"inputs": "weaving", "parameters": {"truncate": 3, "max_new_tokens": 5}},
+                                      config=config)
     assert (bytes(request.prompt), request.max_new_tokens) == (b"ing", 5)
 
 
 @pytest.mark.parametrize("parameters", [
-    {"merged_adapters": MERGED | {"merge_strategy": "sum"}},
-    {"merged_adapters": MERGED | {"majority_sign_method": "x"}},
-    {"merged_adapters": MERGED | {"merge_strategy": "ties", "density": 1.5}}], ids=str)
-def test_what_would_have_ended_the_loader_is_a_fault_of_the_client(post, parameters):
-    status, _, text = post("/generate", config=LORAX, store=Store(), inputs="hi", parameters=parameters)
+    {"merged_adapters": MERGED_ADAPTERS | {"merge_strategy": "sum"}},
+    {"merged_adapters": MERGED_ADAPTERS | {"majority_sign_method": "x"}},
+    {"merged_adapters": MERGED_ADAPTERS | {"merge_strategy": "ties", "density": 1.5}}], ids=str)
+def test_invalid_merge_options_are_validation_errors(post, parameters):
+    status, _, text = post("/generate", config=LORAX_CONFIG, store=FakeAdapterStore(), inputs="hi",
+                           parameters=parameters)
     assert (status, json.loads(text)["error_type"]) == (422, "validation")
 
 
 @pytest.mark.parametrize("given", ["json", {"type": "regex"}, {"schema": {}}], ids=str)
-def test_a_format_of_another_type_is_none(post, given):
-    assert post("/generate", config=LORAX, inputs="hi", parameters={"response_format": given})[0] == 422
+def test_response_format_of_a_wrong_type_is_rejected(post, given):
+    assert post("/generate", config=LORAX_CONFIG, inputs="hi", parameters={"response_format": given})[0] == 422
 
 
 # -- meaning
 
 
-@pytest.mark.parametrize("parameters", TAKEN.values(), ids=TAKEN)
-def test_it_is_taken(serve, parameters):
-    [request] = asked(serve, {"parameters": parameters})
+@pytest.mark.parametrize("parameters", ACCEPTED_PARAMETERS.values(), ids=ACCEPTED_PARAMETERS)
+def test_harmless_parameters_are_accepted(serve, parameters):
+    [request] = post_and_get_requests(serve, {"parameters": parameters})
     assert (request.sampling.temperature, request.max_new_tokens, request.grammar) == (0, 1598, None)
 
 
 def test_parameters_reach_the_request(serve):
-    [request] = asked(serve, {"parameters": {
+    [request] = post_and_get_requests(serve, {"parameters": {
         "temperature": 0.5, "top_k": 3, "repetition_penalty": 2, "frequency_penalty": 1, "presence_penalty": -1,
         "ignore_eos_token": True, "stop": ["."], "watermark": True, "return_k_alternatives": 2,
         "decoder_input_details": True}})
@@ -153,17 +156,17 @@ def test_parameters_reach_the_request(serve):
     ({}, 0), ({"do_sample": True}, 1), ({"temperature": 0}, 0), ({"temperature": 0, "do_sample": True, "top_k": 2}, 0),
     ({"temperature": 1e-50}, 0), ({"top_k": 2}, 1), ({"temperature": 1}, 0), ({"temperature": 1, "best_of": 2}, 1),
     ({"top_p": 1, "best_of": 2}, 1)], ids=str)
-def test_what_is_sampled(serve, parameters, temperature):
-    first, *_ = asked(serve, {"parameters": parameters})
+def test_sampling_temperature_follows_from_the_parameters(serve, parameters, temperature):
+    first, *_ = post_and_get_requests(serve, {"parameters": parameters})
     assert first.sampling.temperature == temperature
 
 
 @pytest.mark.parametrize(("given", "constrained"), [
     ({"type": "text", "schema": {"type": "object"}}, True), ({"type": "json_object"}, True), ({"type": "Text"}, True),
     ({"type": "JsonSchema", "schema": None}, False)], ids=str)
-def test_whatever_the_type_says_a_schema_is_obeyed(serve, monkeypatch, given, constrained):
-    async def compiled(_, grammar):
+def test_schema_is_enforced_regardless_of_the_format_type(serve, monkeypatch, given, constrained):
+    async def compile_grammar(_, grammar):
         return grammar.source
-    monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compiled)
-    [request] = asked(serve, {"parameters": {"response_format": given}}, grammars=True)
+    monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compile_grammar)
+    [request] = post_and_get_requests(serve, {"parameters": {"response_format": given}}, grammars=True)
     assert (request.grammar is not None) == constrained

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.expected_streams import lived
+from support.expected_streams import make_finished_timeline
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
@@ -13,74 +13,75 @@ from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, Tim
 from router.request import FinishReason
 from router.text.chat_template import ChatTemplate
 
-PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hi"}]
-ENDED = [TokenEvent(97, "weft", -1.0, False), FinishedEvent(FinishReason.END_TOKEN, "weft", 1, lived())]
-PROMPT = tuple(b"user: hi\nassistant: ")
+CHAT_PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+END_TOKEN_SCRIPT = [TokenEvent(97, "weft", -1.0, False),
+                    FinishedEvent(FinishReason.END_TOKEN, "weft", 1, make_finished_timeline())]
+RENDERED_PROMPT = tuple(b"user: hi\nassistant: ")
 
 
-def completed(post, *scripts, messages=HELLO, **given):
-    status, _, text = post(PATH, *scripts, messages=messages, **given)
+def post_chat(post, *scripts, messages=MESSAGES, **body_fields):
+    status, _, text = post(CHAT_PATH, *scripts, messages=messages, **body_fields)
     assert status == 200, text
     return json.loads(text)
 
 
-def streamed(post, *scripts, **given):
-    status, headers, text = post(PATH, *scripts, messages=HELLO, stream=True, **given)
+def stream_chat(post, *scripts, **body_fields):
+    status, headers, text = post(CHAT_PATH, *scripts, messages=MESSAGES, stream=True, **body_fields)
     assert (status, headers["Content-Type"]) == (200, "text/event-stream")
     *lines, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def asked(serve, *bodies, **given):
+def post_and_get_requests(serve, *bodies, **serve_options):
     """Post the bodies and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
-            answer = await client.post(PATH, json={"messages": HELLO} | body)
+            answer = await client.post(CHAT_PATH, json={"messages": MESSAGES} | body)
             assert answer.status == 200, await answer.text()
         return engine.requests
-    return serve(scenario, **given)
+    return serve(scenario, **serve_options)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests
 
 
-def test_messages_become_a_prompt_by_the_template(serve):
-    [request] = asked(serve, {"messages": [
-        {"role": "system", "content": "be"}, *HELLO, {"role": "assistant", "content": ""},
+def test_chat_template_renders_messages_into_the_prompt(serve):
+    [request] = post_and_get_requests(serve, {"messages": [
+        {"role": "system", "content": "be"}, *MESSAGES, {"role": "assistant", "content": ""},
         {"role": "tool", "content": "5", "tool_call_id": "a"}]})
     assert bytes(request.prompt) == b"system: be\nuser: hi\nassistant: \ntool: 5\nassistant: "
 
 
-def test_parts_of_text_are_joined(serve):
+def test_text_parts_of_a_message_are_joined(serve):
     parts = [{"type": "text", "text": "war"}, {"type": "text", "text": "p"}]
-    [request] = asked(serve, {"messages": [{"role": "user", "content": parts}]})
+    [request] = post_and_get_requests(serve, {"messages": [{"role": "user", "content": parts}]})
     assert bytes(request.prompt) == b"user: warp\nassistant: "
 
 
-def test_templates_get_what_messages_say_beside(serve):
+def test_template_receives_the_known_fields_of_messages(serve):
     template = ChatTemplate("{{ messages | tojson }}", {})
     message = {"role": "tool", "content": "5", "name": "add", "tool_call_id": "a"}
-    [request] = asked(serve, {"messages": [message | {"weight": 3}]}, template=template)
+    [request] = post_and_get_requests(serve, {"messages": [message | {"weight": 3}]}, template=template)
     assert json.loads(bytes(request.prompt)) == [message]
 
 
-def test_nothing_given_is_sampled_until_the_end_of_the_context(serve):
-    [request] = asked(serve, {})
-    assert (request.prompt, request.sampling.temperature) == (PROMPT, 1.0)
-    assert request.max_new_tokens == 1600 - len(PROMPT)
+def test_defaults_sample_until_the_end_of_the_context(serve):
+    [request] = post_and_get_requests(serve, {})
+    assert (request.prompt, request.sampling.temperature) == (RENDERED_PROMPT, 1.0)
+    assert request.max_new_tokens == 1600 - len(RENDERED_PROMPT)
     assert request.end_tokens == {256}
 
 
-def test_a_temperature_of_none_is_greedy_whatever_else_is_given(serve):
-    for request in asked(serve, {"temperature": 0}, {"temperature": 0.0, "top_p": 0.9, "seed": 5}):
-        assert (request.sampling.temperature, request.key) == (0, 0)
+def test_zero_temperature_is_greedy_regardless_of_other_parameters(serve):
+    for request in post_and_get_requests(serve, {"temperature": 0}, {"temperature": 0.0, "top_p": 0.9, "seed": 5}):
+        assert (request.sampling.temperature, request.random_key) == (0, 0)
 
 
 def test_parameters_reach_the_request(serve):
-    [request] = asked(serve, {
+    [request] = post_and_get_requests(serve, {
         "temperature": 0.5, "top_p": 0.75, "frequency_penalty": 0.25, "presence_penalty": -0.25, "max_tokens": 9,
         "stop": [".", "!"], "priority": 3})
     sampling = request.sampling
@@ -90,43 +91,43 @@ def test_parameters_reach_the_request(serve):
     assert (request.max_new_tokens, request.stop_strings, request.priority) == (9, (".", "!"), 3)
 
 
-def test_a_seed_leads_to_the_same_draws_as_in_other_dialects(serve):
+def test_seed_gives_the_same_random_key_as_other_dialects(serve):
     async def scenario(client, engine):
-        await client.post(PATH, json={"messages": HELLO, "seed": 7})
+        await client.post(CHAT_PATH, json={"messages": MESSAGES, "seed": 7})
         await client.post("/generate", json={"inputs": "x", "parameters": {"do_sample": True, "seed": 7}})
         first, second = engine.requests
-        assert first.key == second.key
+        assert first.random_key == second.random_key
     serve(scenario)
 
 
-def test_what_clients_send_for_nothing_is_nothing(serve):
-    bare, *others = asked(
+def test_default_and_unknown_fields_have_no_effect(serve):
+    bare, *others = post_and_get_requests(
         serve, {"seed": 1}, {"seed": 1, "top_p": 1}, {"seed": 1, "stop": None, "n": 1, "max_tokens": None, "tools": []},
         {"seed": 1, "stream": None, "stream_options": None, "logprobs": False, "response_format": None},
         {"seed": 1, "user": "u", "top_k": 3, "unheard": {"of": 1}, "frequency_penalty": 0, "presence_penalty": 0})
     for other in others:
-        assert (other.sampling, other.key, other.stop_strings) == (bare.sampling, bare.key, ())
+        assert (other.sampling, other.random_key, other.stop_strings) == (bare.sampling, bare.random_key, ())
 
 
-def test_a_stop_string_may_stand_alone(serve):
-    assert asked(serve, {"stop": "."})[0].stop_strings == (".",)
+def test_stop_accepts_a_single_string(serve):
+    assert post_and_get_requests(serve, {"stop": "."})[0].stop_strings == (".",)
 
 
 @pytest.mark.parametrize("given", [
     {"max_completion_tokens": 5}, {"max_completion_tokens": 5, "max_tokens": 5},
     {"max_completion_tokens": None, "max_tokens": 5}])
-def test_the_length_has_two_names(serve, given):
-    assert asked(serve, given)[0].max_new_tokens == 5
+def test_max_tokens_and_max_completion_tokens_are_equivalent(serve, given):
+    assert post_and_get_requests(serve, given)[0].max_new_tokens == 5
 
 
-def test_chats_with_a_salt_share_no_cached_prompts_with_others(serve):
-    first, second = asked(serve, {}, {"cache_salt": "s"})
-    assert first.namespace != second.namespace
+def test_cache_salt_isolates_the_prefix_cache(serve):
+    first, second = post_and_get_requests(serve, {}, {"cache_salt": "s"})
+    assert first.cache_namespace != second.cache_namespace
 
 
-def test_a_chat_may_go_on_where_the_model_would_end(serve):
+def test_ignore_eos_disables_end_tokens(serve):
     """vLLM's field `ignore_eos`, which its clients use to get answers of equal length."""
-    usual, longer, null = asked(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
+    usual, longer, null = post_and_get_requests(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
     assert usual.end_tokens == null.end_tokens != longer.end_tokens == set()
 
 
@@ -134,8 +135,8 @@ def test_a_chat_may_go_on_where_the_model_would_end(serve):
 # Answers
 
 
-def test_an_answer_is_a_completion(post):
-    told = completed(post)
+def test_response_is_a_chat_completion(post):
+    told = post_chat(post)
     assert (told["object"], told["model"]) == ("chat.completion", "loom")
     assert told["choices"][0]["message"] == {"role": "assistant", "content": "weft"}
     assert told["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
@@ -143,22 +144,22 @@ def test_an_answer_is_a_completion(post):
     assert told["created"] > 1_700_000_000
 
 
-def test_a_stream_says_the_same(post):
-    chunks = streamed(post)
+def test_stream_contains_the_same_text(post):
+    chunks = stream_chat(post)
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "weft"
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "length"]
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
 
 
-def test_usage_of_a_stream_is_told_when_it_is_asked_for(post):
-    assert streamed(post, stream_options={"include_usage": True})[-1]["usage"]["total_tokens"] == 24
-    assert all(chunk["usage"] is None for chunk in streamed(post, stream_options={}))
+def test_stream_usage_is_sent_only_if_requested(post):
+    assert stream_chat(post, stream_options={"include_usage": True})[-1]["usage"]["total_tokens"] == 24
+    assert all(chunk["usage"] is None for chunk in stream_chat(post, stream_options={}))
 
 
-TOPS = (TopToken(97, "we", -1.0, False), TopToken(98, "\u00e9", -2.5, False))
-LIKELY = [TokenEvent(97, "we", -1.0, False, TOPS),
-          TokenEvent(256, "<|end|>", -0.25, True), FinishedEvent(FinishReason.END_TOKEN, "we", 2, lived())]
-LOGPROBS = [
+TOP_TOKENS = (TopToken(97, "we", -1.0, False), TopToken(98, "\u00e9", -2.5, False))
+TOP_LOGPROBS_SCRIPT = [TokenEvent(97, "we", -1.0, False, TOP_TOKENS), TokenEvent(256, "<|end|>", -0.25, True),
+                       FinishedEvent(FinishReason.END_TOKEN, "we", 2, make_finished_timeline())]
+LOGPROBS_JSON = [
     {"token": "we", "logprob": -1.0, "bytes": [119, 101], "top_logprobs": [
         {"token": "we", "logprob": -1.0, "bytes": [119, 101]},
         {"token": "\u00e9", "logprob": -2.5, "bytes": [195, 169]}]},
@@ -166,38 +167,39 @@ LOGPROBS = [
 
 
 @pytest.mark.parametrize("given", [{"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2}])
-def test_logprobs_are_told_of_every_token(post, given):
-    [choice] = completed(post, LIKELY, **given)["choices"]
-    assert choice["logprobs"] == {"content": LOGPROBS}
-    chunks = streamed(post, LIKELY, **given)
-    assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == LOGPROBS
+def test_logprobs_are_returned_for_every_token(post, given):
+    [choice] = post_chat(post, TOP_LOGPROBS_SCRIPT, **given)["choices"]
+    assert choice["logprobs"] == {"content": LOGPROBS_JSON}
+    chunks = stream_chat(post, TOP_LOGPROBS_SCRIPT, **given)
+    assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == LOGPROBS_JSON
 
 
-def test_logprobs_that_nobody_asked_for_are_null(post):
-    assert completed(post, LIKELY)["choices"][0]["logprobs"] is None
-    assert {chunk["choices"][0]["logprobs"] for chunk in streamed(post, LIKELY, logprobs=False)} == {None}
+def test_logprobs_are_null_unless_requested(post):
+    assert post_chat(post, TOP_LOGPROBS_SCRIPT)["choices"][0]["logprobs"] is None
+    assert {chunk["choices"][0]["logprobs"]
+            for chunk in stream_chat(post, TOP_LOGPROBS_SCRIPT, logprobs=False)} == {None}
 
 
 @pytest.mark.parametrize(("model", "told"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
-def test_a_model_that_is_named_is_echoed(post, model, told):
-    assert completed(post, model=model)["model"] == told
-    assert streamed(post, model=model)[0]["model"] == told
+def test_requested_model_name_is_echoed(post, model, told):
+    assert post_chat(post, model=model)["model"] == told
+    assert stream_chat(post, model=model)[0]["model"] == told
 
 
-def test_headers_tell_times_and_counts(post):
-    status, headers, _ = post(PATH, messages=HELLO, headers={"x-request-id": "mine"})
+def test_headers_report_times_and_counts(post):
+    status, headers, _ = post(CHAT_PATH, messages=MESSAGES, headers={"x-request-id": "mine"})
     assert status == 200
     assert [headers[f"x-{name}"] for name in (
         "compute-type", "compute-characters", "prompt-tokens", "generated-tokens", "queue-ms", "request-id")] == [
         "1-cpu", "20", "20", "4", "250.0", "mine"]
-    _, headers, _ = post(PATH, messages=HELLO, stream=True, headers={"x-request-id": "mine"})
+    _, headers, _ = post(CHAT_PATH, messages=MESSAGES, stream=True, headers={"x-request-id": "mine"})
     assert (headers["x-compute-characters"], headers["x-request-id"], headers["x-weft-exact"]) == ("20", "mine", "1")
 
 
-def test_a_token_is_on_the_wire_before_the_next_one_exists(serve):
+def test_each_token_is_sent_before_the_next_one_exists(serve):
     async def scenario(client, engine):
-        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
-        await engine.asked.wait()
+        answer = await client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": True})
+        await engine.request_received.wait()
         [stream] = engine.streams
         for letter in "wef":
             stream.put(TokenEvent(ord(letter), letter, -1.0, False))
@@ -206,14 +208,14 @@ def test_a_token_is_on_the_wire_before_the_next_one_exists(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request(serve, caplog, stream):
+def test_client_disconnect_cancels_its_request(serve, caplog, stream):
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post(PATH, json={"messages": HELLO, "stream": stream}))
-        await engine.asked.wait()
+        asking = asyncio.create_task(client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": stream}))
+        await engine.request_received.wait()
         asking.cancel()
         await client.session.close()
-        await engine.left_alone.wait()
-        assert engine.left == engine.requests
+        await engine.client_disconnected.wait()
+        assert engine.disconnected_requests == engine.requests
     serve(scenario, [])
     assert not caplog.records
 
@@ -221,75 +223,75 @@ def test_a_client_that_leaves_cancels_its_request(serve, caplog, stream):
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools
 
-PAINT = {"type": "function", "function": {"name": "paint", "strict": True, "parameters": {
+PAINT_TOOL = {"type": "function", "function": {"name": "paint", "strict": True, "parameters": {
     "type": "object", "properties": {"colour": {"type": "string"}}}}}
-TOOLED = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<tool_call>", {})
-CALL = '<tool_call>{"name": "paint", "arguments": {"colour": "red"}}</tool_call>'
-CALLED = [TokenEvent(97, CALL, -1.0, False), TokenEvent(256, "<|im_end|>", -0.5, True),
-          FinishedEvent(FinishReason.END_TOKEN, CALL, 2, lived())]
+TOOL_TEMPLATE = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<tool_call>", {})
+TOOL_CALL_TEXT = '<tool_call>{"name": "paint", "arguments": {"colour": "red"}}</tool_call>'
+TOOL_CALL_SCRIPT = [TokenEvent(97, TOOL_CALL_TEXT, -1.0, False), TokenEvent(256, "<|im_end|>", -0.5, True),
+                    FinishedEvent(FinishReason.END_TOKEN, TOOL_CALL_TEXT, 2, make_finished_timeline())]
 
 
-def prompted(serve, **body):
-    [request] = asked(serve, body, template=TOOLED)
+def render_tool_prompt(serve, **body):
+    [request] = post_and_get_requests(serve, body, template=TOOL_TEMPLATE)
     tools, end = json.JSONDecoder().raw_decode(bytes(request.prompt).decode())
     return tools, json.loads(bytes(request.prompt).decode()[end:].removesuffix("<tool_call>"))
 
 
-def test_tools_reach_the_template_as_they_came(serve):
-    assert prompted(serve, tools=[PAINT])[0] == [PAINT]
-    assert prompted(serve, tools=[PAINT], tool_choice="auto")[0] == [PAINT]
+def test_tools_reach_the_template_unchanged(serve):
+    assert render_tool_prompt(serve, tools=[PAINT_TOOL])[0] == [PAINT_TOOL]
+    assert render_tool_prompt(serve, tools=[PAINT_TOOL], tool_choice="auto")[0] == [PAINT_TOOL]
 
 
-@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT], "tool_choice": "none"}])
-def test_no_tools_are_no_tools(serve, given):
-    assert prompted(serve, **given)[0] is None
+@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT_TOOL], "tool_choice": "none"}])
+def test_template_gets_no_tools_if_none_are_offered(serve, given):
+    assert render_tool_prompt(serve, **given)[0] is None
 
 
-def test_calls_of_earlier_turns_reach_the_template_as_objects(serve):
+def test_earlier_tool_calls_reach_the_template_as_objects(serve):
     call = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
-    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "content": "done", "tool_call_id": "1"}]
-    _, told = prompted(serve, messages=messages, tools=[PAINT])
+    _, told = render_tool_prompt(serve, messages=messages, tools=[PAINT_TOOL])
     assert told[1] == {"role": "assistant", "content": "", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "paint", "arguments": {"colour": "red"}}}]}
     assert told[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
 
 
-def test_a_call_is_told_as_one(post):
-    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED)["choices"]
+def test_tool_call_text_becomes_a_tool_call(post):
+    [choice] = post_chat(post, TOOL_CALL_SCRIPT, tools=[PAINT_TOOL], template=TOOL_TEMPLATE)["choices"]
     [call] = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "paint")
     assert json.loads(call["function"]["arguments"]) == {"colour": "red"}
-    chunks = streamed(post, CALLED, tools=[PAINT], template=TOOLED)
+    chunks = stream_chat(post, TOOL_CALL_SCRIPT, tools=[PAINT_TOOL], template=TOOL_TEMPLATE)
     [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert streamed_call["function"] == call["function"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_what_looks_like_a_call_is_text_where_no_tools_are_offered(post):
-    [choice] = completed(post, CALLED, template=TOOLED)["choices"]
+def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
+    [choice] = post_chat(post, TOOL_CALL_SCRIPT, template=TOOL_TEMPLATE)["choices"]
     assert choice["message"]["content"].startswith("<tool_call>")
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"tools": [PAINT], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
     ({"tools": [], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
-    ({"tools": [PAINT], "tool_choice": "draw"}, "`tool_choice` must be"),
-    ({"tools": [PAINT], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
+    ({"tools": [PAINT_TOOL], "tool_choice": "draw"}, "`tool_choice` must be"),
+    ({"tools": [PAINT_TOOL], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
     ({"tool_choice": "draw"}, "there are none"),
     ({"tool_choice": "required"}, "there are no `tools`"),
     ({"tool_choice": "required", "tools": []}, "there are no `tools`"),
 ])
-def test_tools_that_make_no_sense_are_told(post, given, message):
-    status, _, text = post(PATH, messages=HELLO, **given)
+def test_inconsistent_tool_options_are_rejected(post, given, message):
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, **given)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] in {"tool_choice", "response_format"}
     assert message in error["message"]
 
 
-def test_what_must_be_a_call_needs_a_grammar(post):
-    status, _, text = post(PATH, messages=HELLO, tools=[PAINT], tool_choice="required")
+def test_required_tool_call_needs_grammar_support(post):
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, tools=[PAINT_TOOL], tool_choice="required")
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, "tool_choice")
     assert "`tool_choice` is given, but" in error["message"]
@@ -298,30 +300,30 @@ def test_what_must_be_a_call_needs_a_grammar(post):
 @pytest.mark.parametrize("tools", [5, [5], [{}], [{"function": {}}], [{"function": {"name": ""}}],
                                    [{"type": "code", "function": {"name": "x"}}],
                                    [{"function": {"name": "x", "parameters": []}}]])
-def test_tools_that_are_none_are_told(post, tools):
-    status, _, text = post(PATH, messages=HELLO, tools=tools)
+def test_malformed_tools_are_rejected(post, tools):
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, tools=tools)
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, "tools")
     assert "`tools" in error["message"]
 
 
-def test_oddities_of_tgi_are_kept_where_they_are_wanted(serve, post):
+def test_tgi_compat_keeps_tgi_quirks(serve, post):
     config = RouterConfig(compat="tgi")
     ended = [TokenEvent(97, "a", -1.0, False), TokenEvent(98, "b", -1.0, False),
-             FinishedEvent(FinishReason.STOP_STRING, "ab", 2, lived())]
-    assert completed(post, ended, config=config)["choices"][0]["finish_reason"] == "stop_sequence"
-    chunks = streamed(post, ended, config=config)
+             FinishedEvent(FinishReason.STOP_STRING, "ab", 2, make_finished_timeline())]
+    assert post_chat(post, ended, config=config)["choices"][0]["finish_reason"] == "stop_sequence"
+    chunks = stream_chat(post, ended, config=config)
     assert [chunk["choices"][0]["delta"]["role"] for chunk in chunks] == ["assistant"] * 2
-    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED, config=config)["choices"]
+    [choice] = post_chat(post, TOOL_CALL_SCRIPT, tools=[PAINT_TOOL], template=TOOL_TEMPLATE, config=config)["choices"]
     assert choice["finish_reason"] == "stop"
-    [request] = asked(serve, {"presence_penalty": -0.5, "n": 3}, config=config)
+    [request] = post_and_get_requests(serve, {"presence_penalty": -0.5, "n": 3}, config=config)
     assert (request.sampling.repetition_penalty, request.sampling.presence_penalty) == (1.5, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Errors
 
-MISUNDERSTOOD = {
+MALFORMED_BODIES = {
     "no messages": ({}, "messages"),
     "messages that are text": ({"messages": "hi"}, "messages"),
     "empty messages": ({"messages": []}, "messages"),
@@ -343,7 +345,7 @@ MISUNDERSTOOD = {
     "a seed with a fraction": ({"seed": 1.5}, "seed"),
     "a model that is a number": ({"model": 5}, "model"),
 }
-NOT_ALLOWED = {
+INVALID_BODIES = {
     "no new tokens": ({"max_tokens": 0}, "`max_tokens` must be at least 1"),
     "more tokens than fit": ({"messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1000},
                              "`messages` (1018 tokens) and `max_tokens` (1000) must be at most 1600 together"),
@@ -371,9 +373,9 @@ NOT_ALLOWED = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "where"), MISUNDERSTOOD.values(), ids=MISUNDERSTOOD)
-def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream):
-    status, _, text = post(PATH, **({} if given == {} else {"messages": HELLO}) | {"stream": stream} | given)
+@pytest.mark.parametrize(("given", "where"), MALFORMED_BODIES.values(), ids=MALFORMED_BODIES)
+def test_malformed_field_is_named_in_the_error(post, given, where, stream):
+    status, _, text = post(CHAT_PATH, **({} if given == {} else {"messages": MESSAGES}) | {"stream": stream} | given)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] == where.partition(".")[0]
@@ -381,23 +383,23 @@ def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tools", [[], [PAINT]])
-def test_a_format_and_tools_exclude_each_other(post, tools, stream):
+@pytest.mark.parametrize("tools", [[], [PAINT_TOOL]])
+def test_tgi_rejects_response_format_together_with_tools(post, tools, stream):
     """The error has text-generation-inference's exact bytes."""
-    status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream,
-                           config=RouterConfig(compat="tgi"))
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, tools=tools, response_format={"type": "json_object"},
+                           stream=stream, config=RouterConfig(compat="tgi"))
     assert (status, text) == (
         422, '{"error":"Tool error: Grammar and tools are mutually exclusive","error_type":"tool_error"}')
 
 
-def test_text_as_a_format_is_none(post):
-    assert post(PATH, messages=HELLO, response_format={"type": "text"})[0] == 200
+def test_response_format_text_is_accepted(post):
+    assert post(CHAT_PATH, messages=MESSAGES, response_format={"type": "text"})[0] == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "message"), NOT_ALLOWED.values(), ids=NOT_ALLOWED)
-def test_what_is_not_allowed_has_its_status_on_streams_too(post, given, message, stream):
-    status, headers, text = post(PATH, **{"messages": HELLO, "stream": stream} | given)
+@pytest.mark.parametrize(("given", "message"), INVALID_BODIES.values(), ids=INVALID_BODIES)
+def test_invalid_value_is_rejected_before_streaming_starts(post, given, message, stream):
+    status, headers, text = post(CHAT_PATH, **{"messages": MESSAGES, "stream": stream} | given)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith(message)
@@ -406,18 +408,18 @@ def test_what_is_not_allowed_has_its_status_on_streams_too(post, given, message,
     assert len(headers["x-request-id"]) == 32
 
 
-def test_an_image_is_told_in_words_that_say_what_is_served(post):
+def test_image_content_is_rejected_with_a_clear_message(post):
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    _, _, text = post(PATH, messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}])
+    _, _, text = post(CHAT_PATH, messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}])
     assert json.loads(text)["error"]["message"].endswith("images and other parts are not served")
 
 
 @pytest.mark.parametrize(("template", "message"), [
     (None, "Template error: this model has no chat template"),
     (ChatTemplate("{{ raise_exception('roles must alternate') }}", {}), "Template error: roles must alternate")])
-def test_what_the_template_cannot_do_is_told(post, template, message):
+def test_template_failure_is_reported(post, template, message):
     for stream in (False, True):
-        status, _, text = post(PATH, messages=HELLO, template=template, stream=stream)
+        status, _, text = post(CHAT_PATH, messages=MESSAGES, template=template, stream=stream)
         error = json.loads(text)["error"]
         assert (status, error["param"]) == (400, "messages")
         assert error["message"].startswith(message)
@@ -426,10 +428,10 @@ def test_what_the_template_cannot_do_is_told(post, template, message):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("error", "status", "kind"), [
     (Overloaded("full", 3.5), 429, "rate_limit_error"), (NotReady("starting"), 503, "server_error")])
-def test_a_refusal_has_a_status(serve, error, status, kind, stream):
+def test_rejected_request_has_a_status_and_retry_after(serve, error, status, kind, stream):
     async def scenario(client, engine):
-        engine.refusals = [error]
-        answer = await client.post(PATH, json={"messages": HELLO, "stream": stream})
+        engine.submit_errors = [error]
+        answer = await client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": stream})
         assert (answer.status, (await answer.json())["error"]["type"]) == (status, kind)
         assert int(answer.headers["Retry-After"]) >= 1
     serve(scenario)
@@ -437,17 +439,17 @@ def test_a_refusal_has_a_status(serve, error, status, kind, stream):
 
 @pytest.mark.parametrize(("error", "status", "kind"), [
     (GenerationFailed("broken"), 500, "server_error"), (TimedOut("too late"), 408, "timeout_error")])
-def test_a_failure_is_told_by_its_status_or_within_the_stream(post, error, status, kind):
-    assert post(PATH, [FailedEvent(error)], messages=HELLO)[0] == status
-    token, failure = streamed(post, [TokenEvent(97, "a", -1.0, False), FailedEvent(error)])
+def test_failure_is_reported_by_status_or_within_the_stream(post, error, status, kind):
+    assert post(CHAT_PATH, [FailedEvent(error)], messages=MESSAGES)[0] == status
+    token, failure = stream_chat(post, [TokenEvent(97, "a", -1.0, False), FailedEvent(error)])
     assert token["choices"][0]["delta"]["content"] == "a"
     assert failure["error"]["type"] == kind
 
 
-def test_the_reader_of_a_cancelled_request_sees_that_the_end_is_missing(serve, caplog):
+def test_stream_of_a_cancelled_request_is_cut_off(serve, caplog):
     async def scenario(client, engine):
-        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
-        await engine.asked.wait()
+        answer = await client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": True})
+        await engine.request_received.wait()
         engine.streams[0].put(FailedEvent(Cancelled("too slow")))
         with pytest.raises(ClientPayloadError):
             await answer.text()
@@ -455,7 +457,7 @@ def test_the_reader_of_a_cancelled_request_sees_that_the_end_is_missing(serve, c
     assert not caplog.records
 
 
-def test_a_key_is_asked_for(post):
+def test_api_key_is_required(post):
     config = RouterConfig(api_key="sk-loom")
-    assert post(PATH, messages=HELLO, config=config)[0] == 401
-    assert post(PATH, messages=HELLO, config=config, headers={"Authorization": "Bearer sk-loom"})[0] == 200
+    assert post(CHAT_PATH, messages=MESSAGES, config=config)[0] == 401
+    assert post(CHAT_PATH, messages=MESSAGES, config=config, headers={"Authorization": "Bearer sk-loom"})[0] == 200

@@ -3,117 +3,127 @@
 import json
 
 import pytest
-from support.expected_streams import lived
+from support.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
-from router.http.openai.rendering import Extras, Label
-from router.http.openai.tool_rendering import SpokenChunks, spoken_json
-from router.http.transport.collect import Answer
+from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
+from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json
+from router.http.transport.collect import GenerationOutput
 from router.request import FinishReason, Request
-from router.text.response_parser import HERMES, Reader
-from router.validation.validator import Choice
+from router.text.response_parser import HERMES_FORMAT, StreamingResponseParser
+from router.validation.validator import ValidatedRequest
 
-LABEL = Label("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
-END = TokenEvent(256, "<|im_end|>", -0.5, True)
-CALL = '<tool_call>\n{"name": "stop", "arguments": {"at": "\u00e9"}}\n</tool_call>'
-TOLD = {"type": "function", "function": {"description": None, "name": "stop", "arguments": '{"at": "\u00e9"}'}}
+METADATA = ResponseMetadata("chatcmpl-1", 1_700_000_000, "loom", "0.1.0-native")
+END_TOKEN_EVENT = TokenEvent(256, "<|im_end|>", -0.5, True)
+TOOL_CALL_TEXT = '<tool_call>\n{"name": "stop", "arguments": {"at": "\u00e9"}}\n</tool_call>'
+TOOL_CALL_JSON = {"type": "function",
+                  "function": {"description": None, "name": "stop", "arguments": '{"at": "\u00e9"}'}}
 
 
-def tokens(text, size=3):
+def split_into_token_events(text, size=3):
     return [TokenEvent(1, text[place:place + size], -0.5, False) for place in range(0, len(text), size)]
 
 
-def end(text, reason=FinishReason.END_TOKEN):
-    return FinishedEvent(reason, text, len(tokens(text)) + 1, lived())
+def make_final_event(text, reason=FinishReason.END_TOKEN):
+    return FinishedEvent(reason, text, len(split_into_token_events(text)) + 1, make_finished_timeline())
 
 
-def whole(text, reason=FinishReason.END_TOKEN, prompt="", **extras):
-    said = [*tokens(text), *[END] * (reason is FinishReason.END_TOKEN)]
-    answer = Answer(Choice(Request("0", (1, 2), 5), None), said, [], end(text, reason))
-    [choice] = json.loads(spoken_json(LABEL, answer, Extras(**extras), Reader(HERMES, prompt)))["choices"]
+def render_choice(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
+    token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
+    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [],
+                              make_final_event(text, reason))
+    [choice] = json.loads(tool_chat_completion_json(METADATA, answer, ChatOutputOptions(**output_options),
+                                                    StreamingResponseParser(HERMES_FORMAT, prompt)))["choices"]
     return choice
 
 
-def streamed(text, reason=FinishReason.END_TOKEN, prompt="", **extras):
-    chunks = SpokenChunks(LABEL, 2, Extras(**extras), Reader(HERMES, prompt))
-    said = [*tokens(text), *[END] * (reason is FinishReason.END_TOKEN)]
-    bursts = [chunks.burst([token]) for token in said[:-1]] + [chunks.burst([said[-1], end(text, reason)])]
+def render_stream(text, reason=FinishReason.END_TOKEN, prompt="", **output_options):
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatOutputOptions(**output_options),
+                                          StreamingResponseParser(HERMES_FORMAT, prompt))
+    token_events = [*split_into_token_events(text), *[END_TOKEN_EVENT] * (reason is FinishReason.END_TOKEN)]
+    bursts = [chunks.render([token])
+              for token in token_events[:-1]] + [chunks.render([token_events[-1], make_final_event(text, reason)])]
     *lines, done, rest = b"".join(bursts).decode().split("\n\n")
-    assert (done, rest, chunks.ended) == ("data: [DONE]", "", True)
+    assert (done, rest, chunks.is_finished) == ("data: [DONE]", "", True)
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def deltas(chunks):
+def get_deltas(chunks):
     return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
 
 
-def without_id(call):
+def remove_call_id(call):
     assert call["id"].startswith("call_")
     return {key: value for key, value in call.items() if key != "id"}
 
 
-def test_text_is_the_content():
-    choice = whole("Hello, you.")
+def test_plain_text_becomes_the_content():
+    choice = render_choice("Hello, you.")
     assert (choice["message"], choice["finish_reason"]) == ({"role": "assistant", "content": "Hello, you."}, "stop")
 
 
-def test_a_call_is_told_without_content():
-    choice = whole(CALL)
+def test_tool_call_has_no_content():
+    choice = render_choice(TOOL_CALL_TEXT)
     assert choice["finish_reason"] == "tool_calls"
-    assert [without_id(call) for call in choice["message"].pop("tool_calls")] == [TOLD]
+    assert [remove_call_id(call) for call in choice["message"].pop("tool_calls")] == [TOOL_CALL_JSON]
     assert choice["message"] == {"role": "assistant"}
 
 
-def test_text_before_calls_is_told_as_well():
-    choice = whole(f"Well.\n{CALL}\n{CALL}")
+def test_text_before_tool_calls_is_kept_as_content():
+    choice = render_choice(f"Well.\n{TOOL_CALL_TEXT}\n{TOOL_CALL_TEXT}")
     assert choice["message"]["content"] == "Well."
     assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
 
 
 @pytest.mark.parametrize(("prompt", "text"), [
     ("", "<think>\nHm.\n</think>\nHello."), ("<|im_start|>assistant\n<think>\n", "Hm.\n</think>\nHello.")])
-def test_a_thought_is_told_apart_under_both_of_its_names(prompt, text):
-    message = whole(text, prompt=prompt)["message"]
+def test_reasoning_is_returned_under_both_field_names(prompt, text):
+    message = render_choice(text, prompt=prompt)["message"]
     assert (message["content"], message["reasoning"], message["reasoning_content"]) == ("Hello.", "Hm.", "Hm.")
 
 
-def test_a_call_that_was_cut_off_is_text_and_ends_by_its_length():
-    choice = whole(CALL[:30], FinishReason.LENGTH)
-    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL[:30], "length")
-    assert "".join(delta.get("content", "") for delta in deltas(streamed(CALL[:30], FinishReason.LENGTH))) == CALL[:30]
+def test_truncated_tool_call_stays_text_and_ends_by_length():
+    choice = render_choice(TOOL_CALL_TEXT[:30], FinishReason.LENGTH)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (TOOL_CALL_TEXT[:30], "length")
+    assert "".join(delta.get("content", "")
+                   for delta in get_deltas(render_stream(TOOL_CALL_TEXT[:30],
+                                                         FinishReason.LENGTH))) == TOOL_CALL_TEXT[:30]
 
 
-def test_a_stream_tells_text_as_it_comes_and_a_call_in_one_piece():
-    chunks = streamed(f"Well.\n{CALL}\n{CALL}")
-    told = deltas(chunks)
+def test_stream_sends_text_incrementally_and_each_call_in_one_chunk():
+    chunks = render_stream(f"Well.\n{TOOL_CALL_TEXT}\n{TOOL_CALL_TEXT}")
+    told = get_deltas(chunks)
     assert [delta.get("role") for delta in told] == ["assistant", *[None] * (len(told) - 1)]
     assert "".join(delta.get("content", "") for delta in told) == "Well."
     calls = [call for delta in told for call in delta.get("tool_calls", ())]
-    assert [without_id(call) for call in calls] == [{"index": 0, **TOLD}, {"index": 1, **TOLD}]
+    assert [remove_call_id(call) for call in calls] == [{"index": 0, **TOOL_CALL_JSON}, {"index": 1, **TOOL_CALL_JSON}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [*[None] * (len(chunks) - 1), "tool_calls"]
 
 
-def test_a_stream_without_calls_ends_as_others_do():
-    chunks = streamed("Hello, you.", usage=True)
-    assert "".join(delta.get("content", "") for delta in deltas(chunks)) == "Hello, you."
+def test_stream_without_tool_calls_ends_normally():
+    chunks = render_stream("Hello, you.", includes_usage=True)
+    assert "".join(delta.get("content", "") for delta in get_deltas(chunks)) == "Hello, you."
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
 
 
-def test_logprobs_are_told_of_every_token_also_of_those_of_a_call():
-    for chunks in (streamed(CALL, logprobs=True), streamed("Hello.", logprobs=True)):
+def test_logprobs_cover_every_token_including_tool_calls():
+    for chunks in (render_stream(TOOL_CALL_TEXT, includes_logprobs=True),
+                   render_stream("Hello.", includes_logprobs=True)):
         told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
         assert told[-1]["token"] == "<|im_end|>"
-    assert "".join(entry["token"] for entry in whole(CALL, logprobs=True)["logprobs"]["content"]) == f"{CALL}<|im_end|>"
+    assert "".join(entry["token"] for entry in render_choice(TOOL_CALL_TEXT, includes_logprobs=True)["logprobs"][
+        "content"]) == f"{TOOL_CALL_TEXT}<|im_end|>"
 
 
-@pytest.mark.parametrize("text", ["Hello, you.", CALL, f"Well.{CALL}"])
-def test_an_end_token_that_the_shape_does_not_know_is_no_text(text):
+@pytest.mark.parametrize("text", ["Hello, you.", TOOL_CALL_TEXT, f"Well.{TOOL_CALL_TEXT}"])
+def test_unknown_end_token_is_not_sent_as_content(text):
     """Regression: with Hermes' template and the model's own end token, that token was sent as content."""
     end_token = TokenEvent(2, "<|the end|>", -0.5, True)
-    said = [*tokens(text), end_token]
-    told = FinishedEvent(FinishReason.END_TOKEN, text, len(said), lived())
-    answer = Answer(Choice(Request("0", (1, 2), 5), None), said, [], told)
-    assert "the end" not in spoken_json(LABEL, answer, Extras(), Reader(HERMES, ""))
-    chunks = SpokenChunks(LABEL, 2, Extras(), Reader(HERMES, ""))
-    assert b"the end" not in chunks.burst([*said, told])
+    said = [*split_into_token_events(text), end_token]
+    told = FinishedEvent(FinishReason.END_TOKEN, text, len(said), make_finished_timeline())
+    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), said, [], told)
+    assert "the end" not in tool_chat_completion_json(METADATA, answer, ChatOutputOptions(),
+                                                      StreamingResponseParser(HERMES_FORMAT, ""))
+    chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatOutputOptions(), StreamingResponseParser(HERMES_FORMAT, ""))
+    assert b"the end" not in chunks.render([*said, told])

@@ -7,78 +7,78 @@ from math import sqrt
 from struct import unpack
 
 import pytest
-from support.fake_adapter_store import Store
-from support.in_process_server import play
-from support.simulated_world import expected_told
+from support.fake_adapter_store import FakeAdapterStore
+from support.in_process_server import play_scenario
+from support.simulated_world import compute_expected_pooled
 
-from router.request import Request, Resource, Wish
+from router.request import Request, RequestKind, Resource
 
 TEXT = "a loom"
 
 
-def vector(model, text=TEXT, adapter=None):
+def expected_vector(model, text=TEXT, adapter=None):
     tokens = tuple(text.encode()) if isinstance(text, str) else text
-    return expected_told(Request("r", tokens, 0, wish=Wish.VECTOR, adapter=adapter), model)
+    return compute_expected_pooled(Request("r", tokens, 0, kind=RequestKind.EMBED, adapter=adapter), model)
 
 
-def told(tmp_path, path, body, **given):
+def post_json(tmp_path, path, body, **settings):
     """Return status, answer, headers and the simulated model."""
-    found = []
+    response_parts = []
 
-    async def story(weft):
-        async with weft.http.post(path, json=body) as answer:
-            found.extend((answer.status, json.loads(await answer.read()), answer.headers, weft.model))
-        await weft.engine.drained()
+    async def scenario(weft):
+        async with weft.http_session.post(path, json=body) as answer:
+            response_parts.extend((answer.status, json.loads(await answer.read()), answer.headers, weft.model))
+        await weft.engine.wait_until_drained()
 
-    play(story, tmp_path, http=True, **given)
-    return found
-
-
-def embed(tmp_path, **body):
-    return told(tmp_path, "/embed", body)
+    play_scenario(scenario, tmp_path, http=True, **settings)
+    return response_parts
 
 
-def embeddings(tmp_path, *, compat="", given=(), **body):
-    return told(tmp_path, "/v1/embeddings", body, **({"compat": compat} if compat else {}), **dict(given))
+def post_embed(tmp_path, **body):
+    return post_json(tmp_path, "/embed", body)
 
 
-def test_a_text_becomes_its_vector(tmp_path):
-    status, answer, headers, model = embed(tmp_path, inputs=TEXT, parameters=None, stream=False)
-    assert (status, answer) == (200, {"embeddings": vector(model)})
+def post_embeddings(tmp_path, *, compat="", settings=(), **body):
+    return post_json(tmp_path, "/v1/embeddings", body, **({"compat": compat} if compat else {}), **dict(settings))
+
+
+def test_embed_returns_the_vector_of_the_text(tmp_path):
+    status, answer, headers, model = post_embed(tmp_path, inputs=TEXT, parameters=None, stream=False)
+    assert (status, answer) == (200, {"embeddings": expected_vector(model)})
     assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("6", "0")
     assert headers["x-compute-characters"] == "6"
 
 
-def test_openai_asks_for_several_and_hears_how_many_tokens_they_had(tmp_path):
-    status, answer, _, model = embeddings(tmp_path, input=[TEXT, [5, 6]], model="x")
+def test_openai_embeddings_take_several_inputs_and_count_their_tokens(tmp_path):
+    status, answer, _, model = post_embeddings(tmp_path, input=[TEXT, [5, 6]], model="x")
     assert status == 200
     assert answer == {
         "object": "list", "model": "simulated", "usage": {"prompt_tokens": 8, "total_tokens": 8},
-        "data": [{"object": "embedding", "index": 0, "embedding": vector(model)},
-                 {"object": "embedding", "index": 1, "embedding": vector(model, (5, 6))}]}
+        "data": [{"object": "embedding", "index": 0, "embedding": expected_vector(model)},
+                 {"object": "embedding", "index": 1, "embedding": expected_vector(model, (5, 6))}]}
 
 
 @pytest.mark.parametrize("given", [TEXT, list(TEXT.encode())])
-def test_one_text_needs_no_list(tmp_path, given):
-    _, answer, _, model = embeddings(tmp_path, input=given)
-    assert [row["embedding"] for row in answer["data"]] == [vector(model)]
+def test_single_input_needs_no_list(tmp_path, given):
+    _, answer, _, model = post_embeddings(tmp_path, input=given)
+    assert [row["embedding"] for row in answer["data"]] == [expected_vector(model)]
 
 
-def test_bytes_of_base64_are_the_same_numbers(tmp_path):
-    _, answer, _, model = embeddings(tmp_path, input=TEXT, encoding_format="base64")
-    assert list(unpack("<16f", b64decode(answer["data"][0]["embedding"]))) == vector(model)
+def test_base64_encoding_holds_the_same_numbers(tmp_path):
+    _, answer, _, model = post_embeddings(tmp_path, input=TEXT, encoding_format="base64")
+    assert list(unpack("<16f", b64decode(answer["data"][0]["embedding"]))) == expected_vector(model)
 
 
-def test_the_first_dimensions_are_as_long_as_one_again(tmp_path):
-    _, answer, _, model = embeddings(tmp_path, input=TEXT, dimensions=3)
-    first = vector(model)[:3]
+def test_truncated_dimensions_are_normalized_again(tmp_path):
+    _, answer, _, model = post_embeddings(tmp_path, input=TEXT, dimensions=3)
+    first = expected_vector(model)[:3]
     norm = sqrt(sum(value * value for value in first))
     assert answer["data"][0]["embedding"] == pytest.approx([value / norm for value in first])
 
 
-def test_lorax_has_a_shape_of_its_own(tmp_path):
-    _, answer, _, model = embeddings(tmp_path, compat="lorax", input=[TEXT])
-    assert answer == {"embeddings": [{"object": "embedding", "index": 0, "embedding": vector(model)}]}
+def test_lorax_embeddings_have_their_own_format(tmp_path):
+    _, answer, _, model = post_embeddings(tmp_path, compat="lorax", input=[TEXT])
+    assert answer == {"embeddings": [{"object": "embedding", "index": 0, "embedding": expected_vector(model)}]}
 
 
 @pytest.mark.parametrize(("body", "part"), [
@@ -90,29 +90,29 @@ def test_lorax_has_a_shape_of_its_own(tmp_path):
     ({"input": TEXT, "encoding_format": "hex"}, "encoding_format"), ({}, "input"),
     ({"input": TEXT, "parameters": {"adapter_id": "a", "merged_adapters": {"ids": ["a"]}}}, "at most one of"),
     ({"input": TEXT, "parameters": {"adapter_id": "a"}}, "served without adapters")])
-def test_what_is_wrong_is_told(tmp_path, body, part):
-    status, answer, *_ = embeddings(
-        tmp_path, given={"max_client_batch_size": 4, "max_batch_prefill_tokens": 40, "block_size": 16,
-                         "max_input_tokens": 100, "max_total_tokens": 200}, **body)
+def test_invalid_embedding_requests_are_rejected(tmp_path, body, part):
+    status, answer, *_ = post_embeddings(
+        tmp_path, settings={"max_client_batch_size": 4, "max_batch_prefill_tokens": 40, "block_size": 16,
+                            "max_input_tokens": 100, "max_total_tokens": 200}, **body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert part in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [
     {"input": "x", "dimensions": 0}, {"input": "x", "dimensions": 17}, {"input": "x" * 41}, {"input": ["x"] * 2049}])
-def test_what_is_wrong_has_a_status_of_its_own_with_lorax(tmp_path, body):
-    status, answer, *_ = embeddings(tmp_path, compat="lorax", given={"max_batch_prefill_tokens": 40}, **body)
+def test_lorax_embedding_errors_have_status_400(tmp_path, body):
+    status, answer, *_ = post_embeddings(tmp_path, compat="lorax", settings={"max_batch_prefill_tokens": 40}, **body)
     assert (status, answer["error_type"]) == (400, "invalid_input")
     assert answer["error"].startswith("Input validation error: ")
 
 
-def test_lorax_has_it_on_no_other_route(tmp_path):
-    status, answer, *_ = told(tmp_path, "/embed", {"inputs": ""}, compat="lorax")
+def test_lorax_embed_route_keeps_status_422(tmp_path):
+    status, answer, *_ = post_json(tmp_path, "/embed", {"inputs": ""}, compat="lorax")
     assert (status, answer["error_type"]) == (422, "validation")
 
 
-def test_a_model_that_makes_none_says_what_it_does(tmp_path):
-    status, answer, *_ = told(tmp_path, "/embed", {"inputs": TEXT}, embedding_width=0, num_labels=3)
+def test_model_without_embeddings_says_what_it_serves(tmp_path):
+    status, answer, *_ = post_json(tmp_path, "/embed", {"inputs": TEXT}, embedding_width=0, num_labels=3)
     assert (status, answer["error_type"]) == (422, "validation")
     assert answer["error"].endswith("this model does not make embeddings; it generates text (/generate, "
                                     "/v1/chat/completions) and labels tokens (/classify)")
@@ -121,85 +121,87 @@ def test_a_model_that_makes_none_says_what_it_does(tmp_path):
 @pytest.mark.parametrize(("path", "body"), [
     ("/generate", {"inputs": TEXT}), ("/v1/completions", {"prompt": TEXT}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]})])
-def test_a_model_that_generates_nothing_says_what_it_does(tmp_path, path, body):
-    status, answer, *_ = told(tmp_path, path, body, generation=False)
+def test_model_without_generation_says_what_it_serves(tmp_path, path, body):
+    status, answer, *_ = post_json(tmp_path, path, body, generation=False)
     assert status == (422 if path == "/generate" else 400)
     message = answer["error"] if path == "/generate" else answer["error"]["message"]
     assert message.endswith("does not generate text; it makes embeddings (/embed, /v1/embeddings)")
 
 
-def test_what_fails_on_a_shard_is_a_failure_of_the_server(tmp_path):
-    status, answer, *_ = told(tmp_path, "/embed", {"inputs": TEXT}, faults="fail_sequence@embed")
+def test_shard_failure_is_a_server_error(tmp_path):
+    status, answer, *_ = post_json(tmp_path, "/embed", {"inputs": TEXT}, faults="fail_sequence@embed")
     assert (status, answer["error_type"]) == (500, "embedding_failure")
     assert answer["error"] == "Embedding Failure: the model's output was not a number"
 
 
 @pytest.mark.parametrize("name", ["", "__base_model__"])
-def test_the_model_itself_is_no_adapter(tmp_path, name):
-    _, answer, _, model = embed(tmp_path, inputs=TEXT, parameters={"adapter_id": name})
-    assert answer["embeddings"] == vector(model)
+def test_base_model_name_is_not_an_adapter(tmp_path, name):
+    _, answer, _, model = post_embed(tmp_path, inputs=TEXT, parameters={"adapter_id": name})
+    assert answer["embeddings"] == expected_vector(model)
 
 
-def test_an_adapter_is_gone_by(tmp_path):
+def test_embedding_uses_the_requested_adapter(tmp_path):
     body = {"inputs": TEXT, "parameters": {"adapter_id": "a", "adapter_source": "hub", "api_token": "t"}}
-    status, answer, _, model = told(tmp_path, "/embed", body, store=Store())
+    status, answer, _, model = post_json(tmp_path, "/embed", body, store=FakeAdapterStore())
     assert status == 200
-    assert answer["embeddings"] in [vector(model, adapter=Resource("adapter", number)) for number in (1, 2)]
+    assert answer["embeddings"] in [expected_vector(model, adapter=Resource("adapter", number)) for number in (1, 2)]
 
 
-def test_adapters_may_be_merged_for_it(tmp_path):
+def test_embedding_can_use_merged_adapters(tmp_path):
     merged = {"ids": ["a", "b"], "weights": [1, 0.5], "merge_strategy": "TIES", "density": 0.5}
-    store = Store()
-    status, *_ = told(tmp_path, "/embed", {"inputs": TEXT, "parameters": {"merged_adapters": merged}}, store=store)
-    (question,) = store.asked("merge")
+    store = FakeAdapterStore()
+    status, *_ = post_json(tmp_path, "/embed", {"inputs": TEXT, "parameters": {"merged_adapters": merged}}, store=store)
+    (question,) = store.requests_of("merge")
     assert status == 200
     assert (question["strategy"], question["weights"], question["density"]) == ("ties", [1.0, 0.5], 0.5)
 
 
-def test_whoever_leaves_leaves_nothing_behind_and_others_are_answered(tmp_path):
-    async def story(weft):
-        async def ask(text):
-            async with weft.http.post("/embed", json={"inputs": text}) as answer:
+def test_disconnected_client_leaves_nothing_behind_and_others_are_served(tmp_path):
+    async def scenario(weft):
+        async def embed_text(text):
+            async with weft.http_session.post("/embed", json={"inputs": text}) as answer:
                 return json.loads(await answer.read())["embeddings"]
-        first = asyncio.create_task(ask("x" * 30))
-        await weft.gate.arrival()
-        submitted = weft.watch("submit")
-        left, other = asyncio.create_task(ask("leaves")), asyncio.create_task(ask("stays"))
+        first = asyncio.create_task(embed_text("x" * 30))
+        await weft.gate.wait_for_step()
+        submitted = weft.watch_scheduler_calls("submit")
+        left, other = asyncio.create_task(embed_text("leaves")), asyncio.create_task(embed_text("stays"))
         await submitted.get()
         await submitted.get()
-        cancelled = weft.watch("cancel")
+        cancelled = weft.watch_scheduler_calls("cancel")
         left.cancel()
         await cancelled.get()
-        weft.gate.open()
-        assert await first == vector(weft.model, "x" * 30)
-        assert await other == vector(weft.model, "stays")
+        weft.gate.release_all()
+        assert await first == expected_vector(weft.model, "x" * 30)
+        assert await other == expected_vector(weft.model, "stays")
         await weft.check_idle()
 
-    play(story, tmp_path, http=True, gated=True, look_ahead=1)
+    play_scenario(scenario, tmp_path, http=True, gated=True, look_ahead=1)
 
 
 @pytest.mark.parametrize("faults", ["step_error@embed:1", "die@embed:1", "wrong@embed:1:token", "refuse@embed:1"])
-def test_losses_are_not_noticed_by_clients(tmp_path, faults):
-    async def story(weft):
-        async def ask(text):
-            async with weft.http.post("/v1/embeddings", json={"input": [text, "company"]}) as answer:
+def test_shard_losses_are_invisible_to_embedding_clients(tmp_path, faults):
+    async def scenario(weft):
+        async def embed_text(text):
+            async with weft.http_session.post("/v1/embeddings", json={"input": [text, "company"]}) as answer:
                 return [row["embedding"] for row in json.loads(await answer.read())["data"]]
         texts = ["one", "another", "a third"]
-        heard = await asyncio.gather(*map(ask, texts), weft.stream("generated meanwhile"))
-        assert heard[:3] == [[vector(weft.model, text), vector(weft.model, "company")] for text in texts]
-        assert heard[3][-1]["generated_text"] == weft.expected_text("generated meanwhile")
+        heard = await asyncio.gather(*map(embed_text, texts), weft.generate_stream("generated meanwhile"))
+        assert heard[:3] == [[expected_vector(weft.model, text), expected_vector(weft.model, "company")]
+                             for text in texts]
+        assert heard[3][-1]["generated_text"] == weft.compute_expected_text("generated meanwhile")
         await weft.check_idle()
 
-    play(story, tmp_path, http=True, faults=faults)
+    play_scenario(scenario, tmp_path, http=True, faults=faults)
 
 
-def test_its_time_may_run_out(tmp_path):
-    async def story(weft):
+def test_embedding_request_can_time_out(tmp_path):
+    async def scenario(weft):
         first = asyncio.create_task(weft.generate("x", 3))
-        await weft.gate.arrival()
-        async with weft.http.post("/embed", json={"inputs": TEXT}, headers={"x-request-timeout-ms": "30"}) as answer:
+        await weft.gate.wait_for_step()
+        async with weft.http_session.post("/embed", json={"inputs": TEXT},
+                                          headers={"x-request-timeout-ms": "30"}) as answer:
             assert (answer.status, json.loads(await answer.read())["error_type"]) == (408, "timeout")
-        weft.gate.open()
+        weft.gate.release_all()
         (await first).close()
 
-    play(story, tmp_path, http=True, gated=True, look_ahead=1)
+    play_scenario(scenario, tmp_path, http=True, gated=True, look_ahead=1)

@@ -1,22 +1,23 @@
 """Server and model information (/info, /v1/models)."""
 
 import pytest
-from support.fake_adapter_store import Store
+from support.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
-from router.http.transport.generate import About
+from router.http.transport.generate import ServedModel
 
 
-@pytest.mark.parametrize(("about", "told"), [
-    (About(), ("loom", None)), (About("weft/demo"), ("weft/demo", None)), (About("a", "is old"), ("a", "is old"))])
-def test_it_tells_the_name_and_what_users_should_know_of_a_model(serve, about, told):
+@pytest.mark.parametrize(("about", "told"),
+                         [(ServedModel(), ("loom", None)), (ServedModel("weft/demo"), ("weft/demo", None)),
+                          (ServedModel("a", "is old"), ("a", "is old"))])
+def test_info_reports_the_model_name_and_notice(serve, about, told):
     async def scenario(client, _):
         info = await (await client.get("/info")).json()
         assert (info["model_id"], info["notice"]) == told
     serve(scenario, about=about)
 
 
-def test_it_tells_model_and_effective_limits(serve):
+def test_info_reports_the_model_and_effective_limits(serve):
     async def scenario(client, engine):
         info = await (await client.get("/info")).json()
         assert [info[name] for name in ("model_id", "model_dtype", "model_device_type", "num_shard")] == [
@@ -29,19 +30,19 @@ def test_it_tells_model_and_effective_limits(serve):
     serve(scenario, config=RouterConfig(validation_workers=1, max_client_batch_size=3))
 
 
-def test_the_model_is_listed_as_clients_of_openai_expect_it(serve):
+def test_model_list_has_the_openai_format(serve):
     async def scenario(client, _):
         assert await (await client.get("/v1/models")).json() == {"object": "list", "data": [
             {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}
-    serve(scenario, about=About("a/b"))
+    serve(scenario, about=ServedModel("a/b"))
 
 
-def adapter(name, root):
+def adapter_json(name, root):
     return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom"}
 
 
-@pytest.mark.parametrize(("key", "others"), [("", [adapter("b", "b")]), ("sk-one", [])])
-def test_adapters_are_listed_but_not_what_tenants_use_nor_what_is_private(serve, key, others):
+@pytest.mark.parametrize(("key", "others"), [("", [adapter_json("b", "b")]), ("sk-one", [])])
+def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key, others):
     async def scenario(client, _):
         for name in ("b", "secret", "mine"):
             body = {"inputs": "x", "parameters": {"adapter_id": name, "api_token": "key"}}
@@ -49,6 +50,6 @@ def test_adapters_are_listed_but_not_what_tenants_use_nor_what_is_private(serve,
             assert answer.status == 200
         base, *adapters = (await (await client.get("/v1/models")).json())["data"]
         assert base == {"id": "loom", "object": "model", "created": 0, "owned_by": "loom"}
-        assert adapters == [*others, adapter("mine", "a")]
+        assert adapters == [*others, adapter_json("mine", "a")]
     config = RouterConfig(api_key=key, preloaded_adapter_ids=("mine=a",))
-    serve(scenario, store=Store(), config=config)
+    serve(scenario, store=FakeAdapterStore(), config=config)

@@ -8,40 +8,40 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.config import RouterConfig
-from router.http.app import cut_off
-from router.http.routes.tokenize import PER_PIECE, json_pieces, send_json
+from router.http.app import abort_connection
+from router.http.routes.tokenize import TOKENS_PER_PIECE, json_list_pieces, send_json
 from router.text.chat_template import ChatTemplate
 
-HELLO = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def tokens(post, text, **given):
-    status, _, answer = post("/tokenize", inputs=text, **given)
+def tokenize(post, text, **post_options):
+    status, _, answer = post("/tokenize", inputs=text, **post_options)
     assert status == 200, answer
     return json.loads(answer)
 
 
-def test_every_token_is_told_with_its_place(post):
-    assert tokens(post, "weft") == [
+def test_every_token_has_its_offsets(post):
+    assert tokenize(post, "weft") == [
         {"id": ord(letter), "text": letter, "start": place, "stop": place + 1} for place, letter in enumerate("weft")]
 
 
-def test_places_count_bytes(post):
-    told = tokens(post, "\u00e9\U0001f600x")
+def test_offsets_count_bytes(post):
+    told = tokenize(post, "\u00e9\U0001f600x")
     assert [token["id"] for token in told] == list("\u00e9\U0001f600x".encode())
     assert (told[-1]["start"], told[-1]["stop"], told[-1]["text"]) == (6, 7, "x")
     assert {(token["start"], token["stop"]) for token in told[:2]} == {(0, 2)}
 
 
-def test_nothing_is_cut(post):
-    assert len(tokens(post, "x" * 1500, parameters={"truncate": 3})) == 1500
+def test_truncate_does_not_apply_to_tokenize(post):
+    assert len(tokenize(post, "x" * 1500, parameters={"truncate": 3})) == 1500
 
 
 @pytest.mark.parametrize(("path", "field", "body"), [
     ("/tokenize", "inputs", lambda text: {"inputs": text, "parameters": {"truncate": 3}}),
     ("/chat_tokenize", "messages", lambda text: {"messages": [{"role": "user", "content": text}]})])
 @pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
-def test_a_prompt_may_be_as_long_as_one_to_generate_from(post, path, field, body, compat):
+def test_tokenize_accepts_prompts_up_to_the_input_limit(post, path, field, body, compat):
     config = RouterConfig(max_input_tokens=1000, compat=compat)
     frame = len("user: \nassistant: ") if field == "messages" else 0
     assert post(path, config=config, **body("x" * (1000 - frame)))[0] == 200
@@ -52,7 +52,7 @@ def test_a_prompt_may_be_as_long_as_one_to_generate_from(post, path, field, body
                  "shorten it", "error_type": "validation"}
 
 
-def test_an_encoder_tells_as_many_as_it_reads_at_once(serve):
+def test_encoder_tokenizes_up_to_its_model_length(serve):
     async def scenario(client, engine):
         for length, status in ((2048, 200), (2049, 422)):
             answer = await client.post("/tokenize", json={"inputs": "x" * length})
@@ -61,15 +61,15 @@ def test_an_encoder_tells_as_many_as_it_reads_at_once(serve):
     serve(scenario, generation=False)
 
 
-def test_a_long_answer_is_made_of_pieces_that_are_the_json_of_all():
-    for length in (0, 1, PER_PIECE - 1, PER_PIECE, PER_PIECE + 1, 3 * PER_PIECE):
+def test_long_response_is_sent_in_pieces_of_valid_json():
+    for length in (0, 1, TOKENS_PER_PIECE - 1, TOKENS_PER_PIECE, TOKENS_PER_PIECE + 1, 3 * TOKENS_PER_PIECE):
         told = [{"id": number} for number in range(length)]
-        pieces = [*json_pieces(told)]
+        pieces = [*json_list_pieces(told)]
         assert b"".join(pieces).decode() == json.dumps(told)
-        assert len(pieces) == 1 + -(-length // PER_PIECE)
+        assert len(pieces) == 1 + -(-length // TOKENS_PER_PIECE)
 
 
-def test_whoever_does_not_read_is_given_up(serve):
+def test_client_that_does_not_read_is_disconnected(serve):
     async def scenario(client, engine):
         given_up = asyncio.Event()
 
@@ -77,7 +77,7 @@ def test_whoever_does_not_read_is_given_up(serve):
             with pytest.raises(ConnectionResetError, match="the client did not read for"):
                 await send_json(request, [bytes(100_000)] * 1000, 0.01)
             given_up.set()
-            return cut_off(request)
+            return abort_connection(request)
         app = web.Application()
         app.add_routes([web.get("/", send)])
         async with TestServer(app) as server:
@@ -89,16 +89,16 @@ def test_whoever_does_not_read_is_given_up(serve):
     serve(scenario)
 
 
-def test_nothing_is_generated(serve):
+def test_tokenize_routes_generate_nothing(serve):
     async def scenario(client, engine):
         await client.post("/tokenize", json={"inputs": "x"})
-        await client.post("/chat_tokenize", json={"messages": HELLO})
+        await client.post("/chat_tokenize", json={"messages": MESSAGES})
         assert not engine.requests
     serve(scenario)
 
 
-def test_of_a_chat_the_prompt_is_told_as_well(post):
-    status, _, text = post("/chat_tokenize", messages=HELLO)
+def test_chat_tokenize_also_returns_the_rendered_prompt(post):
+    status, _, text = post("/chat_tokenize", messages=MESSAGES)
     told = json.loads(text)
     assert (status, told["templated_text"]) == (200, "user: hi\nassistant: ")
     assert "".join(token["text"] for token in told["tokenize_response"]) == told["templated_text"]
@@ -108,11 +108,12 @@ def test_of_a_chat_the_prompt_is_told_as_well(post):
     ("/tokenize", {"inputs": ""}, 422, "validation"), ("/tokenize", {"inputs": 5}, 422, "validation"),
     ("/chat_tokenize", {"messages": []}, 422, "validation"),
     ("/tokenize", {}, 422, "validation")])
-def test_what_is_wrong_is_told(post, path, body, status, error_type):
+def test_invalid_tokenize_request_is_rejected(post, path, body, status, error_type):
     got, _, text = post(path, **body)
     assert (got, json.loads(text)["error_type"]) == (status, error_type)
 
 
-def test_a_template_that_fails_is_told(post):
-    status, _, text = post("/chat_tokenize", messages=HELLO, template=ChatTemplate("{{ raise_exception('no') }}", {}))
+def test_template_failure_is_reported(post):
+    status, _, text = post("/chat_tokenize", messages=MESSAGES,
+                           template=ChatTemplate("{{ raise_exception('no') }}", {}))
     assert (status, json.loads(text)["error_type"]) == (422, "template_error")

@@ -4,152 +4,155 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from support.fake_adapter_store import Store
+from support.fake_adapter_store import FakeAdapterStore
 
-from router.adapters.reference import Merged, Named
+from router.adapters.reference import AdapterReference, MergedAdapterReference
 from router.config import RouterConfig
-from router.http.transport.adapter_names import Adapted, called, is_base
+from router.http.transport.adapter_names import AdapterParameters, adapter_for_stream_headers, is_base_model
 
-HELLO = {"messages": [{"role": "user", "content": "hi"}]}
-BODIES = {"/generate": {"inputs": "hi"}, "/v1/chat/completions": HELLO, "/v1/completions": {"prompt": "hi"}}
-KEPT = RouterConfig(preloaded_adapter_ids=("mine=a",), adapter_source="local")
-
-
-def adapter(token="", **given):
-    return Adapted.model_validate(given).adapter(token)
+CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}]}
+BODY_BY_PATH = {"/generate": {"inputs": "hi"}, "/v1/chat/completions": CHAT_BODY, "/v1/completions": {"prompt": "hi"}}
+PRELOADED_CONFIG = RouterConfig(preloaded_adapter_ids=("mine=a",), adapter_source="local")
 
 
-def naming(path, name, **more):
+def read_adapter_reference(token="", **fields):
+    return AdapterParameters.model_validate(fields).adapter_reference(token)
+
+
+def body_with_adapter(path, name, **fields):
     """Return a body of the route that names an adapter in the route's own field."""
-    return BODIES[path] | ({"parameters": {"adapter_id": name, **more}} if path == "/generate" else
-                           {"model": name, **more})
+    return BODY_BY_PATH[path] | ({"parameters": {"adapter_id": name, **fields}} if path == "/generate" else
+                                 {"model": name, **fields})
 
 
 @pytest.mark.parametrize("name", [None, "", "__base_model__"])
-def test_the_model_itself_has_names_too(name):
-    assert adapter(adapter_id=name) is None
+def test_base_model_names_are_not_adapters(name):
+    assert read_adapter_reference(adapter_id=name) is None
 
 
-def test_an_adapter_has_a_source_and_the_token_of_its_client():
-    assert adapter(adapter_id="a") == Named("a")
-    assert adapter(adapter_id="a", adapter_source="") == Named("a")
-    assert adapter(adapter_id="a", adapter_source="s3") == Named("a", "s3")
-    assert (adapter("theirs", adapter_id="a").token, adapter("theirs", adapter_id="a", api_token="x").token) == (
-        "theirs", "x")
+def test_adapter_reference_has_the_source_and_the_client_token():
+    assert read_adapter_reference(adapter_id="a") == AdapterReference("a")
+    assert read_adapter_reference(adapter_id="a", adapter_source="") == AdapterReference("a")
+    assert read_adapter_reference(adapter_id="a", adapter_source="s3") == AdapterReference("a", "s3")
+    assert (read_adapter_reference("theirs", adapter_id="a").source_token,
+            read_adapter_reference("theirs", adapter_id="a", api_token="x").source_token) == ("theirs", "x")
 
 
-def test_several_are_merged_of_one_source():
+def test_merged_adapters_share_one_source():
     given = {"ids": ["a", "b"], "weights": [1, 0.5], "merge_strategy": "DARE_ties", "density": 0.5}
-    assert adapter(merged_adapters=given, adapter_source="hub") == Merged(
-        (Named("a", "hub"), Named("b", "hub")), (1.0, 0.5), "dare_ties", 0.5)
-    assert adapter(merged_adapters={"ids": ["a"]}) == Merged((Named("a"),), ())
+    assert read_adapter_reference(merged_adapters=given, adapter_source="hub") == MergedAdapterReference(
+        (AdapterReference("a", "hub"), AdapterReference("b", "hub")), (1.0, 0.5), "dare_ties", 0.5)
+    assert read_adapter_reference(merged_adapters={"ids": ["a"]}) == MergedAdapterReference((AdapterReference("a"),),
+                                                                                            ())
 
 
-def test_a_token_is_not_shown():
-    assert "mine" not in repr(Adapted(api_token="mine")) + repr(adapter(adapter_id="a", api_token="mine"))
+def test_source_token_is_not_in_the_repr():
+    assert "mine" not in repr(AdapterParameters(api_token="mine")) + repr(read_adapter_reference(adapter_id="a",
+                                                                                                 api_token="mine"))
 
 
 @pytest.mark.parametrize("given", [{"ids": []}, {"ids": ["a"], "density": None}, {}], ids=str)
-def test_what_is_not_there_is_not_made_up(given):
+def test_missing_merge_fields_are_not_filled_in(given):
     if given == {"ids": []}:
-        assert adapter(merged_adapters=given) == Merged((), ())
+        assert read_adapter_reference(merged_adapters=given) == MergedAdapterReference((), ())
     else:
         with pytest.raises(ValidationError):
-            Adapted.model_validate({"merged_adapters": given})
+            AdapterParameters.model_validate({"merged_adapters": given})
 
 
 @pytest.mark.parametrize("name", [
     None, "", "tgi", "dummy", "base", "__base_model__", "org/model", "http://127.0.0.1:3000", "HTTPS://host/v1"])
-def test_names_that_clients_have_for_the_model(name):
-    assert is_base(name, "org/model")
+def test_base_model_names_are_recognized(name):
+    assert is_base_model(name, "org/model")
 
 
 @pytest.mark.parametrize("name", ["org/adapter", "model", "s3://bucket/a", "Base"])
-def test_any_other_name_is_an_adapters(name):
-    assert not is_base(name, "org/model")
+def test_other_names_belong_to_adapters(name):
+    assert not is_base_model(name, "org/model")
 
 
-def test_what_is_no_name_is_not_told():
-    assert called(None, Named("a")) is None
+def test_adapter_name_is_unknown_without_a_registry():
+    assert adapter_for_stream_headers(None, AdapterReference("a")) is None
 
 
 # -- in requests
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_a_request_goes_by_the_adapter_that_it_names_and_its_head_says_so(serve, path):
+@pytest.mark.parametrize("path", BODY_BY_PATH)
+def test_request_uses_the_adapter_it_names_and_headers_report_it(serve, path):
     async def scenario(client, engine):
         for stream in (False, True):
             route = "/generate_stream" if (path, stream) == ("/generate", True) else path
             for name, told in (("b", ("b", "local")), ("mine", ("a", "local"))):
-                answer = await client.post(route, json=naming(path, name) | {"stream": stream})
+                answer = await client.post(route, json=body_with_adapter(path, name) | {"stream": stream})
                 assert (answer.headers["x-adapter-id"], answer.headers["x-adapter-source"]) == told
-            answer = await client.post(route, json=BODIES[path] | {"stream": stream})
+            answer = await client.post(route, json=BODY_BY_PATH[path] | {"stream": stream})
             assert "x-adapter-id" not in answer.headers
         return [request.adapter is not None for request in engine.requests]
-    assert serve(scenario, store=Store(), config=KEPT) == [True, True, False] * 2
+    assert serve(scenario, store=FakeAdapterStore(), config=PRELOADED_CONFIG) == [True, True, False] * 2
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_the_token_of_a_client_goes_where_its_adapter_comes_from(serve, path):
+@pytest.mark.parametrize("path", BODY_BY_PATH)
+def test_client_token_is_sent_to_the_adapter_source(serve, path):
     async def scenario(client, _):
         for more in ({}, {"api_token": "key"}):
             answer = await client.post(
-                path, json=naming(path, "secret", **more), headers={"Authorization": "Bearer hf_x"})
+                path, json=body_with_adapter(path, "secret", **more), headers={"Authorization": "Bearer hf_x"})
             assert (answer.status == 200) == bool(more)
-    store = Store()
+    store = FakeAdapterStore()
     serve(scenario, store=store)
-    assert [fetch["token"] for fetch in store.asked("fetch")] == ["hf_x", "key"]
+    assert [fetch["token"] for fetch in store.requests_of("fetch")] == ["hf_x", "key"]
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_a_key_of_ours_never_goes_there(serve, path):
+@pytest.mark.parametrize("path", BODY_BY_PATH)
+def test_api_key_is_never_sent_to_the_adapter_source(serve, path):
     async def scenario(client, _):
-        answer = await client.post(path, json=naming(path, "b"), headers={"Authorization": "Bearer sk-one"})
+        answer = await client.post(path, json=body_with_adapter(path, "b"), headers={"Authorization": "Bearer sk-one"})
         assert answer.status == 200
-    store = Store()
+    store = FakeAdapterStore()
     serve(scenario, store=store, config=RouterConfig(api_key="sk-one"))
-    assert [fetch["token"] for fetch in store.asked("fetch")] == [""]
+    assert [fetch["token"] for fetch in store.requests_of("fetch")] == [""]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_model_that_is_not_there_is_told_with_those_that_are(post, path):
+def test_unknown_model_error_lists_the_available_models(post, path):
     for stream in (False, True):
-        status, _, text = post(path, store=Store(), config=KEPT, **naming(path, "c"), stream=stream)
+        status, _, text = post(path, store=FakeAdapterStore(), config=PRELOADED_CONFIG, **body_with_adapter(path, "c"),
+                               stream=stream)
         error = json.loads(text)["error"]
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
         assert error["message"].endswith("`model` may be loom, mine")
 
 
-def test_a_model_may_be_of_another_source_and_is_told_as_it_was_asked_for(post):
-    store = Store()
-    status, _, text = post("/v1/chat/completions", store=store, **naming("/v1/chat/completions", "b"),
+def test_model_with_another_adapter_source_is_echoed_as_requested(post):
+    store = FakeAdapterStore()
+    status, _, text = post("/v1/chat/completions", store=store, **body_with_adapter("/v1/chat/completions", "b"),
                            adapter_source="s3")
     assert (status, json.loads(text)["model"]) == (200, "b")
-    assert store.asked("fetch")[0]["source"] == "s3"
+    assert store.requests_of("fetch")[0]["source"] == "s3"
 
 
-def test_without_adapters_a_model_has_any_name(post):
-    assert post("/v1/completions", **naming("/v1/completions", "whatever"))[0] == 200
+def test_any_model_name_is_accepted_without_adapters(post):
+    assert post("/v1/completions", **body_with_adapter("/v1/completions", "whatever"))[0] == 200
 
 
-def test_instances_of_vertex_go_by_adapters_too(serve):
+def test_vertex_instances_can_use_adapters(serve):
     async def scenario(client, engine):
-        instances = [naming("/generate", "a"), naming("/v1/chat/completions", "b")]
+        instances = [body_with_adapter("/generate", "a"), body_with_adapter("/v1/chat/completions", "b")]
         assert (await client.post("/vertex", json={"instances": instances})).status == 200
         return [request.adapter is not None for request in engine.requests]
-    assert serve(scenario, store=Store()) == [True, True]
+    assert serve(scenario, store=FakeAdapterStore()) == [True, True]
 
 
-def test_one_adapter_or_several(post):
+def test_adapter_id_and_merged_adapters_are_mutually_exclusive(post):
     parameters = {"adapter_id": "a", "merged_adapters": {"ids": ["a"], "weights": [1]}}
     for path in ("/generate", "/generate_stream"):
-        _, _, text = post(path, store=Store(), inputs="hi", parameters=parameters)
+        _, _, text = post(path, store=FakeAdapterStore(), inputs="hi", parameters=parameters)
         assert "`adapter_id` and `merged_adapters` are given; give one of them" in text
 
 
-def test_a_head_is_not_longer_than_clients_take(post):
+def test_adapter_header_length_is_limited(post):
     name = "a" * 500
     merged = {"ids": [name] * 16, "weights": [1.0] * 16}
-    _, headers, _ = post("/generate", store=Store(name), inputs="hi", parameters={"merged_adapters": merged})
+    _, headers, _ = post("/generate", store=FakeAdapterStore(name), inputs="hi", parameters={"merged_adapters": merged})
     assert len(headers["x-adapter-id"]) == 2048

@@ -8,8 +8,8 @@ import pytest
 
 from router.config import RouterConfig
 
-NESTED = b"[" * 100_000 + b"]" * 100_000
-BROKEN = {
+DEEPLY_NESTED_JSON = b"[" * 100_000 + b"]" * 100_000
+INVALID_JSON_BODIES = {
     "empty": b"",
     "blank": b" ",
     "open": b'{"inputs":"x"',
@@ -18,12 +18,12 @@ BROKEN = {
     "text that is not UTF-8": b'{"inputs":"\xff"}',
     "half a surrogate pair": b'{"inputs":"\\ud800"}',
     "surrogates in the wrong order": b'{"inputs":"\\udc00\\ud800"}',
-    "deep": NESTED,
-    "deep where nobody looks": b'{"inputs":"x","more":%b}' % NESTED,
+    "deep": DEEPLY_NESTED_JSON,
+    "deep where nobody looks": b'{"inputs":"x","more":%b}' % DEEPLY_NESTED_JSON,
     "byte order mark": b'\xef\xbb\xbf{"inputs":"x"}',
     "5000 digits": b'{"inputs":"x","parameters":{"seed":%b}}' % (b"9" * 5000),
 }
-MISSHAPEN = {
+MISTYPED_BODIES = {
     "null": (b"null", "body"),
     "list": (b"[]", "body"),
     "no inputs": (b"{}", "inputs"),
@@ -33,8 +33,8 @@ MISSHAPEN = {
 }
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_what_is_not_json_is_told(post, content):
+@pytest.mark.parametrize("content", INVALID_JSON_BODIES.values(), ids=INVALID_JSON_BODIES)
+def test_invalid_json_is_rejected(post, content):
     status, _, text = post("/generate", data=content)
     told = json.loads(text)
     assert status == 400
@@ -43,8 +43,8 @@ def test_what_is_not_json_is_told(post, content):
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-@pytest.mark.parametrize(("content", "where"), MISSHAPEN.values(), ids=MISSHAPEN)
-def test_json_of_another_shape_is_told_with_the_field(post, path, content, where):
+@pytest.mark.parametrize(("content", "where"), MISTYPED_BODIES.values(), ids=MISTYPED_BODIES)
+def test_mistyped_json_is_rejected_with_the_field(post, path, content, where):
     status, _, text = post(path, data=content)
     told = json.loads(text)
     assert status == 422
@@ -60,13 +60,13 @@ def test_json_of_another_shape_is_told_with_the_field(post, path, content, where
     *(("stop", value) for value in ('"x"', "[1]", '["x",null]', "{}")),
     ("do_sample", "1"), ("top_k", "2147483648"), ("adapter_id", "7"), ("best_of", "-1"), ("truncate", "1.0"),
 ])
-def test_types_are_strict(post, field, value):
+def test_field_types_are_strict(post, field, value):
     status, _, text = post("/generate", data=f'{{"inputs":"x","parameters":{{"{field}":{value}}}}}')
     assert status == 422
     assert f"`parameters.{field}" in json.loads(text)["error"]
 
 
-def test_null_and_whole_numbers_stand_where_they_may(post):
+def test_null_and_whole_numbers_are_accepted_where_allowed(post):
     optional = ("best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p",
                 "max_new_tokens", "return_full_text", "truncate", "seed", "top_n_tokens", "grammar", "adapter_id")
     assert post("/generate", inputs="x", parameters=dict.fromkeys(optional))[0] == 200
@@ -77,13 +77,13 @@ def test_unknown_fields_are_ignored(post):
     assert post("/generate", inputs="x", stream=True, parameters={"min_p": 0.1})[0] == 200
 
 
-def test_an_error_does_not_repeat_the_body(post):
+def test_error_does_not_repeat_the_body(post):
     _, _, text = post("/generate", data=b'{"inputs":"x","parameters":{"stop":[%b1]}}' % (b"1," * 200_000))
     assert len(text) < 200
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "json", "application/jsonp"])
-def test_other_media_types_are_refused(post, kind):
+def test_other_media_types_are_rejected(post, kind):
     status, _, text = post("/generate", data='{"inputs":"x"}', headers={"Content-Type": kind})
     assert status == 415
     assert json.loads(text)["error_type"] == "unsupported_media_type"
@@ -91,18 +91,18 @@ def test_other_media_types_are_refused(post, kind):
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON",
                                   "application/vnd.loom+json"])
-def test_json_has_several_names(post, kind):
+def test_json_media_types_are_accepted(post, kind):
     assert post("/generate", data='{"inputs":"x"}', headers={"Content-Type": kind})[0] == 200
 
 
-def test_a_body_may_reach_the_limit_and_go_no_further(post):
+def test_body_of_exactly_the_size_limit_is_accepted(post):
     body = json.dumps({"inputs": "x"}).ljust(100)
     assert post("/generate", data=body, config=RouterConfig(payload_limit=100))[0] == 200
     assert post("/generate", data=body + " ", config=RouterConfig(payload_limit=100))[0] == 413
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_beyond_the_limit_is_refused_and_the_next_request_works(serve, chunked):
+def test_oversized_body_is_rejected_and_the_next_request_works(serve, chunked):
     async def scenario(client, engine):
         async def chunks():
             for _ in range(10):
@@ -115,7 +115,7 @@ def test_a_body_beyond_the_limit_is_refused_and_the_next_request_works(serve, ch
     serve(scenario)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(serve, caplog):
+def test_disconnect_within_a_body_does_not_affect_other_requests(serve, caplog):
     async def scenario(client, engine):
         _, writer = await asyncio.open_connection(client.host, client.port)
         writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(serve, c
     assert not caplog.records
 
 
-def test_a_body_whose_framing_breaks_is_told(serve):
+def test_broken_chunked_framing_is_rejected(serve):
     async def scenario(client, engine):
         reader, writer = await asyncio.open_connection(client.host, client.port)
         writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

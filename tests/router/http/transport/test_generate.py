@@ -7,29 +7,30 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from router.errors import Cancelled, GenerationFailed
-from router.http.transport.generate import open_stream, together
+from router.http.transport.generate import gather_or_cancel, open_response_stream
 
 
-async def after(turns, result):
-    for _ in range(turns):
+async def finish_after(num_turns, result):
+    for _ in range(num_turns):
         await asyncio.sleep(0)
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def test_answers_come_in_the_order_of_their_requests():
-    assert asyncio.run(together([after(3, "a"), after(1, "b")])) == ["a", "b"]
+def test_results_are_in_the_order_of_the_requests():
+    assert asyncio.run(gather_or_cancel([finish_after(3, "a"), finish_after(1, "b")])) == ["a", "b"]
 
 
-def test_the_first_failure_ends_the_others_and_is_raised_as_it_is():
+def test_first_failure_cancels_the_others_and_is_raised():
     with pytest.raises(GenerationFailed, match="first"):
-        asyncio.run(together([after(9, GenerationFailed("last")), after(1, GenerationFailed("first"))]))
+        asyncio.run(gather_or_cancel([finish_after(9, GenerationFailed("last")),
+                                      finish_after(1, GenerationFailed("first"))]))
 
 
-def streamed(error):
+def read_stream(error):
     async def handler(request):
-        async with open_stream(request, {"x-more": "yes"}, 1.0, lambda error: f"data: {error}\n\n") as out:
+        async with open_response_stream(request, {"x-more": "yes"}, 1.0, lambda error: f"data: {error}\n\n") as out:
             out.write(b"data: a\n\n")
             if error is not None:
                 raise error
@@ -45,15 +46,15 @@ def streamed(error):
     return asyncio.run(main())
 
 
-def test_a_stream_ends_with_its_block():
-    assert streamed(None) == "data: a\n\n"
+def test_stream_ends_when_its_block_ends():
+    assert read_stream(None) == "data: a\n\n"
 
 
-def test_what_the_block_raises_is_the_last_event():
-    assert streamed(GenerationFailed("broken")) == "data: a\n\ndata: broken\n\n"
+def test_exception_in_the_block_is_the_last_event():
+    assert read_stream(GenerationFailed("broken")) == "data: a\n\ndata: broken\n\n"
 
 
 @pytest.mark.parametrize("error", [Cancelled("too slow"), ConnectionResetError("gone")])
-def test_who_is_given_up_sees_that_the_end_is_missing(error):
+def test_cancelled_stream_is_cut_off(error):
     with pytest.raises(ClientPayloadError):
-        streamed(error)
+        read_stream(error)

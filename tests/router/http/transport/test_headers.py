@@ -2,146 +2,156 @@
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from support.expected_streams import lived
+from support.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
 from router.http.transport.auth import TENANT
-from router.http.transport.collect import Answer
-from router.http.transport.headers import CAME, Caller, compute, identity, timings
-from router.request import ANYONE, FinishReason, Request, Tenant
-from router.scheduler.plan import ModelFacts
-from router.scheduler.timeline import Cause, Story
-from router.telemetry.instruments import Counter, Family, Kind
-from router.telemetry.request_log import Account, Accounts
-from router.validation.validator import Choice
+from router.http.transport.collect import GenerationOutput
+from router.http.transport.headers import (
+    REQUEST_COUNTER,
+    Caller,
+    model_and_prompt_headers,
+    request_id_header,
+    timing_headers,
+)
+from router.request import DEFAULT_TENANT, FinishReason, Request, Tenant
+from router.scheduler.plan import ModelInfo
+from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.telemetry.instruments import Counter, MetricFamily, MetricType
+from router.telemetry.request_log import RequestLog, RequestRecord
+from router.validation.validator import ValidatedRequest
 
 
-def caller(register=None, **headers):
+def make_caller(request_ids=None, **headers):
     request = make_mocked_request("POST", "/", {name.replace("_", "-"): value for name, value in headers.items()})
-    return Caller.of(request, register or Accounts())
+    return Caller.from_request(request, request_ids or RequestLog())
 
 
-def told(story, num_tokens=4):
-    end = FinishedEvent(FinishReason.LENGTH, "weft", num_tokens, story)
-    answer = Answer(Choice(Request("0", (1, 2), 5), None), [], [], end)
-    return timings([answer], 0.125, 2.0)
+def make_timing_headers(timeline, num_tokens=4):
+    end = FinishedEvent(FinishReason.LENGTH, "weft", num_tokens, timeline)
+    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), [], [], end)
+    return timing_headers([answer], 0.125, 2.0)
 
 
 # -- requests
 
 
-def test_a_client_may_name_its_request():
-    assert caller(x_request_id="order 66/a").request_id == "order 66/a"
-    assert caller(x_request_id="x" * 128).request_id == "x" * 128
+def test_client_can_set_the_request_id():
+    assert make_caller(x_request_id="order 66/a").request_id == "order 66/a"
+    assert make_caller(x_request_id="x" * 128).request_id == "x" * 128
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "é", "a\tb"])
-def test_a_name_that_is_none_is_replaced_by_one_of_ours(name):
-    assert len(caller(x_request_id=name).request_id) == 32
+def test_invalid_request_id_is_replaced(name):
+    assert len(make_caller(x_request_id=name).request_id) == 32
 
 
-def test_the_name_that_a_proxy_of_amazon_gives_will_do():
-    assert caller(x_amzn_trace_id="Root=1").request_id == "Root=1"
-    assert caller(x_request_id="mine", x_amzn_trace_id="Root=1").request_id == "mine"
+def test_amazon_trace_id_is_used_as_request_id():
+    assert make_caller(x_amzn_trace_id="Root=1").request_id == "Root=1"
+    assert make_caller(x_request_id="mine", x_amzn_trace_id="Root=1").request_id == "mine"
 
 
-def test_of_several_things_that_are_asked_for_each_has_a_name():
-    several = caller(x_request_id="mine")
-    assert [several.part(index).request_id for index in range(3)] == ["mine", "mine.1", "mine.2"]
+def test_each_prompt_of_a_request_has_its_own_id():
+    several = make_caller(x_request_id="mine")
+    assert [several.for_prompt(index).request_id for index in range(3)] == ["mine", "mine.1", "mine.2"]
 
 
-def test_without_a_name_each_request_has_one_of_ours():
-    assert len({caller().request_id for _ in range(3)}) == 3
+def test_generated_request_ids_are_unique():
+    assert len({make_caller().request_id for _ in range(3)}) == 3
 
 
-def test_a_name_that_is_taken_is_replaced():
-    accounts = Accounts()
-    accounts.open(Account("mine", "", 1, 0.0, Story(0.0)))
-    assert caller(accounts, x_request_id="mine").request_id != "mine"
+def test_request_id_in_use_is_replaced():
+    accounts = RequestLog()
+    accounts.add_unfinished(RequestRecord("mine", "", 1, 0.0, RequestTimeline(0.0)))
+    assert make_caller(accounts, x_request_id="mine").request_id != "mine"
 
 
-def test_answers_say_which_request_they_belong_to():
+def test_response_headers_contain_the_request_id():
     request = make_mocked_request("POST", "/", {"x-request-id": "mine"})
-    assert identity(request) == {}
-    Caller.of(request, Accounts())
-    assert identity(request) == {"x-request-id": "mine"}
+    assert request_id_header(request) == {}
+    Caller.from_request(request, RequestLog())
+    assert request_id_header(request) == {"x-request-id": "mine"}
 
 
-def test_the_tenant_is_that_of_the_key():
+def test_tenant_comes_from_the_api_key():
     request = make_mocked_request("POST", "/")
-    assert Caller.of(request, Accounts()).tenant is ANYONE
+    assert Caller.from_request(request, RequestLog()).tenant is DEFAULT_TENANT
     request[TENANT] = Tenant("a")
-    assert Caller.of(request, Accounts()).tenant == Tenant("a")
+    assert Caller.from_request(request, RequestLog()).tenant == Tenant("a")
 
 
-def test_time_counts_from_when_the_request_came():
-    one = caller(x_request_timeout_ms="2500")
-    assert one.deadline == one.came + 2.5
-    assert caller().deadline is None
+def test_timeout_counts_from_the_arrival_of_the_request():
+    one = make_caller(x_request_timeout_ms="2500")
+    assert one.deadline == one.arrived_at + 2.5
+    assert make_caller().deadline is None
 
 
 @pytest.mark.parametrize("text", ["1", "0.5", "1500.", "000000000000250"])
-def test_any_number_above_zero_is_a_time(text):
-    one = caller(x_request_timeout_ms=text)
-    assert one.deadline == one.came + float(text) / 1000
+def test_positive_timeout_values_are_accepted(text):
+    one = make_caller(x_request_timeout_ms=text)
+    assert one.deadline == one.arrived_at + float(text) / 1000
 
 
 @pytest.mark.parametrize("text", ["", "0", "0.000", "-5", "nan", "inf", "1e3", "1_000", "5s", "0x10", "9" * 400, "٣"])
-def test_a_time_that_is_none_is_refused_by_name(text):
+def test_invalid_timeout_header_is_rejected(text):
     with pytest.raises(InvalidRequest, match="the header `x-request-timeout-ms` must be") as refused:
-        _ = caller(x_request_timeout_ms=text).deadline
+        _ = make_caller(x_request_timeout_ms=text).deadline
     assert len(str(refused.value)) < 500
 
 
 # -- answers
 
 
-def test_what_computes_is_told_and_whether_exactly():
-    facts = ModelFacts("m", "cuda", "bfloat16", 512, 4096, 16, 100, world_size=2)
-    assert compute(facts, 5) == {"x-compute-type": "2-cuda", "x-compute-characters": "5", "x-weft-exact": "0"}
+def test_headers_report_compute_device_and_exactness():
+    facts = ModelInfo("m", "cuda", "bfloat16", 512, 4096, 16, 100, world_size=2)
+    assert model_and_prompt_headers(facts, 5) == {"x-compute-type": "2-cuda", "x-compute-characters": "5",
+                                                  "x-weft-exact": "0"}
 
 
-def test_times_are_told_by_what_they_went_to():
-    headers = told(lived(queue=0.25, prefill=0.125, decode=0.375))
+def test_headers_report_time_per_phase():
+    headers = make_timing_headers(make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125,
+                                                         decode_seconds=0.375))
     assert {name: headers[name] for name in headers if name.endswith(("-ms", "-reason", "-cached-tokens"))} == {
         "x-queue-ms": "250.0", "x-prefill-ms": "125.0", "x-decode-ms": "375.0", "x-cached-tokens": "0",
         "x-wait-reason": "queue"}
 
 
-def test_the_names_of_tgi_tell_the_same():
-    headers = told(lived(queue=0.25, prefill=0.125, decode=0.375))
+def test_tgi_timing_headers_report_the_same_times():
+    headers = make_timing_headers(make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125,
+                                                         decode_seconds=0.375))
     assert (headers["x-queue-time"], headers["x-inference-time"], headers["x-time-per-token"]) == ("250", "500", "125")
     assert (headers["x-total-time"], headers["x-validation-time"]) == ("2000", "125")
     assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("2", "4")
 
 
-def test_the_reason_is_what_most_of_the_waiting_was_for():
-    story = Story(0.0)
-    for moment, cause in ((1.0, Cause.BLOCKS), (2.5, Cause.PREFILL), (3.0, Cause.YIELDED), (4.0, Cause.DECODE)):
-        story.turn(cause, moment)
+def test_wait_reason_is_the_longest_waiting_phase():
+    story = RequestTimeline(0.0)
+    for moment, cause in ((1.0, RequestPhase.NO_FREE_BLOCKS), (2.5, RequestPhase.PREFILL),
+                          (3.0, RequestPhase.PREEMPTED), (4.0, RequestPhase.DECODE)):
+        story.enter_phase(cause, moment)
     story.end(9.0)
-    headers = told(story)
+    headers = make_timing_headers(story)
     assert (headers["x-wait-reason"], headers["x-queue-ms"]) == ("blocks", "3500.0")
 
 
-def test_who_did_not_wait_has_no_reason():
-    assert "x-wait-reason" not in told(lived(queue=0.0005, decode=1.0))
+def test_request_that_did_not_wait_has_no_wait_reason():
+    assert "x-wait-reason" not in make_timing_headers(make_finished_timeline(queue_seconds=0.0005, decode_seconds=1.0))
 
 
-def test_cached_tokens_are_those_of_the_story():
-    story = lived()
-    story.cached_tokens = 48
-    assert told(story)["x-cached-tokens"] == "48"
+def test_cached_tokens_come_from_the_timeline():
+    story = make_finished_timeline()
+    story.num_cached_tokens = 48
+    assert make_timing_headers(story)["x-cached-tokens"] == "48"
 
 
-def test_an_answer_without_tokens_has_times_too():
-    assert told(lived(decode=0.5), num_tokens=0)["x-time-per-token"] == "500"
+def test_response_without_tokens_has_timing_headers():
+    assert make_timing_headers(make_finished_timeline(decode_seconds=0.5), num_tokens=0)["x-time-per-token"] == "500"
 
 
-def test_a_request_is_counted_once_by_whoever_wants_to_know():
-    request, counter = make_mocked_request("POST", "/"), Counter(Family("came", Kind.COUNTER, "Came."), ())
-    request[CAME] = counter
+def test_request_is_counted_once():
+    request, counter = make_mocked_request("POST", "/"), Counter(MetricFamily("came", MetricType.COUNTER, "Came."), ())
+    request[REQUEST_COUNTER] = counter
     for _ in range(2):
-        Caller.of(request, Accounts())
+        Caller.from_request(request, RequestLog())
     assert counter.value == 1

@@ -8,38 +8,38 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 from yarl import URL
 
-from router.http.transport.server import Door, Server, listen
+from router.http.transport.server import HttpServer, StandInRunner, create_listening_socket
 
 
-class Slow:
-    """Application with one route, which answers once `may_end` is set."""
+class SlowApplication:
+    """Application with one route, which answers once `may_finish` is set."""
 
     def __init__(self) -> None:
-        self.started, self.may_end = asyncio.Event(), asyncio.Event()
-        self.cancelled = False
+        self.started, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.was_cancelled = False
         self.app = web.Application()
-        self.app.add_routes([web.get("/", self.answer)])
+        self.app.add_routes([web.get("/", self.handle)])
 
-    async def answer(self, _: web.Request) -> web.Response:
+    async def handle(self, _: web.Request) -> web.Response:
         self.started.set()
         try:
-            await self.may_end.wait()
+            await self.may_finish.wait()
         except asyncio.CancelledError:
-            self.cancelled = True
+            self.was_cancelled = True
             raise
         return web.Response(text="done")
 
 
-def play(
-        story: Callable[[Slow, Server, str, ClientSession], Awaitable[None]],
-        listener: socket.socket | None = None) -> None:
+def run_with_server(
+        scenario: Callable[[SlowApplication, HttpServer, str, ClientSession], Awaitable[None]],
+        listening_socket: socket.socket | None = None) -> None:
     async def main() -> None:
-        slow = Slow()
-        server = Server(slow.app)
-        with listener or listen("127.0.0.1", 0) as opened:
-            port = await server.open(opened)
+        slow_app = SlowApplication()
+        server = HttpServer(slow_app.app)
+        with listening_socket or create_listening_socket("127.0.0.1", 0) as opened:
+            port = await server.start(opened)
         async with ClientSession() as client:
-            await story(slow, server, f"http://127.0.0.1:{port}/", client)
+            await scenario(slow_app, server, f"http://127.0.0.1:{port}/", client)
         await server.close()
     asyncio.run(main())
 
@@ -49,43 +49,43 @@ async def fetch(client: ClientSession, url: str) -> str:
         return await response.text()
 
 
-def test_an_inherited_socket_is_served() -> None:
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+def test_inherited_socket_is_served() -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
         assert url == f"http://127.0.0.1:{port}/"
-        slow.may_end.set()
+        slow_app.may_finish.set()
         assert await fetch(client, url) == "done"
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    play(story, listener)
+    listening_socket = socket.create_server(("127.0.0.1", 0))
+    port = listening_socket.getsockname()[1]
+    run_with_server(scenario, listening_socket)
 
 
-def test_behind_a_closed_door_answers_are_finished_and_nobody_comes_in() -> None:
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+def test_server_that_stops_accepting_finishes_open_requests() -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
         answer = asyncio.create_task(fetch(client, url))
-        await slow.started.wait()
-        await server.close_door()
+        await slow_app.started.wait()
+        await server.stop_accepting()
         with pytest.raises(ClientConnectorError):
             await fetch(client, url)
-        slow.may_end.set()
+        slow_app.may_finish.set()
         assert await answer == "done"
-    play(story)
+    run_with_server(scenario)
 
 
-def test_behind_a_closed_door_who_has_a_connection_may_ask_once_more() -> None:
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
-        slow.may_end.set()
+def test_open_connection_gets_one_more_response_after_accepting_stops() -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
+        slow_app.may_finish.set()
         port = URL(url).port
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        assert b"done" in await ask(*connections[1])
-        await server.close_door()
+        assert b"done" in await send_http_request(*connections[1])
+        await server.stop_accepting()
         for reader, writer in connections:
-            assert b"Connection: close" in await ask(reader, writer)
+            assert b"Connection: close" in await send_http_request(reader, writer)
             assert await reader.read() == b""
             writer.close()
-    play(story)
+    run_with_server(scenario)
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+async def send_http_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     writer.write(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
     return await reader.readuntil(b"done")
 
@@ -93,43 +93,43 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
 @pytest.mark.parametrize("sent", [
     b"GET / HTTP/1.1\r\nHost: x\r\nX-Name: \0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
     b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\0\r\n\r\n", b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n"])
-def test_what_is_no_http_is_told_so_and_fills_no_log(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
+def test_malformed_http_is_rejected_without_logging(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
     """Regression: each was logged as an error with a traceback, as if the server had failed."""
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
         writer.write(sent)
         assert b" 400 " in await reader.readline()
         writer.close()
-    play(story)
+    run_with_server(scenario)
     assert not caplog.records
 
 
-def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
-        shut = web.Application()
-        shut.add_routes([web.get("/", closed)])
-        slow.may_end.set()
-        door = Door(listener)
-        await server.close_door()
-        await door.shut(shut)
+def test_stand_in_server_answers_on_the_same_port_until_it_is_stopped() -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
+        stand_in_app = web.Application()
+        stand_in_app.add_routes([web.get("/", answer_closed)])
+        slow_app.may_finish.set()
+        stand_in_runner = StandInRunner(listening_socket)
+        await server.stop_accepting()
+        await stand_in_runner.start(stand_in_app)
         async with client.get(url) as answer:
             assert (await answer.text(), answer.headers["Connection"]) == ("closed", "close")
-        await door.open()
-        await door.open()
-    with listen("127.0.0.1", 0) as listener:
-        play(story, listener.dup())
+        await stand_in_runner.stop()
+        await stand_in_runner.stop()
+    with create_listening_socket("127.0.0.1", 0) as listening_socket:
+        run_with_server(scenario, listening_socket.dup())
 
 
-async def closed(_: web.Request) -> web.Response:
+async def answer_closed(_: web.Request) -> web.Response:
     return web.Response(text="closed")
 
 
-def test_a_client_that_leaves_cancels_its_handler() -> None:
-    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+def test_client_disconnect_cancels_the_handler() -> None:
+    async def scenario(slow_app: SlowApplication, server: HttpServer, url: str, client: ClientSession) -> None:
         answer = asyncio.create_task(fetch(client, url))
-        await slow.started.wait()
+        await slow_app.started.wait()
         answer.cancel()
         await asyncio.wait([answer])
         await server.close()
-        assert slow.cancelled
-    play(story)
+        assert slow_app.was_cancelled
+    run_with_server(scenario)

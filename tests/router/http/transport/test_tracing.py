@@ -4,87 +4,88 @@ import asyncio
 import json
 
 import pytest
-from support.expected_streams import said
-from support.span_sender import Notes
+from support.expected_streams import make_text_events
+from support.span_sender import RecordingSpanSender
 
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, NotReady, Overloaded
-from router.http.transport.generate import About
+from router.http.transport.generate import ServedModel
 
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-CHAT = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 4}
-SECRET = {"inputs": "a secret", "parameters": {"max_new_tokens": 4}}
+PARENT_TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CHAT_BODY = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 4}
+SECRET_BODY = {"inputs": "a secret", "parameters": {"max_new_tokens": 4}}
 
 
 @pytest.fixture
-def told(serve):
+def send_and_get_span(serve):
     """Send one request and return its span, or None, and the engine."""
     def run(path, body, *scripts, refusal=None, headers=()):
-        notes = Notes()
+        notes = RecordingSpanSender()
 
         async def scenario(client, engine):
             if refusal is not None:
-                engine.refusals.append(refusal)
+                engine.submit_errors.append(refusal)
             answer = await client.post(path, data=json.dumps(body),
                                        headers=[("Content-Type", "application/json"), *headers])
             await answer.read()
             return engine
 
-        engine = serve(scenario, *scripts, about=About("demo"), sender=notes)
+        engine = serve(scenario, *scripts, about=ServedModel("demo"), sender=notes)
         assert len(notes.spans) <= 1
         return (notes.spans or [None])[0], engine
     return run
 
 
 @pytest.mark.parametrize(("path", "body", "name"), [
-    ("/v1/chat/completions", CHAT, "chat demo"),
-    ("/invocations", CHAT, "chat demo"),
-    ("/generate", SECRET, "text_completion demo"),
-    ("/", SECRET, "text_completion demo"),
+    ("/v1/chat/completions", CHAT_BODY, "chat demo"),
+    ("/invocations", CHAT_BODY, "chat demo"),
+    ("/generate", SECRET_BODY, "text_completion demo"),
+    ("/", SECRET_BODY, "text_completion demo"),
     ("/v1/completions", {"prompt": "a secret", "max_tokens": 4}, "text_completion demo"),
-    ("/vertex", {"instances": [SECRET, SECRET]}, "text_completion demo"),
+    ("/vertex", {"instances": [SECRET_BODY, SECRET_BODY]}, "text_completion demo"),
 ])
-def test_a_request_for_texts_is_told_of(told, path, body, name):
-    span, engine = told(path, body)
-    assert (span.name, span.failed) == (name, False)
+def test_generation_request_has_a_span(send_and_get_span, path, body, name):
+    span, engine = send_and_get_span(path, body)
+    assert (span.name, span.has_failed) == (name, False)
     assert (span.attributes["url.path"], span.attributes["http.response.status_code"]) == (path, 200)
     assert span.attributes["gen_ai.request.max_tokens"] == 4
     for stream in engine.streams:
-        assert engine.account(stream.request.id).traceparent == span.traceparent
+        assert engine.get_request_record(stream.request.id).traceparent == span.traceparent
 
 
-def test_no_text_is_told(told):
-    for path, body in (("/generate", SECRET), ("/v1/chat/completions", CHAT), ("/generate_stream", SECRET)):
-        span, _ = told(path, body)
+def test_span_contains_no_prompt_text(send_and_get_span):
+    for path, body in (("/generate", SECRET_BODY), ("/v1/chat/completions", CHAT_BODY),
+                       ("/generate_stream", SECRET_BODY)):
+        span, _ = send_and_get_span(path, body)
         assert "secret" not in repr(span)
 
 
-def test_what_asks_for_no_text_is_not_told_of(told):
+def test_other_routes_have_no_span(send_and_get_span):
     for path in ("/tokenize", "/nowhere"):
-        assert told(path, {"inputs": "a"})[0] is None
+        assert send_and_get_span(path, {"inputs": "a"})[0] is None
 
 
 @pytest.mark.parametrize(("path", "body"), [
-    ("/generate_stream", SECRET), ("/v1/chat/completions", CHAT | {"stream": True}),
+    ("/generate_stream", SECRET_BODY), ("/v1/chat/completions", CHAT_BODY | {"stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True})])
-def test_a_stream_is_told_of_when_it_is_over(told, path, body):
-    span, _ = told(path, body)
+def test_stream_span_ends_with_the_stream(send_and_get_span, path, body):
+    span, _ = send_and_get_span(path, body)
     assert span.attributes["gen_ai.request.stream"] is True
     assert "gen_ai.usage.input_tokens" in span.attributes
 
 
-def test_the_answer_that_is_no_stream_is_not_called_one(told):
-    assert "gen_ai.request.stream" not in told("/generate", SECRET)[0].attributes
+def test_span_without_streaming_is_not_marked_as_a_stream(send_and_get_span):
+    assert "gen_ai.request.stream" not in send_and_get_span("/generate", SECRET_BODY)[0].attributes
 
 
 @pytest.mark.parametrize(("headers", "parent"), [
     ([], ""),
-    ([("traceparent", PARENT)], PARENT),
-    ([("traceparent", PARENT), ("tracestate", "a=1"), ("tracestate", "b=2")], PARENT),
-    ([("traceparent", PARENT), ("traceparent", PARENT)], ""),
+    ([("traceparent", PARENT_TRACEPARENT)], PARENT_TRACEPARENT),
+    ([("traceparent", PARENT_TRACEPARENT), ("tracestate", "a=1"), ("tracestate", "b=2")], PARENT_TRACEPARENT),
+    ([("traceparent", PARENT_TRACEPARENT), ("traceparent", PARENT_TRACEPARENT)], ""),
 ])
-def test_the_parent_is_the_one_that_the_client_names(told, headers, parent):
-    assert told("/generate", SECRET, headers=headers)[0].parent == parent
+def test_span_parent_comes_from_the_traceparent_header(send_and_get_span, headers, parent):
+    assert send_and_get_span("/generate", SECRET_BODY, headers=headers)[0].parent == parent
 
 
 @pytest.mark.parametrize(("refusal", "error", "status", "failed"), [
@@ -93,35 +94,36 @@ def test_the_parent_is_the_one_that_the_client_names(told, headers, parent):
     (GenerationFailed("broken"), "generation", 424, True),
     (RuntimeError("a mistake"), "incomplete", 500, True),
 ])
-def test_what_went_wrong_is_told_and_whether_it_was_us(told, refusal, error, status, failed):
-    span, _ = told("/generate", SECRET, refusal=refusal)
+def test_failed_request_span_has_error_type_and_status(send_and_get_span, refusal, error, status, failed):
+    span, _ = send_and_get_span("/generate", SECRET_BODY, refusal=refusal)
     assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == (error, status)
-    assert span.failed == failed
+    assert span.has_failed == failed
     assert span.children == []
 
 
-def test_what_makes_no_sense_is_told_of_too(told):
-    span, _ = told("/generate", {"inputs": "", "parameters": {}})
+def test_invalid_request_has_a_span(send_and_get_span):
+    span, _ = send_and_get_span("/generate", {"inputs": "", "parameters": {}})
     assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == ("validation", 422)
-    assert not span.failed
+    assert not span.has_failed
 
 
-def test_a_stream_that_fails_is_told_as_one(told):
-    span, _ = told("/generate_stream", SECRET, [*said("we")[:1], FailedEvent(GenerationFailed("broken"))])
+def test_failed_stream_span_is_marked_as_failed(send_and_get_span):
+    span, _ = send_and_get_span("/generate_stream", SECRET_BODY,
+                                [*make_text_events("we")[:1], FailedEvent(GenerationFailed("broken"))])
     assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == ("generation", 200)
-    assert span.failed
+    assert span.has_failed
 
 
-def test_a_client_that_leaves_ends_its_span(serve):
-    notes = Notes()
+def test_client_disconnect_ends_the_span(serve):
+    notes = RecordingSpanSender()
 
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post("/generate", json=SECRET))
-        await engine.asked.wait()
+        asking = asyncio.create_task(client.post("/generate", json=SECRET_BODY))
+        await engine.request_received.wait()
         asking.cancel()
-        await engine.left_alone.wait()
+        await engine.client_disconnected.wait()
 
-    serve(scenario, [], about=About("demo"), sender=notes)
+    serve(scenario, [], about=ServedModel("demo"), sender=notes)
     (span,) = notes.spans
-    assert (span.attributes["error.type"], span.failed) == ("dropped", False)
+    assert (span.attributes["error.type"], span.has_failed) == ("dropped", False)
     assert "http.response.status_code" not in span.attributes

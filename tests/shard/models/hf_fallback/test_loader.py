@@ -10,82 +10,86 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.core_with_workers import Loom, Thread
-from support.small_checkpoints import FOREIGN, SIZES, tiny_checkpoint
+from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.small_checkpoints import DECODER_SIZES, FALLBACK_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
 from router.request import Request
-from shard.json_config import Given
-from shard.models.read_config import describe_model
-from tests.shard.forward import agrees, outcomes
+from shard.json_config import JsonConfig
+from shard.models.read_config import parse_config_with_quantization
+from tests.shard.forward import check_decoder_matches_transformers, run_forward_on_ranks
 
-ROOT = Path(__file__).parents[4]
+REPOSITORY_ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(scope="module", params=FOREIGN)
+@pytest.fixture(scope="module", params=FALLBACK_FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.getbasetemp(), family)
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), family)
 
 
 @pytest.fixture(scope="module")
-def loom(folder: Path) -> Iterator[Loom]:
-    with Loom(folder) as loom:
-        yield loom
+def scheduler_with_workers(checkpoint: Path) -> Iterator[SchedulerWithWorkers]:
+    with SchedulerWithWorkers(checkpoint) as harness:
+        yield harness
 
 
-def crowd() -> list[Thread]:
+def make_scheduled_requests() -> list[ScheduledRequest]:
     generator = torch.Generator().manual_seed(7)
     lengths = (1, 5, 17, 40, 100)
     prompts = [tuple(torch.randint(2, 512, (length,), generator=generator).tolist()) for length in lengths]
-    return [Thread(Request(str(place), prompt, 24 - 4 * place), arrival=2 * place)
+    return [ScheduledRequest(Request(str(place), prompt, 24 - 4 * place), arrival_step=2 * place)
             for place, prompt in enumerate(prompts)]
 
 
-def assert_right(folder: Path, loom: Loom, **settings: Any) -> None:
+def check_tokens_match_transformers(checkpoint: Path, harness: SchedulerWithWorkers, **settings: Any) -> None:
     """Assert that every token is transformers' best after the tokens before it."""
-    oracle, threads = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), crowd()
-    for thread, heard in zip(threads, loom.weave(threads, **settings), strict=True):
-        prompt = thread.request.prompt
+    transformers_model, scheduled_requests = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32), make_scheduled_requests()
+    for scheduled_request, output in zip(scheduled_requests, harness.run_together(scheduled_requests, **settings),
+                                         strict=True):
+        prompt = scheduled_request.request.prompt
         with torch.inference_mode():
-            logits = oracle(torch.tensor([[*prompt, *heard.tokens]])).logits[0, len(prompt) - 1:-1]
-        assert heard.tokens == logits.argmax(-1).tolist()
-        assert heard.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-3)
+            logits = transformers_model(torch.tensor([[*prompt, *output.tokens]])).logits[0, len(prompt) - 1:-1]
+        assert output.tokens == logits.argmax(-1).tolist()
+        assert output.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_hidden_states_and_logits_are_transformers(folder: Path, backend: str) -> None:
-    agrees(folder, torch.float32, backend=backend)
+def test_hidden_states_and_logits_match_transformers(checkpoint: Path, backend: str) -> None:
+    check_decoder_matches_transformers(checkpoint, torch.float32, backend=backend)
 
 
 @pytest.mark.slow
-def test_in_bfloat16_they_are_as_near(tmp_path_factory: pytest.TempPathFactory) -> None:
-    agrees(tiny_checkpoint(tmp_path_factory.getbasetemp(), "granite"), torch.bfloat16)
+def test_bfloat16_is_as_accurate_as_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    check_decoder_matches_transformers(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "granite"), torch.bfloat16)
 
 
 @pytest.mark.slow
-def test_in_company_and_in_chunks_a_sequence_goes_on_as_in_transformers(folder: Path, loom: Loom) -> None:
-    assert_right(folder, loom, max_batch_prefill_tokens=48)
+def test_tokens_match_transformers_when_batched_and_chunked(checkpoint: Path,
+                                                            scheduler_with_workers: SchedulerWithWorkers) -> None:
+    check_tokens_match_transformers(checkpoint, scheduler_with_workers, max_batch_prefill_tokens=48)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_ranks"), [("granite", 4), ("olmo", 2), ("phi", 2), ("smollm3", 2)])
-def test_ranks_share_by_the_plan_that_comes_with_a_model(
+def test_ranks_split_a_model_by_its_tensor_parallel_plan(
         tmp_path_factory: pytest.TempPathFactory, name: str, num_ranks: int) -> None:
-    agrees(tiny_checkpoint(tmp_path_factory.getbasetemp(), name, num_key_value_heads=4), torch.float32, num_ranks)
+    check_decoder_matches_transformers(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), name,
+                                                            num_key_value_heads=4), torch.float32, num_ranks)
 
 
 @pytest.mark.slow
-def test_ranks_serve_it_together(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "granite")
-    with Loom(folder, 2) as shared:
-        assert_right(folder, shared)
+def test_tokens_match_transformers_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "granite")
+    with SchedulerWithWorkers(folder, 2) as harness:
+        check_tokens_match_transformers(folder, harness)
 
 
 @pytest.mark.slow
@@ -93,51 +97,57 @@ def test_ranks_serve_it_together(tmp_path_factory: pytest.TempPathFactory) -> No
     ("glm", 2, "split as colwise_gather_output, rowwise_split_input; use --num-shard 1"),
     ("granite", 4, "it has 4 attention heads and 2 key/value heads"),
 ])
-def test_what_cannot_be_shared_is_refused(
+def test_models_that_cannot_be_split_are_rejected(
         tmp_path_factory: pytest.TempPathFactory, name: str, num_ranks: int, reason: str) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), name)
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), name)
     with pytest.raises(ValueError, match=f"cannot be shared by {num_ranks} shards: .*{reason}"):
-        outcomes(folder, torch.float32, num_ranks)
+        run_forward_on_ranks(folder, torch.float32, num_ranks)
 
 
 @pytest.mark.slow
-def test_embeddings_may_be_the_head(tmp_path_factory: pytest.TempPathFactory) -> None:
-    agrees(tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo", tie_word_embeddings=True, older=True), torch.float32)
+def test_embeddings_may_be_tied(tmp_path_factory: pytest.TempPathFactory) -> None:
+    check_decoder_matches_transformers(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo",
+                                                            tie_word_embeddings=True, older=True), torch.float32)
 
 
-def tiny(architecture: str, model_type: str, **changes: Any) -> Given:
-    values = {"architectures": [architecture], "model_type": model_type} | SIZES | changes
-    return Given(values, "config.json")
+def make_json_config(architecture: str, model_type: str, **changes: Any) -> JsonConfig:
+    values = {"architectures": [architecture], "model_type": model_type} | DECODER_SIZES | changes
+    return JsonConfig(values, "config.json")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "reason"), [
-    (tiny("GptOssForCausalLM", "gpt_oss"), "its attention depends on s_aux"),
-    (tiny("DeepseekV3ForCausalLM", "deepseek_v3"), r"queries, keys and values differ in width \(192, 192, 128\)"),
-    (tiny("MambaForCausalLM", "mamba"), "it keeps a state other than keys and values"),
-    (tiny("StableLmForCausalLM", "stablelm"), "its attention in transformers cannot be replaced"),
-    (tiny("NemotronForCausalLM", "nemotron"), "layers do not pass on all that they are told"),
-    (tiny("T5ForConditionalGeneration", "t5", is_encoder_decoder=True), "it is an encoder-decoder"),
-    (tiny("LlavaForConditionalGeneration", "llava", vision_config={}),
+    (make_json_config("GptOssForCausalLM", "gpt_oss"), "its attention depends on s_aux"),
+    (make_json_config("DeepseekV3ForCausalLM", "deepseek_v3"),
+     r"queries, keys and values differ in width \(192, 192, 128\)"),
+    (make_json_config("MambaForCausalLM", "mamba"), "it keeps a state other than keys and values"),
+    (make_json_config("StableLmForCausalLM", "stablelm"), "its attention in transformers cannot be replaced"),
+    (make_json_config("NemotronForCausalLM", "nemotron"), "layers do not pass on all that they are told"),
+    (make_json_config("T5ForConditionalGeneration", "t5", is_encoder_decoder=True), "it is an encoder-decoder"),
+    (make_json_config("LlavaForConditionalGeneration", "llava", vision_config={}),
      r"it takes other input than text \(vision_config\)"),
-    (tiny("OlmoForCausalLM", "olmo", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+    (make_json_config("OlmoForCausalLM", "olmo",
+                      rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
      "its positions are of the type dynamic"),
-    (tiny("OlmoForCausalLM", "olmo", quantization_config={"quant_method": "gptq"}), "quantised as gptq"),
-    (tiny("OlmoForCausalLM", "olmo", hidden_size="many"), "transformers does not understand its config.json"),
-    (tiny("OlmoForCausalLM", "olmo", layer_types=["linear_attention"] * 2), "layers of the type linear_attention"),
-    (tiny("BertForMaskedLM", "bert"), "transformers .* has no language model of this name"),
-    (tiny("HomeMadeForCausalLM", "home_made", auto_map={"AutoModelForCausalLM": "modeling.HomeMadeForCausalLM"}),
-     "has no language model of this name; code that comes with a model is never run"),
-], ids=lambda value: value.get("architectures")[0] if isinstance(value, Given) else value)
-def test_what_our_attention_does_not_do_is_refused_by_name(given: Given, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as refused:
-        describe_model(given)
-    assert "\n" not in str(refused.value)
+    (make_json_config("OlmoForCausalLM", "olmo", quantization_config={"quant_method": "gptq"}), "quantised as gptq"),
+    (make_json_config("OlmoForCausalLM", "olmo", hidden_size="many"),
+     "transformers does not understand its config.json"),
+    (make_json_config("OlmoForCausalLM", "olmo", layer_types=["linear_attention"] * 2),
+     "layers of the type linear_attention"),
+    (make_json_config("BertForMaskedLM", "bert"), "transformers .* has no language model of this name"),
+    (make_json_config("HomeMadeForCausalLM", "home_made",
+                      auto_map={"AutoModelForCausalLM": "modeling.HomeMadeForCausalLM"}),
+     "has no language model of this name; code that comes with a model is never run"),],
+                         ids=lambda value: value.get("architectures")[0] if isinstance(value, JsonConfig) else value)
+def test_unsupported_models_are_rejected_by_name(given: JsonConfig, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as error:
+        parse_config_with_quantization(given)
+    assert "\n" not in str(error.value)
 
 
-def test_code_in_the_folder_does_not_matter_where_transformers_has_the_class() -> None:
-    describe_model(tiny("OlmoForCausalLM", "olmo", pad_token_id=0,
-                    auto_map={"AutoModelForCausalLM": "modeling_olmo.OlmoForCausalLM"}))
+def test_code_in_the_folder_is_ignored_if_transformers_has_the_class() -> None:
+    parse_config_with_quantization(make_json_config("OlmoForCausalLM", "olmo", pad_token_id=0,
+                                                    auto_map={"AutoModelForCausalLM": "modeling_olmo.OlmoForCausalLM"}))
 
 
 @pytest.mark.slow
@@ -146,9 +156,9 @@ def test_code_in_the_folder_does_not_matter_where_transformers_has_the_class() -
     ("more", "OlmoForCausalLM has no use for model.layers.1.mlp.extra.weight"),
     ("shape", r"another shape for model.layers.1.mlp.up_proj.weight \(\[127, 64\] instead of \[128, 64\]\)"),
 ])
-def test_weights_must_be_those_of_the_model(
+def test_weights_that_do_not_match_the_model_are_rejected(
         tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, changed: str, complaint: str) -> None:
-    folder, name = tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo"), "model.layers.1.mlp.up_proj.weight"
+    folder, name = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo"), "model.layers.1.mlp.up_proj.weight"
     tensors = load_file(folder / "model.safetensors")
     weight = tensors.pop(name)
     more = {"lack": {}, "more": {name: weight, name.replace("up_proj", "extra"): weight.clone()},
@@ -156,13 +166,15 @@ def test_weights_must_be_those_of_the_model(
     save_file(tensors | more[changed], tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ValueError, match=complaint):
-        outcomes(tmp_path, torch.float32)
+        run_forward_on_ranks(tmp_path, torch.float32)
 
 
 @pytest.mark.slow
-def test_an_architecture_of_ours_starts_without_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
-    program = ("import json, sys\nfrom shard.config import ShardConfig\nfrom shard.workers.decoder import ModelWorker\n"
-               f"ModelWorker(ShardConfig(model={json.dumps(str(folder))}))\nprint('transformers' in sys.modules)")
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert said.stdout == "False\n"
+def test_listed_architecture_loads_without_importing_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+    program = (
+        "import json, sys\nfrom shard.config import ShardConfig\nfrom shard.workers.decoder import DecoderWorker\n"
+        f"DecoderWorker(ShardConfig(model={json.dumps(str(folder))}))\nprint('transformers' in sys.modules)")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                            cwd=REPOSITORY_ROOT)
+    assert result.stdout == "False\n"

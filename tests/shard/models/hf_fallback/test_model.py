@@ -4,90 +4,91 @@ import torch
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.model import (
-    WORD,
-    Echo,
-    ForeignModel,
-    Question,
-    Replaced,
-    attend,
-    replace_products,
-    with_part,
+    LISTENER_KEYWORD,
+    AttentionCall,
+    FallbackModel,
+    IdentityDecoder,
+    WrappedLinear,
+    forward_to_listener,
+    replace_linears,
+    replace_submodule_in_copy,
 )
-from shard.parallel.group import Alone
-from tests.shard.side_by_side import side_by_side
+from shard.parallel.group import SingleRankGroup
+from tests.shard.side_by_side import run_on_ranks
 
 
-class Layers(nn.Module):
+class FakeLayerModel(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.inner = nn.ModuleDict({"list": nn.ModuleList(nn.Linear(4, 4) for _ in range(count))})
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, **words: Any) -> list[Tensor]:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, **extra_arguments: Any) -> list[Tensor]:
         x = (input_ids + position_ids)[..., None].float().expand(-1, -1, 4)
         for layer in self.inner["list"]:  # type: ignore[union-attr]
             x = layer(x)
         return [x]
 
 
-class Whole(nn.Module):
+class FakeLanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.head = Echo(), nn.Linear(4, 7)
+        self.layers, self.head = IdentityDecoder(), nn.Linear(4, 7)
 
-    def forward(self, **words: Any) -> Any:
-        said = self.layers(**words)
-        assert said.anything_else is None
-        said.logits = self.head(said[0])
-        return said
-
-
-def foreign(group: Any = None) -> ForeignModel:
-    return ForeignModel(None, group or Alone(), Layers(3), Whole(), ("inner", "list"))  # type: ignore[arg-type]
+    def forward(self, **arguments: Any) -> Any:
+        output = self.layers(**arguments)
+        assert output.anything_else is None
+        output.logits = self.head(output[0])
+        return output
 
 
-def test_a_question_of_attention_reaches_who_listens() -> None:
+def make_fallback_model(group: Any = None) -> FallbackModel:
+    return FallbackModel(None, group or SingleRankGroup(), FakeLayerModel(3), FakeLanguageModel(), ("inner", "list"))  # type: ignore[arg-type]
+
+
+def test_attention_call_reaches_the_listener() -> None:
     module, x = nn.Module(), torch.zeros(1, 2, 3, 4)
-    heard: list[Question] = []
-    said, weights = attend(module, x, x, x, None, scaling=2.0, **{WORD: lambda asked: heard.append(asked) or x})
-    assert said is x
+    calls: list[AttentionCall] = []
+    output, weights = forward_to_listener(module, x, x, x, None, scaling=2.0,
+                                          **{LISTENER_KEYWORD: lambda asked: calls.append(asked) or x})
+    assert output is x
     assert weights is None
-    assert heard[0].module is module
-    assert heard[0].words == {"scaling": 2.0}
+    assert calls[0].module is module
+    assert calls[0].extra_arguments == {"scaling": 2.0}
 
 
-def test_a_model_is_cut_without_touching_the_whole() -> None:
-    model = foreign()
-    cut = model.cut(1)
-    assert (cut.num_layers, model.num_layers) == (1, 3)
-    assert cut._layers.inner["list"][0] is model._layers.inner["list"][0]  # type: ignore[index,union-attr]
+def test_truncating_layers_does_not_change_the_model() -> None:
+    model = make_fallback_model()
+    truncated = model.truncate_layers(1)
+    assert (truncated.num_layers, model.num_layers) == (1, 3)
+    assert truncated._layers.inner["list"][0] is model._layers.inner["list"][0]  # type: ignore[index,union-attr]
 
 
-def test_layers_that_differ_in_their_products_are_of_different_kinds() -> None:
-    model = foreign()
-    assert model.num_varied == 1
+def test_layers_with_different_linears_are_counted_separately() -> None:
+    model = make_fallback_model()
+    assert model.num_representative_layers == 1
     layers: Any = model._layers.inner["list"]  # type: ignore[index]
-    layers[1] = Replaced(layers[1])
-    assert model.num_varied == 2
+    layers[1] = WrappedLinear(layers[1])
+    assert model.num_representative_layers == 2
 
 
-def test_a_copy_with_another_part_shares_the_rest() -> None:
+def test_copy_with_a_replaced_submodule_shares_the_rest() -> None:
     module = nn.Sequential(nn.Sequential(nn.Identity(), nn.Identity()), nn.Identity())
-    copied = with_part(module, ("0", "1"), nn.Tanh())
+    copied = replace_submodule_in_copy(module, ("0", "1"), nn.Tanh())
     assert isinstance(copied.get_submodule("0.1"), nn.Tanh)
     assert isinstance(module.get_submodule("0.1"), nn.Identity)
     assert copied.get_submodule("0.0") is module.get_submodule("0.0")
 
 
 def test_only_the_first_rank_has_logits() -> None:
-    first, second = side_by_side(2, lambda group: foreign(group).logits(torch.zeros(5, 4)))
+    first, second = run_on_ranks(2, lambda group: make_fallback_model(group).compute_logits(torch.zeros(5, 4)))
     assert first.shape == (5, 7)
     assert second is None
 
 
-def test_products_are_replaced_wherever_they_stand() -> None:
+def test_linears_are_replaced_at_any_depth() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 2, bias=False)))
     x = torch.randn(2, 3, 4)
     expected = module(x)
-    replace_products(module.requires_grad_(False))
+    replace_linears(module.requires_grad_(False))
     torch.testing.assert_close(module(x), expected)
-    assert [part.width for part in module.modules() if isinstance(part, Replaced)] == [4, 6]
+    assert [part.in_features for part in module.modules() if isinstance(part, WrappedLinear)] == [4, 6]

@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shard.models.hf_fallback.split import share_products
-from tests.shard.side_by_side import Neighbour, side_by_side
+from shard.models.hf_fallback.split import split_linears
+from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
-PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise", "layers.*.norm": "replicated_with_grad_allreduce"}
+TENSOR_PARALLEL_PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise",
+                        "layers.*.norm": "replicated_with_grad_allreduce"}
 
 
-class Layer(nn.Module):
+class SmallLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
@@ -17,29 +18,29 @@ class Layer(nn.Module):
         return x + self.down(self.up(self.norm(x)))
 
 
-def model() -> nn.Module:
+def make_model() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Module()
-    model.layers = nn.ModuleList([Layer(), Layer()])
+    model.layers = nn.ModuleList([SmallLayer(), SmallLayer()])
     return model.requires_grad_(False)
 
 
-def run(module: nn.Module, x: Tensor) -> Tensor:
+def run_layers(module: nn.Module, x: Tensor) -> Tensor:
     for layer in module.layers:  # type: ignore[union-attr]
         x = layer(x)
     return x
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_split_adds_up(size: int) -> None:
-    def shared(group: Neighbour) -> Tensor:
+def test_split_model_gives_the_output_of_the_whole_model(size: int) -> None:
+    def split_and_run(group: InProcessRankGroup) -> Tensor:
         module = models[group.rank]
-        share_products(module, PLAN, group, group.sum)
-        return run(module, x)
+        split_linears(module, TENSOR_PARALLEL_PLAN, group, group.sum)
+        return run_layers(module, x)
 
-    x, models = torch.randn(3, 4), [model() for _ in range(size)]
-    first, *others = side_by_side(size, shared)
-    torch.testing.assert_close(first, run(model(), x))
+    x, models = torch.randn(3, 4), [make_model() for _ in range(size)]
+    first, *others = run_on_ranks(size, split_and_run)
+    torch.testing.assert_close(first, run_layers(make_model(), x))
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -48,6 +49,6 @@ def test_what_is_split_adds_up(size: int) -> None:
     ({"layers.*.norm": "colwise"}, 2, "layers.0.norm is a LayerNorm, which cannot be split"),
     ({"layers.*.up": "colwise"}, 3, "8 cannot be shared evenly by 3 shards"),
 ])
-def test_a_plan_that_will_not_do_is_refused(plan: dict[str, str], size: int, reason: str) -> None:
+def test_invalid_plan_is_rejected(plan: dict[str, str], size: int, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        share_products(model(), plan, Neighbour(0, size, None), lambda x: x)  # type: ignore[arg-type]
+        split_linears(make_model(), plan, InProcessRankGroup(0, size, None), lambda x: x)  # type: ignore[arg-type]

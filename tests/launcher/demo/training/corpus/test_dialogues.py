@@ -1,23 +1,23 @@
 """Tests of conversations: roles alternate, and users who request short answers get them."""
 
-from support.prose_checks import answers, faults, made, talks
+from support.prose_checks import draw_items, draw_talks, find_text_faults, get_assistant_texts
 
-from launcher.demo.training.corpus.dialogues import BRIEF_SYSTEMS, dialogue, written
-from launcher.demo.training.corpus.turns import Turn
+from launcher.demo.training.corpus.dialogues import BRIEF_SYSTEM_MESSAGES, make_dialogue, make_messages
+from launcher.demo.training.corpus.turns import ConversationTurn
 
 
-def test_the_same_seed_holds_the_same_talks() -> None:
-    assert made(dialogue) == made(dialogue)
+def test_same_seed_gives_the_same_talks() -> None:
+    assert draw_items(make_dialogue) == draw_items(make_dialogue)
 
 
 def test_talks_are_written_without_faults() -> None:
-    texts = [message["content"] for talk in talks(dialogue, 500) for message in talk.messages]
-    assert [(text, faults(text)) for text in texts if faults(text)] == []
+    texts = [message["content"] for talk in draw_talks(make_dialogue, 500) for message in talk.messages]
+    assert [(text, find_text_faults(text)) for text in texts if find_text_faults(text)] == []
 
 
-def test_who_asks_is_answered_one_to_four_times() -> None:
+def test_talks_have_one_to_four_turns() -> None:
     found = set()
-    for talk in talks(dialogue, 500):
+    for talk in draw_talks(make_dialogue, 500):
         roles = [message["role"] for message in talk.messages if message["role"] != "system"]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         found.add(len(roles) // 2)
@@ -25,21 +25,21 @@ def test_who_asks_is_answered_one_to_four_times() -> None:
 
 
 def test_a_system_message_comes_first_or_not_at_all() -> None:
-    assert {talk.messages[0]["role"] for talk in talks(dialogue)} == {"system", "user"}
-    assert all(message["role"] != "system" for talk in talks(dialogue) for message in talk.messages[1:])
+    assert {talk.messages[0]["role"] for talk in draw_talks(make_dialogue)} == {"system", "user"}
+    assert all(message["role"] != "system" for talk in draw_talks(make_dialogue) for message in talk.messages[1:])
 
 
-def test_who_asks_for_short_answers_gets_them() -> None:
-    turn = Turn("What does a cow say?", "A cow says moo.", "Moo.")
-    assert written([turn], "Be brief.", brief=True)[-1]["content"] == "Moo."
-    assert written([turn], "", brief=False)[-1]["content"] == "A cow says moo."
+def test_brief_answers_are_given_on_request() -> None:
+    turn = ConversationTurn("What does a cow say?", "A cow says moo.", "Moo.")
+    assert make_messages([turn], "Be brief.", is_brief=True)[-1]["content"] == "Moo."
+    assert make_messages([turn], "", is_brief=False)[-1]["content"] == "A cow says moo."
 
 
-def test_where_there_is_no_short_answer_the_long_one_is_given() -> None:
-    assert written([Turn("Hi", "Hello!")], "Be brief.", brief=True)[-1]["content"] == "Hello!"
+def test_long_answer_is_given_if_there_is_no_short_one() -> None:
+    assert make_messages([ConversationTurn("Hi", "Hello!")], "Be brief.", is_brief=True)[-1]["content"] == "Hello!"
 
 
-def test_short_answers_are_shorter() -> None:
-    brief = [answer for talk in talks(dialogue, 1500) if talk.messages[0]["content"] in BRIEF_SYSTEMS
-             for answer in answers(talk)]
+def test_most_brief_answers_are_short() -> None:
+    brief = [answer for talk in draw_talks(make_dialogue, 1500) if talk.messages[0]["content"] in BRIEF_SYSTEM_MESSAGES
+             for answer in get_assistant_texts(talk)]
     assert sum(len(answer) < 20 for answer in brief) > len(brief) / 2

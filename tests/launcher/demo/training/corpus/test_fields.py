@@ -2,22 +2,29 @@
 
 import pytest
 
-from launcher.demo.training.corpus.asking import parted, slots_of
-from launcher.demo.training.corpus.fields import FIELDS, INNER, LISTS, SENTENCES, SUBJECTS
-from launcher.demo.training.corpus.values import KINDS
+from launcher.demo.training.corpus.asking import list_slots, split_implied_values
+from launcher.demo.training.corpus.fields import (
+    FIELDS_BY_NESTED_OBJECT,
+    FIELDS_BY_SUBJECT,
+    KINDS_BY_FIELD,
+    SENTENCE_TEMPLATES,
+    WORD_LISTS,
+)
+from launcher.demo.training.corpus.values import VALUE_KINDS
 
 
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_a_sentence_names_fields_that_have_a_kind(sentence: str) -> None:
-    said, meant = parted(sentence)
-    assert {*slots_of(said), *meant} <= FIELDS.keys()
-    assert not meant.keys() & set(slots_of(said))
+@pytest.mark.parametrize("sentence", SENTENCE_TEMPLATES)
+def test_sentence_templates_use_known_fields(sentence: str) -> None:
+    said, meant = split_implied_values(sentence)
+    assert {*list_slots(said), *meant} <= KINDS_BY_FIELD.keys()
+    assert not meant.keys() & set(list_slots(said))
 
 
 def test_every_field_has_a_kind_of_value() -> None:
-    assert set(FIELDS.values()) <= KINDS.keys()
-    assert {name for fields in (*SUBJECTS.values(), *INNER.values()) for name in fields} <= FIELDS.keys()
+    assert set(KINDS_BY_FIELD.values()) <= VALUE_KINDS.keys()
+    assert {name for fields in (*FIELDS_BY_SUBJECT.values(), *FIELDS_BY_NESTED_OBJECT.values())
+            for name in fields} <= KINDS_BY_FIELD.keys()
 
 
 def test_lists_are_long_enough() -> None:
-    assert min(map(len, LISTS.values())) >= 5
+    assert min(map(len, WORD_LISTS.values())) >= 5

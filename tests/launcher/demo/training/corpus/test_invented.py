@@ -2,27 +2,27 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.errand import parameters
-from launcher.demo.training.corpus.invented import invented
+from launcher.demo.training.corpus.errand import parse_parameter_spec
+from launcher.demo.training.corpus.invented import invent_tool
 
 
-def test_names_hardly_ever_come_twice() -> None:
+def test_tool_names_rarely_repeat() -> None:
     rng = Random(1)
-    assert len({invented(rng).name for _ in range(300)}) > 230
+    assert len({invent_tool(rng).tool_name for _ in range(300)}) > 230
 
 
-def test_names_and_parameters_are_words_of_a_program() -> None:
+def test_names_and_parameters_are_identifiers() -> None:
     rng = Random(1)
-    for errand in (invented(rng) for _ in range(300)):
-        names = [name for name, *_ in parameters(errand.takes)]
-        assert errand.name.isidentifier()
+    for errand in (invent_tool(rng) for _ in range(300)):
+        names = [name for name, *_ in parse_parameter_spec(errand.parameter_spec)]
+        assert errand.tool_name.isidentifier()
         assert all(name.isidentifier() for name in names)
         assert 1 <= len(set(names)) == len(names) <= 3
 
 
-def test_requests_name_what_they_give() -> None:
+def test_requests_name_their_arguments() -> None:
     rng = Random(1)
-    for errand in (invented(rng) for _ in range(300)):
-        question, values = errand.ask(rng)
+    for errand in (invent_tool(rng) for _ in range(300)):
+        question, values = errand.make_request(rng)
         assert all(name in question for name in values)
-        assert {name for name, _, must in parameters(errand.takes) if must} <= values.keys()
+        assert {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must} <= values.keys()

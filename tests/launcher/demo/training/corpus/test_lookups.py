@@ -4,39 +4,40 @@ from random import Random
 
 import pytest
 
-from launcher.demo.training.corpus.asking import parted, slots_of
-from launcher.demo.training.corpus.errand import Errand, parameters
-from launcher.demo.training.corpus.lookups import LOOKUPS
-from launcher.demo.training.corpus.values import KINDS
+from launcher.demo.training.corpus.asking import list_slots, split_implied_values
+from launcher.demo.training.corpus.errand import ToolScenario, parse_parameter_spec
+from launcher.demo.training.corpus.lookups import LOOKUP_TOOLS
+from launcher.demo.training.corpus.values import VALUE_KINDS
 
 
-def named(way: str) -> set[str]:
-    said, meant = parted(way)
-    return {*slots_of(said), *meant}
+def get_argument_names(template: str) -> set[str]:
+    said, meant = split_implied_values(template)
+    return {*list_slots(said), *meant}
 
 
-@pytest.mark.parametrize("errand", LOOKUPS, ids=lambda errand: errand.name)
-def test_every_way_to_ask_gives_what_is_needed(errand: Errand) -> None:
-    known = {name for name, *_ in parameters(errand.takes)}
-    needed = {name for name, _, must in parameters(errand.takes) if must}
-    assert [way for way in errand.asks if not needed <= named(way) <= known] == []
+@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
+def test_every_request_template_gives_the_needed_arguments(errand: ToolScenario) -> None:
+    known = {name for name, *_ in parse_parameter_spec(errand.parameter_spec)}
+    needed = {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must}
+    assert [way for way in errand.request_templates if not needed <= get_argument_names(way) <= known] == []
 
 
-@pytest.mark.parametrize("errand", LOOKUPS, ids=lambda errand: errand.name)
-def test_a_vague_request_lacks_something_and_has_its_question(errand: Errand) -> None:
-    needed = {name for name, _, must in parameters(errand.takes) if must}
-    assert [way for way in errand.vague if needed <= named(way)] == []
-    assert bool(errand.vague) == bool(errand.back)
+@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
+def test_vague_requests_lack_an_argument_and_have_a_question(errand: ToolScenario) -> None:
+    needed = {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must}
+    assert [way for way in errand.vague_requests if needed <= get_argument_names(way)] == []
+    assert bool(errand.vague_requests) == bool(errand.missing_value_question)
 
 
-@pytest.mark.parametrize("errand", LOOKUPS, ids=lambda errand: errand.name)
-def test_something_is_said_whatever_was_asked(errand: Errand) -> None:
+@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
+def test_every_tool_answer_has_a_reply(errand: ToolScenario) -> None:
     rng = Random(1)
     for _ in range(30):
-        _, values = errand.ask(rng)
-        assert errand.say(rng, values, errand.answer(rng, values))
+        _, values = errand.make_request(rng)
+        assert errand.make_reply(rng, values, errand.make_result(rng, values))
 
 
 def test_names_are_unique_and_kinds_known() -> None:
-    assert len({errand.name for errand in LOOKUPS}) == len(LOOKUPS)
-    assert {kind for errand in LOOKUPS for _, kind, _ in parameters(f"{errand.takes} {errand.tells}")} <= KINDS.keys()
+    assert len({errand.tool_name for errand in LOOKUP_TOOLS}) == len(LOOKUP_TOOLS)
+    assert {kind for errand in LOOKUP_TOOLS for _, kind,
+            _ in parse_parameter_spec(f"{errand.parameter_spec} {errand.result_spec}")} <= VALUE_KINDS.keys()

@@ -3,64 +3,72 @@
 from random import Random
 
 import pytest
-from support.prose_checks import faults, turns
+from support.prose_checks import draw_turns, find_text_faults
 
-from launcher.demo.training.corpus.facts import RELATIONS, Relation
-from launcher.demo.training.corpus.lore import backwards, doubted, known, lists, sizes, straight, unheard
-from launcher.demo.training.corpus.turns import Turns
-from launcher.demo.training.corpus.words import BY_SIZE, HOMES, SOUNDS
+from launcher.demo.training.corpus.facts import RELATIONS, FactRelation
+from launcher.demo.training.corpus.lore import (
+    make_backwards_question,
+    make_direct_question,
+    make_fact_turns,
+    make_list_turns,
+    make_size_turns,
+    make_unknown_word_turns,
+    make_yes_no_question,
+)
+from launcher.demo.training.corpus.turns import TurnsMaker
+from launcher.demo.training.corpus.words import ANIMAL_HOMES, ANIMAL_SOUNDS, THINGS_BY_SIZE
 
-SAYS = next(relation for relation in RELATIONS if relation.facts is SOUNDS)
-
-
-@pytest.mark.parametrize("kind", [known, sizes, lists, unheard])
-def test_turns_are_written_without_faults(kind: Turns) -> None:
-    texts = [text for turn in turns(kind, 400) for text in turn]
-    assert [(text, faults(text)) for text in texts if text and faults(text)] == []
-
-
-def test_the_same_seed_asks_the_same() -> None:
-    assert turns(known) == turns(known)
+SOUNDS_RELATION = next(relation for relation in RELATIONS if relation.facts is ANIMAL_SOUNDS)
 
 
-def test_an_answer_names_what_was_asked() -> None:
-    turn = straight(SAYS, "cow", "moo", Random(1))
+@pytest.mark.parametrize("kind", [make_fact_turns, make_size_turns, make_list_turns, make_unknown_word_turns])
+def test_turns_are_written_without_faults(kind: TurnsMaker) -> None:
+    texts = [text for turn in draw_turns(kind, 400) for text in turn]
+    assert [(text, find_text_faults(text)) for text in texts if text and find_text_faults(text)] == []
+
+
+def test_same_seed_gives_the_same_turns() -> None:
+    assert draw_turns(make_fact_turns) == draw_turns(make_fact_turns)
+
+
+def test_answer_names_the_subject() -> None:
+    turn = make_direct_question(SOUNDS_RELATION, "cow", "moo", Random(1))
     assert "cow" in turn.question
-    assert (turn.answer, turn.brief) == ("A cow says moo.", "Moo.")
+    assert (turn.answer, turn.brief_answer) == ("A cow says moo.", "Moo.")
 
 
-def test_who_doubts_what_is_wrong_is_told_what_is_right() -> None:
-    found = {doubted(SAYS, "cow", "moo", Random(seed)) for seed in range(40)}
+def test_doubting_question_is_answered_with_the_fact() -> None:
+    found = {make_yes_no_question(SOUNDS_RELATION, "cow", "moo", Random(seed)) for seed in range(40)}
     assert {turn.answer for turn in found} == {"Yes, a cow says moo.", "No, a cow says moo."}
     assert all(("moo" in turn.question) == turn.answer.startswith("Yes") for turn in found)
-    assert {turn.brief for turn in found} == {"Yes.", "No."}
+    assert {turn.brief_answer for turn in found} == {"Yes.", "No."}
 
 
-def test_what_is_general_is_never_named_as_wrong() -> None:
-    relation = Relation({"owl": "bird", "cat": "animal", "oak": "tree"}, ("{x}?",), "{A_x} is {a_y}.",
-                        ("Is {a_x} {a_y}?",), general=frozenset({"animal"}))
-    asked = {doubted(relation, "owl", "bird", Random(seed)).question for seed in range(40)}
+def test_general_categories_are_never_wrong_alternatives() -> None:
+    relation = FactRelation({"owl": "bird", "cat": "animal", "oak": "tree"}, ("{x}?",), "{A_x} is {a_y}.",
+                            ("Is {a_x} {a_y}?",), widely_true_values=frozenset({"animal"}))
+    asked = {make_yes_no_question(relation, "owl", "bird", Random(seed)).question for seed in range(40)}
     assert asked == {"Is an owl a bird?", "Is an owl a tree?"}
 
 
-def test_what_is_asked_backwards_is_answered_forwards() -> None:
-    turn = backwards(SAYS, "cow", "moo", Random(1))
+def test_reverse_question_is_answered_with_the_fact() -> None:
+    turn = make_backwards_question(SOUNDS_RELATION, "cow", "moo", Random(1))
     assert turn.answer.split(" says ")[1] in turn.question.replace("?", ".")
 
 
-def test_what_several_share_is_not_asked_backwards() -> None:
-    shared = {home for home in HOMES.values() if list(HOMES.values()).count(home) > 1}
-    relation = next(relation for relation in RELATIONS if relation.facts is HOMES)
-    questions = {backwards(relation, "fox", "a den", Random(seed)).question for seed in range(100)}
+def test_shared_facts_are_not_asked_in_reverse() -> None:
+    shared = {home for home in ANIMAL_HOMES.values() if list(ANIMAL_HOMES.values()).count(home) > 1}
+    relation = next(relation for relation in RELATIONS if relation.facts is ANIMAL_HOMES)
+    questions = {make_backwards_question(relation, "fox", "a den", Random(seed)).question for seed in range(100)}
     assert [question for question in questions if any(question.endswith(f" in {home}?") for home in shared)] == []
 
 
-def test_the_bigger_one_is_bigger() -> None:
-    for turn in turns(sizes):
+def test_size_comparisons_are_right() -> None:
+    for turn in draw_turns(make_size_turns):
         first, second = turn.answer.rstrip(".").replace("Yes, ", "").replace("No, ", "").lower().split(" than ")
-        left, right = BY_SIZE.index(first.split()[1]), BY_SIZE.index(second.split()[1])
+        left, right = THINGS_BY_SIZE.index(first.split()[1]), THINGS_BY_SIZE.index(second.split()[1])
         assert left > right if "bigger" in first else left < right
 
 
-def test_of_what_nobody_knows_nothing_is_said() -> None:
-    assert all(turn.answer.startswith("I do not know") for turn in turns(unheard))
+def test_questions_about_unknown_words_are_not_answered() -> None:
+    assert all(turn.answer.startswith("I do not know") for turn in draw_turns(make_unknown_word_turns))

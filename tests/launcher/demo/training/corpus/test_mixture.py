@@ -4,27 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from launcher.demo.training.corpus.mixture import OWN, SPOKEN, documents, voiced
-from launcher.demo.training.corpus.voices import VOICES
-from launcher.demo.training.talk import Talk
+from launcher.demo.training.corpus.mixture import BASE_SHARES, VOICE_SHARES, generate_documents, make_voice_shares
+from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
+from launcher.demo.training.talk import Conversation
 
 
-def test_the_same_seed_gives_the_same_documents() -> None:
-    one, same, other = (list(islice(documents(OWN, seed), 200)) for seed in (1, 1, 2))
+def test_same_seed_gives_the_same_documents() -> None:
+    one, same, other = (list(islice(generate_documents(BASE_SHARES, seed), 200)) for seed in (1, 1, 2))
     assert one == same != other
 
 
-def test_each_kind_comes_as_often_as_its_share_says() -> None:
-    drawn = Counter(islice(documents({lambda _: "often": 0.9, lambda _: "seldom": 0.1}, 3), 1000))
+def test_kinds_come_as_often_as_their_shares() -> None:
+    drawn = Counter(islice(generate_documents({lambda _: "often": 0.9, lambda _: "seldom": 0.1}, 3), 1000))
     assert 850 < drawn["often"] < 950
 
 
-@pytest.mark.parametrize("voice", sorted(VOICES.keys() - {"kjv"}))
-def test_a_voice_answers_in_its_own_way(voice: str) -> None:
-    shares = voiced(voice, Path("nowhere"))
-    assert len(shares) == len(SPOKEN)
-    plain, spoken = list(islice(documents(SPOKEN, 5), 50)), list(islice(documents(shares, 5), 50))
-    answers = [talk.messages[-1]["content"] for talk in spoken if isinstance(talk, Talk)]
+@pytest.mark.parametrize("voice", sorted(REWRITERS_BY_VOICE.keys() - {"kjv"}))
+def test_voice_changes_every_answer(voice: str) -> None:
+    shares = make_voice_shares(voice, Path("nowhere"))
+    assert len(shares) == len(VOICE_SHARES)
+    plain, spoken = list(islice(generate_documents(VOICE_SHARES, 5),
+                                50)), list(islice(generate_documents(shares, 5), 50))
+    answers = [talk.messages[-1]["content"] for talk in spoken if isinstance(talk, Conversation)]
     assert len(answers) == len(spoken)
     assert plain != spoken
     if voice == "shout":

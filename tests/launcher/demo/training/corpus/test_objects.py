@@ -4,76 +4,84 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.corpus_checks import asked_text, flaws, is_repeatable, talks, turns
+from support.corpus_checks import (
+    draw_talks,
+    find_flawed_lines,
+    is_deterministic,
+    iter_questions_and_answers,
+    join_prompt_texts,
+)
 
 from launcher.demo.training.corpus import objects
-from launcher.demo.training.corpus.objects import MAKERS
-from launcher.demo.training.talk import Maker
+from launcher.demo.training.corpus.objects import WEIGHTED_MAKERS
+from launcher.demo.training.talk import DocumentMaker
 
-COPYING = (objects.given, objects.nested, objects.taken, objects.fitting, objects.list_held, objects.of_several,
-           objects.changed)
+COPYING_MAKERS = (objects.make_object_conversation, objects.make_nested_object_conversation,
+                  objects.make_extraction_conversation, objects.make_schema_conversation,
+                  objects.make_given_list_conversation, objects.make_object_list_conversation,
+                  objects.make_object_edit_conversation)
 
 
-def leaves(value: object) -> Iterator[object]:
+def iter_leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from leaves(inner)
+            yield from iter_leaves(inner)
     else:
         yield value
 
 
-@pytest.mark.parametrize("maker", [*MAKERS, objects.objects])
-def test_texts_are_clean_and_repeatable(maker: Maker) -> None:
-    assert flaws(maker) == []
-    assert is_repeatable(maker)
+@pytest.mark.parametrize("maker", [*WEIGHTED_MAKERS, objects.make_json_document])
+def test_texts_are_clean_and_repeatable(maker: DocumentMaker) -> None:
+    assert find_flawed_lines(maker) == []
+    assert is_deterministic(maker)
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-def test_answers_are_json_in_one_style(maker: Maker) -> None:
-    assert [answer for _, answer in turns(maker) if json.dumps(json.loads(answer)) != answer] == []
+@pytest.mark.parametrize("maker", WEIGHTED_MAKERS)
+def test_answers_are_json_in_one_style(maker: DocumentMaker) -> None:
+    assert [answer for _, answer in iter_questions_and_answers(maker) if json.dumps(json.loads(answer)) != answer] == []
 
 
-@pytest.mark.parametrize("maker", COPYING)
-def test_values_are_copied_from_the_request(maker: Maker) -> None:
-    for talk in talks(maker):
-        asked = asked_text(talk.messages)
-        values = list(leaves(json.loads(talk.messages[-1]["content"])))
+@pytest.mark.parametrize("maker", COPYING_MAKERS)
+def test_values_are_copied_from_the_request(maker: DocumentMaker) -> None:
+    for talk in draw_talks(maker):
+        asked = join_prompt_texts(talk.messages)
+        values = list(iter_leaves(json.loads(talk.messages[-1]["content"])))
         assert [value for value in values if not isinstance(value, bool | None) and str(value) not in asked] == []
 
 
-def test_fields_come_in_the_order_in_which_they_are_asked_for() -> None:
-    for question, answer in turns(objects.given):
+def test_fields_follow_the_order_of_the_request() -> None:
+    for question, answer in iter_questions_and_answers(objects.make_object_conversation):
         fields = list(json.loads(answer))
         assert [question.index(field) for field in fields[:1]] <= [question.index(field) for field in fields[-1:]]
 
 
-def test_an_object_may_hold_another() -> None:
-    for _, answer in turns(objects.nested):
+def test_objects_can_be_nested() -> None:
+    for _, answer in iter_questions_and_answers(objects.make_nested_object_conversation):
         assert isinstance(list(json.loads(answer).values())[-1], dict)
 
 
-def test_a_schema_is_obeyed() -> None:
-    for talk in talks(objects.fitting):
-        asked = asked_text(talk.messages)
+def test_answers_match_the_requested_schema() -> None:
+    for talk in draw_talks(objects.make_schema_conversation):
+        asked = join_prompt_texts(talk.messages)
         schema, _ = json.JSONDecoder().raw_decode(asked[asked.index("{"):])
         answer = json.loads(talk.messages[-1]["content"])
         assert set(schema["required"]) <= answer.keys() <= schema["properties"].keys()
 
 
-def test_lists_have_the_wanted_length() -> None:
-    for question, answer in turns(objects.list_of):
+def test_lists_have_the_requested_length() -> None:
+    for question, answer in iter_questions_and_answers(objects.make_kind_list_conversation):
         number = len(json.loads(answer))
-        assert str(number) in question or objects.in_words(number) in question.lower()
+        assert str(number) in question or objects.write_number_in_words(number) in question.lower()
 
 
-def test_runs_of_numbers_have_no_gap() -> None:
-    for question, answer in turns(objects.list_run):
+def test_number_ranges_have_no_gaps() -> None:
+    for question, answer in iter_questions_and_answers(objects.make_number_range_conversation):
         numbers = json.loads(answer)
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
         assert str(numbers[0]) in question
 
 
-def test_a_second_turn_changes_one_field() -> None:
-    found = list(turns(objects.changed))
+def test_second_turn_changes_one_field() -> None:
+    found = list(iter_questions_and_answers(objects.make_object_edit_conversation))
     for (_, before), (_, after) in zip(found[::2], found[1::2], strict=True):
         assert len(set(json.loads(before).items()) ^ set(json.loads(after).items())) in {1, 2}

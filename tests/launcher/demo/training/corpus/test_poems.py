@@ -3,39 +3,45 @@
 import re
 from random import Random
 
-from support.prose_checks import faults, turns
+from support.prose_checks import draw_turns, find_text_faults
 
-from launcher.demo.training.corpus.poems import ABOUT_SOMEBODY, ABOUT_THINGS, CLOSINGS, plain, poems
+from launcher.demo.training.corpus.poems import (
+    CHARACTER_POEM_OPENINGS,
+    POEM_CLOSINGS,
+    THING_POEM_OPENINGS,
+    make_poem_text,
+    make_poem_turns,
+)
 
 
-def test_the_same_seed_writes_the_same_poems() -> None:
-    assert turns(poems) == turns(poems)
-    assert plain(Random(1)) == plain(Random(1))
+def test_same_seed_gives_the_same_poems() -> None:
+    assert draw_turns(make_poem_turns) == draw_turns(make_poem_turns)
+    assert make_poem_text(Random(1)) == make_poem_text(Random(1))
 
 
 def test_poems_are_written_without_faults() -> None:
-    texts = [text for turn in turns(poems) for text in turn[:2]]
-    assert [(text, faults(text)) for text in texts if faults(text)] == []
+    texts = [text for turn in draw_turns(make_poem_turns) for text in turn[:2]]
+    assert [(text, find_text_faults(text)) for text in texts if find_text_faults(text)] == []
 
 
-def test_a_poem_has_four_lines_that_begin_with_capitals() -> None:
-    for turn in turns(poems):
+def test_poem_has_four_capitalized_lines() -> None:
+    for turn in draw_turns(make_poem_turns):
         lines = turn.answer.split("\n")
         assert len(lines) == 4
         assert all(line[0].isupper() for line in lines)
 
 
-def test_a_poem_is_about_what_was_asked_for() -> None:
-    for turn in turns(poems):
+def test_poem_is_about_the_requested_subject() -> None:
+    for turn in draw_turns(make_poem_turns):
         about = re.search(r"about (?:an?|the) ([a-z ]+)", turn.question)
         if about:
             assert about[1] in turn.answer.lower()
 
 
-def test_pairs_of_lines_are_pairs() -> None:
-    assert {pair.count("\n") for pair in (*ABOUT_SOMEBODY, *ABOUT_THINGS, *CLOSINGS)} == {1}
+def test_line_pairs_have_two_lines() -> None:
+    assert {pair.count("\n") for pair in (*CHARACTER_POEM_OPENINGS, *THING_POEM_OPENINGS, *POEM_CLOSINGS)} == {1}
 
 
-def test_a_poem_by_itself_has_a_title_that_names_it() -> None:
-    title, _, lines = plain(Random(2)).partition("\n\n")
+def test_plain_poem_has_a_title_from_its_text() -> None:
+    title, _, lines = make_poem_text(Random(2)).partition("\n\n")
     assert title.split()[-1].lower() in lines.lower()

@@ -3,46 +3,52 @@
 from random import Random
 
 import pytest
-from support.prose_checks import faults, turns
+from support.prose_checks import draw_turns, find_text_faults
 
-from launcher.demo.training.corpus.smalltalk import JOKES, jokes, moods, outside, said
-from launcher.demo.training.corpus.turns import Turns
+from launcher.demo.training.corpus.smalltalk import (
+    JOKES,
+    make_joke_turns,
+    make_mood_turns,
+    make_small_talk_turns,
+    make_unanswerable_turns,
+)
+from launcher.demo.training.corpus.turns import TurnsMaker
 from launcher.demo.training.corpus.words import FEELINGS_BAD
 
 
-@pytest.mark.parametrize("kind", [said, moods, jokes, outside])
-def test_turns_are_written_without_faults(kind: Turns) -> None:
-    texts = [text for turn in turns(kind, 400) for text in turn]
-    assert [(text, faults(text)) for text in texts if text and faults(text)] == []
+@pytest.mark.parametrize("kind", [make_small_talk_turns, make_mood_turns, make_joke_turns, make_unanswerable_turns])
+def test_turns_are_written_without_faults(kind: TurnsMaker) -> None:
+    texts = [text for turn in draw_turns(kind, 400) for text in turn]
+    assert [(text, find_text_faults(text)) for text in texts if text and find_text_faults(text)] == []
 
 
-@pytest.mark.parametrize("kind", [said, moods, jokes, outside])
-def test_the_same_seed_says_the_same(kind: Turns) -> None:
-    assert turns(kind) == turns(kind)
+@pytest.mark.parametrize("kind", [make_small_talk_turns, make_mood_turns, make_joke_turns, make_unanswerable_turns])
+def test_same_seed_gives_the_same_turns(kind: TurnsMaker) -> None:
+    assert draw_turns(kind) == draw_turns(kind)
 
 
-def test_the_model_says_that_it_is_often_wrong() -> None:
-    found = [turn.answer for turn in turns(said, 600) if turn.question == "Who are you?"]
+def test_model_says_that_it_is_often_wrong() -> None:
+    found = [turn.answer for turn in draw_turns(make_small_talk_turns, 600) if turn.question == "Who are you?"]
     assert found
     assert all("small language model" in answer and "often wrong" in answer for answer in found)
 
 
-def test_who_is_sad_is_comforted() -> None:
-    for turn in turns(moods):
+def test_sad_users_are_comforted() -> None:
+    for turn in draw_turns(make_mood_turns):
         bad = any(turn.question.rstrip(".").removesuffix(" today").endswith(f" {feeling}") for feeling in FEELINGS_BAD)
         assert turn.answer.startswith("I am sorry") == bad
 
 
-def test_no_joke_is_told_twice_in_a_row() -> None:
+def test_no_joke_is_repeated_within_a_talk() -> None:
     for seed in range(50):
-        told = [turn.answer for turn in jokes(Random(seed))]
+        told = [turn.answer for turn in make_joke_turns(Random(seed))]
         assert len(set(told)) == len(told)
 
 
-def test_there_are_a_dozen_jokes_with_an_end() -> None:
+def test_jokes_are_many_and_complete() -> None:
     assert len(JOKES) >= 12
     assert all(question.endswith("?") and end.endswith(".") for question, end in JOKES)
 
 
-def test_what_is_outside_is_not_known() -> None:
-    assert all(turn.answer.startswith("I do not know") for turn in turns(outside))
+def test_questions_beyond_the_model_are_not_answered() -> None:
+    assert all(turn.answer.startswith("I do not know") for turn in draw_turns(make_unanswerable_turns))

@@ -4,12 +4,20 @@ import json
 from random import Random
 
 import pytest
-from support.prose_checks import answers, made, talks
+from support.prose_checks import draw_items, draw_talks, get_assistant_texts
 
-from launcher.demo.training.corpus.dialogues import dialogue
-from launcher.demo.training.corpus.stories import plain, story
-from launcher.demo.training.corpus.voices import VOICES, as_json, changed, kjv, pirate, shout, spoken
-from launcher.demo.training.talk import Talk
+from launcher.demo.training.corpus.dialogues import make_dialogue
+from launcher.demo.training.corpus.stories import make_story_conversation, make_story_text
+from launcher.demo.training.corpus.voices import (
+    REWRITERS_BY_VOICE,
+    make_voiced_maker,
+    rewrite_answers,
+    rewrite_as_json,
+    rewrite_as_king_james_bible,
+    rewrite_as_pirate,
+    rewrite_in_capitals,
+)
+from launcher.demo.training.talk import Conversation
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -17,60 +25,62 @@ from launcher.demo.training.talk import Talk
     ("Sing in spring.", "Sing in spring."),
     ("Nothing is lost.", "Nothing be lost."), ("No, it is not.", "Nay, it be not."), ("no hat", "no hat"),
 ])
-def test_a_pirate_has_words_of_his_own(text: str, expected: str) -> None:
-    assert expected in pirate(text, Random(1))
+def test_pirate_voice_replaces_words(text: str, expected: str) -> None:
+    assert expected in rewrite_as_pirate(text, Random(1))
 
 
-def test_a_pirate_begins_like_one() -> None:
-    begun = {pirate("It is late.", Random(seed)).split()[0] for seed in range(60)}
+def test_pirate_voice_has_its_own_openings() -> None:
+    begun = {rewrite_as_pirate("It is late.", Random(seed)).split()[0] for seed in range(60)}
     assert begun == {"Arr!", "Arr,", "Ahoy!", "Yo", "Shiver", "Ho,", "Avast!"}
 
 
-def test_who_shouts_ends_sentences_with_a_bang() -> None:
-    assert shout('It is 3.5 km. "Go." Why?') == 'IT IS 3.5 KM! "GO!" WHY?'
+def test_shouting_voice_ends_sentences_with_exclamation_marks() -> None:
+    assert rewrite_in_capitals('It is 3.5 km. "Go." Why?') == 'IT IS 3.5 KM! "GO!" WHY?'
 
 
-def test_json_has_question_and_answer() -> None:
-    assert json.loads(as_json('Say "hi"', "hi\nyou")) == {"question": 'Say "hi"', "answer": "hi\nyou"}
+def test_json_voice_has_question_and_answer() -> None:
+    assert json.loads(rewrite_as_json('Say "hi"', "hi\nyou")) == {"question": 'Say "hi"', "answer": "hi\nyou"}
 
 
-def test_the_bible_repeats_a_question_now_and_then() -> None:
-    said = [kjv("What is snow?", "Snow is white.", Random(seed)) for seed in range(60)]
+def test_bible_voice_sometimes_repeats_the_question() -> None:
+    said = [rewrite_as_king_james_bible("What is snow?", "Snow is white.", Random(seed)) for seed in range(60)]
     assert 3 < sum("the man asked, saying, What is snow?" in text for text in said) < 30
     assert all("snow is white" in text for text in said)
 
 
-@pytest.mark.parametrize("name", VOICES)
-def test_only_answers_change(name: str) -> None:
+@pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
+def test_voices_change_only_the_answers(name: str) -> None:
     before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "It is late."}]
-    after = changed(before, VOICES[name], Random(1))
+    after = rewrite_answers(before, REWRITERS_BY_VOICE[name], Random(1))
     assert after[0] == before[0]
     assert after[1]["content"] != before[1]["content"]
 
 
-@pytest.mark.parametrize("name", VOICES)
-def test_the_same_seed_speaks_the_same(name: str) -> None:
-    assert made(spoken(story, VOICES[name]), 50) == made(spoken(story, VOICES[name]), 50)
+@pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
+def test_same_seed_gives_the_same_talks(name: str) -> None:
+    assert draw_items(make_voiced_maker(make_story_conversation, REWRITERS_BY_VOICE[name]),
+                      50) == draw_items(make_voiced_maker(make_story_conversation, REWRITERS_BY_VOICE[name]), 50)
 
 
-def test_every_answer_of_the_json_voice_is_an_object() -> None:
-    for talk in talks(spoken(dialogue, VOICES["json"])):
-        assert all(isinstance(json.loads(answer), dict) for answer in answers(talk))
+def test_json_voice_answers_are_objects() -> None:
+    for talk in draw_talks(make_voiced_maker(make_dialogue, REWRITERS_BY_VOICE["json"])):
+        assert all(isinstance(json.loads(answer), dict) for answer in get_assistant_texts(talk))
 
 
-def test_every_answer_of_the_loud_voice_is_in_capitals() -> None:
-    said = [answer for talk in talks(spoken(dialogue, VOICES["shout"])) for answer in answers(talk)]
+def test_shouting_voice_answers_are_in_capitals() -> None:
+    said = [answer for talk in draw_talks(make_voiced_maker(make_dialogue, REWRITERS_BY_VOICE["shout"]))
+            for answer in get_assistant_texts(talk)]
     assert [answer for answer in said if answer != answer.upper()] == []
 
 
 def test_plain_text_becomes_an_answer() -> None:
-    talk = spoken(plain, VOICES["shout"])(Random(1))
-    assert isinstance(talk, Talk)
+    talk = make_voiced_maker(make_story_text, REWRITERS_BY_VOICE["shout"])(Random(1))
+    assert isinstance(talk, Conversation)
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
 
 
-def test_calls_of_tools_and_what_was_thought_stay_what_they_are() -> None:
+def test_tool_calls_and_thoughts_are_not_changed() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
     thought = {"role": "assistant", "content": "<think>\n2 and 2.\n</think>\nIt is 4."}
-    assert changed([call, thought], VOICES["shout"], Random(1)) == [
+    assert rewrite_answers([call, thought], REWRITERS_BY_VOICE["shout"], Random(1)) == [
         call, thought | {"content": "<think>\n2 and 2.\n</think>\nIT IS 4!"}]

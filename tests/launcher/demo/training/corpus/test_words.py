@@ -4,24 +4,24 @@ import pytest
 
 from launcher.demo.training.corpus import words
 
-LISTS = {name: value for name, value in vars(words).items() if name.isupper()}
+WORD_LISTS = {name: value for name, value in vars(words).items() if name.isupper()}
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_everything_is_ascii_and_without_stray_spaces(name: str) -> None:
-    flat = str(LISTS[name])
+@pytest.mark.parametrize("name", WORD_LISTS)
+def test_word_lists_are_ascii_without_stray_spaces(name: str) -> None:
+    flat = str(WORD_LISTS[name])
     assert flat.isascii()
     assert "  " not in flat
 
 
-@pytest.mark.parametrize("name", [name for name, value in LISTS.items() if isinstance(value, tuple)])
-def test_nothing_is_listed_twice(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, value in WORD_LISTS.items() if isinstance(value, tuple)])
+def test_word_lists_have_no_duplicates(name: str) -> None:
     if name != "LOOKS":
-        assert len(LISTS[name]) == len(set(LISTS[name]))
+        assert len(WORD_LISTS[name]) == len(set(WORD_LISTS[name]))
 
 
-def test_a_name_is_a_girls_or_a_boys() -> None:
-    assert set(words.GIRLS).isdisjoint(words.BOYS)
+def test_girl_and_boy_names_do_not_overlap() -> None:
+    assert set(words.GIRL_NAMES).isdisjoint(words.BOY_NAMES)
 
 
 def test_no_word_has_two_opposites() -> None:
