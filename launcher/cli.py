@@ -1,6 +1,6 @@
 """The command line `weft`. Errors are reported in one line.
 
-Only this module and launcher/compat/commands.py read settings from environment variables.
+Only this module and launcher/compat_commands.py read settings from environment variables.
 """
 
 import asyncio

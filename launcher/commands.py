@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
-from launcher.supervisor.plan import python_module_command
+from launcher.environment import python_module_command
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
 ADAPTERS_CLIENT_MODULE = "router.client.adapters"

@@ -4,6 +4,7 @@ The environment is an argument; this module neither reads nor sets variables of 
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -121,3 +122,11 @@ def huge_page_variables(environment: Mapping[str, str]) -> dict[str, str]:
     tunables = environment.get(GLIBC_TUNABLES_VARIABLE, "")
     return {} if HUGE_PAGES_TUNABLE in tunables else {
         GLIBC_TUNABLES_VARIABLE: ":".join(filter(None, [tunables, f"{HUGE_PAGES_TUNABLE}=1"]))}
+
+
+def python_module_command(name: str) -> tuple[str, ...]:
+    """Return the command that runs a module.
+
+    -P keeps the user's current folder out of the child's imports: it may hold a `router` or a `shard.py` as well.
+    """
+    return (sys.executable, "-P", "-m", name)

@@ -30,10 +30,9 @@ from router.http.app import create_app
 from router.http.entrance import StandInServer
 from router.http.transport.generate import ServedModel
 from router.http.transport.server import HttpServer
-from router.parent import cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
-from router.process import RouterProcessArgs
+from router.model import ModelInfo
+from router.process import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
 from router.recording.shelf import RecordingFolder
-from router.scheduler.plan import ModelInfo
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.startup import StartupProgress

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from shard.simulator.faults import FaultScript
+from shard.fault_script import FaultScript
 from shard.telemetry.logs import LogSettings
 from shard.telemetry.traces import TraceSettings
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ ALLOWED_IMPORTS = {
     "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.traces"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "block_hash", "recording", "request", "scheduler", "simulation"))},
+        "block_hash", "model", "recording", "request", "scheduler", "simulation"))},
     "shard": set(),
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
@@ -31,6 +32,20 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
     "cyclopts": {"launcher/cli.py", "launcher/commands.py", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
+# Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
+# Packages inside a package belong to it.
+IMPORT_ORDER = {
+    "router": ["config", "errors", "request", "block_hash", "model", "api_keys", "startup", "process", "adapters",
+               "scheduler", "text", "grammars", "shards", "validation", "recording", "simulation", "telemetry",
+               "client",
+               "engine", "http.transport", "http.tgi", "http.openai", "http.routes", "http.lorax", "http.docs", "http",
+               "__main__"],
+    "shard": ["pb", "errors", "deferred", "json_config", "fault_script", "telemetry", "parallel", "config", "host",
+              "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint", "adapters",
+              "layers", "models", "runner", "workers", "rpc"],
+    "launcher": ["environment", "output", "demo", "hub", "settings", "adapters", "supervisor", "commands", "banner",
+                 "doctor", "compat", "settings_docs", "cli", "compat_commands"],
+    "benchmarks": ["harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "questions", "study"],}
 HEAVY_LIBRARIES = {"torch", "transformers", "numpy"}
 
 
@@ -63,6 +78,55 @@ def test_package_imports_only_allowed_packages(package: str) -> None:
     foreign = {(str(path), name) for path in list_modules(package) for name in get_imported_names(path)
                if name.split(".")[0] in set(TOP_LEVEL_PACKAGES) - {package}}
     assert [pair for pair in sorted(foreign) if not is_in_any(pair[1], ALLOWED_IMPORTS[package], ".")] == []
+
+
+def iter_own_names(path: Path) -> Iterator[str]:
+    """Yield the full names of modules that a module imports from its top-level package, or names in a string.
+
+    A module that is named in a string is imported by `import_module`, or run as a process."""
+    top = path.parts[0]
+    yield from (name for name in get_imported_names(path) if name.startswith(f"{top}."))
+    for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{top}."):
+            module = node.value.partition(":")[0]
+            file = REPOSITORY_ROOT / module.replace(".", "/")
+            if file.is_dir() or file.with_suffix(".py").is_file():
+                yield module
+
+
+def find_ordered_package(name: str, order: list[str]) -> str:
+    """Return the entry of the order that a module, by its name without the top-level package, belongs to."""
+    found = [entry for entry in order if name == entry or name.startswith(f"{entry}.")]
+    return max(found, key=len, default=name)
+
+
+@pytest.mark.parametrize("top", TOP_LEVEL_PACKAGES)
+def test_imports_between_packages_go_one_way(top: str) -> None:
+    order = IMPORT_ORDER[top]
+    place = {entry: index for index, entry in enumerate(order)}
+    upward = []
+    for path in list_modules(top):
+        importer = find_ordered_package(get_module_name(path).partition(".")[2], order)
+        if importer:  # the package's own __init__ imports nothing
+            assert importer in place, f"IMPORT_ORDER lacks {path}"
+            upward += [f"{path} imports {name}" for name in iter_own_names(path)
+                       if place[find_ordered_package(name.partition(".")[2], order)] > place[importer]]
+    assert upward == []
+
+
+@pytest.mark.parametrize("top", TOP_LEVEL_PACKAGES)
+def test_order_of_imports_names_nothing_that_is_gone(top: str) -> None:
+    folder = REPOSITORY_ROOT / top
+    assert [entry for entry in IMPORT_ORDER[top] if not (path := folder / entry.replace(".", "/")).is_dir()
+            and not path.with_suffix(".py").is_file()] == []
+
+
+def test_class_name_is_defined_once_in_a_top_level_package() -> None:
+    for top in TOP_LEVEL_PACKAGES:
+        names = [node.name for path in list_modules(top)
+                 for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text()))
+                 if isinstance(node, ast.ClassDef)]
+        assert [name for name, count in Counter(names).items() if count > 1] == [], top
 
 
 @pytest.mark.parametrize("package", ALLOWED_IMPORTERS)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from support.weft_process import SIMULATED_MODEL, run_weft_process
 
-from router.scheduler.plan import ModelInfo
+from router.model import ModelInfo
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry.counters import ServerMetrics

@@ -11,7 +11,7 @@ from support.simulated_world import SimulatedClient, SimulatedWorld
 from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, POOLING_KINDS, Request, RequestKind, Resource, Tenant
 from shard.config import SimulatedConfig
-from shard.simulator.faults import ANSWER_DEFECTS, FAULT_KINDS
+from shard.fault_script import ANSWER_DEFECTS, FAULT_KINDS
 
 SEEDS = range(200)
 NUM_LONG_SEEDS = 5000

@@ -18,10 +18,11 @@ from cyclopts.validators import Number
 
 from benchmarks.harness.results import report_results
 from router.block_hash import hash_blocks, hash_namespace
+from router.model import ModelInfo
 from router.recording.recorder import RecordingScheduler
 from router.recording.snapshot import take_snapshot
 from router.request import Request
-from router.scheduler.plan import ModelInfo, StepResult, StepResultRow
+from router.scheduler.plan import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

@@ -37,8 +37,8 @@ from launcher.adapters.sources.hub import HubSource, HubSourceSettings
 from launcher.adapters.sources.local import LocalSource
 from launcher.adapters.sources.s3 import S3Source
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
+from launcher.environment import python_module_command
 from launcher.output import PLAIN_OUTPUT
-from launcher.supervisor.plan import python_module_command
 
 MERGE_COMMAND = python_module_command("shard.adapters.merge_command")
 MAX_CONCURRENT_ACCESS_CHECKS = 8  # maximum concurrent checks whether a token may read an adapter

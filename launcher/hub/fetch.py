@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.environment import hub_cache_folder, read_hub_access
+from launcher.environment import hub_cache_folder, python_module_command, read_hub_access
 from launcher.hub.resolve import BUILTIN_MODELS, HUB_NAME_PATTERN, ModelNotCachedError, check_revision, find_model
-from launcher.supervisor.plan import python_module_command
 
 
 @dataclass(frozen=True, slots=True)

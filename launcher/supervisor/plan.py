@@ -1,11 +1,11 @@
 """Child processes of a server, as plain data. Nothing is started or opened here."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from launcher.environment import python_module_command
 from launcher.hub.resolve import ResolvedModel
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from shard.config import ShardConfig
@@ -59,14 +59,6 @@ class LaunchPlan:
         meeting_point = f"{self.runtime_folder}/meeting-{start_number}"
         return tuple(replace(child, settings=child.settings | {"meeting_point": meeting_point})
                      for child in self.shard_specs)
-
-
-def python_module_command(name: str) -> tuple[str, ...]:
-    """Return the command that runs a module.
-
-    -P keeps the user's current folder out of the child's imports: it may hold a `router` or a `shard.py` as well.
-    """
-    return (sys.executable, "-P", "-m", name)
 
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, runtime_folder: str, model: ResolvedModel, *,

@@ -7,10 +7,12 @@ decided how many of its tokens count.
 from collections.abc import Sequence as Rows
 
 from router.engine.stream import FinishedEvent, PoolingEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.model import PoolingOutput
 from router.request import FinishReason, Request
-from router.scheduler.plan import PoolingOutput, PromptLogprobs, StepResultRow
+from router.scheduler.plan import PromptLogprobs, StepResultRow
+from router.scheduler.results import count_accepted_tokens
 from router.telemetry.request_log import RequestRecord
-from router.text.stop_strings import StopStringMatcher, count_accepted_tokens
+from router.text.stop_strings import StopStringMatcher
 from router.text.tokenizer import Tokenizer
 
 

@@ -20,11 +20,11 @@ from router.engine.resources import ResourceController
 from router.engine.stream import RequestStream
 from router.engine.timer import MovableTimer
 from router.errors import NotReady, Overloaded
+from router.model import ShardLossReason
 from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.recording.shelf import RecordingFolder
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
-from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.plan import StepPlan, StepResult
 from router.scheduler.settings import SchedulerSettings, find_unused_settings
 from router.shards import decode, encode

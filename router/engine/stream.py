@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
+from router.model import PoolingOutput, TokenLabels
 from router.request import FinishReason, Request
-from router.scheduler.plan import PoolingOutput, TokenLabels
 from router.scheduler.timeline import RequestTimeline
 
 # Approximate number of bytes that rendering adds to the text; used only to bound what is kept for a slow reader.

@@ -6,8 +6,8 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.compiler_client import GrammarCompiler
 from router.grammars.schema import Grammar
+from router.model import ModelInfo
 from router.request import Resource
-from router.scheduler.plan import ModelInfo
 from router.text.tokenizer import Tokenizer
 
 GRAMMARS_NOT_SERVED = "this model is served without grammars"

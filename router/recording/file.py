@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from router.config import RouterConfig
+from router.model import ModelInfo, StepMeasurement
 from router.recording.core_json import scheduler_to_json
 from router.recording.recorder import CallEntry, RecordingSegment
 from router.recording.redact import redacted_request_to_json
 from router.recording.snapshot import restore_scheduler
-from router.scheduler.plan import ModelInfo, StepMeasurement
 
 FORMAT_VERSION = 2
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.block_hash import hash_blocks
+from router.model import ModelInfo, ShardLossReason
 from router.recording import decision
 from router.recording.anatomy import field_names
 from router.recording.decision import DecisionSummary
@@ -19,8 +20,7 @@ from router.recording.redact import get_resource_fields, redact_request
 from router.recording.snapshot import SchedulerSnapshot, take_snapshot
 from router.request import FinishReason, Request, Resource
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensAccepted
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import ModelInfo, ResourceCommand, StepPlan, StepResult
+from router.scheduler.plan import ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

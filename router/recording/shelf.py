@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from router.config import RouterConfig
+from router.model import ModelInfo
 from router.recording.file import make_header, write_recording
 from router.recording.recorder import RecordingSegment
-from router.scheduler.plan import ModelInfo
 
 MAX_RECORDINGS = 20
 MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from statistics import median
 
-from router.scheduler.plan import StepMeasurement
+from router.model import StepMeasurement
 
 RATIO_NOISE_VARIANCE = 0.01  # variance of actual / predicted on a quiet machine
 MAX_MULTIPLIER_VARIANCE = 0.25  # variance of a multiplier at the start, and never more

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from router.block_hash import hash_blocks
+from router.model import ModelInfo, ShardLossReason
 from router.request import Request, RequestKind, Resource
 from router.scheduler.admission import AdmissionControl
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fairness import FairShares
-from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
-from router.scheduler.plan import ModelInfo, ResourceCommand, StepPlan, StepResult
-from router.scheduler.policies import MixedPolicy, PausePolicy, StepPolicy
+from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.plan import ResourceCommand, StepPlan, StepResult
+from router.scheduler.policies import MixedPolicy, PausePolicy, RecomputePolicy, StepPolicy
 from router.scheduler.pooling import PoolingPolicy
-from router.scheduler.recompute import RecomputePolicy
 from router.scheduler.resource_cache import AdapterStatus, ResourceCache, waiting_phase
 from router.scheduler.results import ResultProcessor
 from router.scheduler.running import BlockHasher, RunningSequences

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from router.config import RouterConfig
-from router.scheduler.plan import ModelInfo
+from router.model import ModelInfo
 
 PAUSE_ONLY_SETTINGS = ("waiting_served_ratio", "max_waiting_tokens")
 STATIC_ONLY_SETTINGS = ("static_window_ms", "static_equal_lengths")

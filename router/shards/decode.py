@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from itertools import repeat
 from math import isfinite
 
+from router.model import ModelInfo, PoolingOutput, TokenLabels
 from router.request import RequestKind
-from router.scheduler.plan import ModelInfo, PoolingOutput, PoolingStep, StepPlan, StepResult, TokenLabels
+from router.scheduler.plan import PoolingStep, StepPlan, StepResult
 from router.shards.encode import (
     InvalidShardAnswer,
     check_epoch_and_number,

@@ -10,20 +10,19 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from router.config import RouterConfig
+from router.model import ModelInfo, StepMeasurement
 from router.request import Request, RequestKind, Resource, SamplingParams
 from router.scheduler.plan import (
     BlockGrant,
     Concat,
     Decode,
     Filter,
-    ModelInfo,
     NewSequence,
     PoolingStep,
     Prefill,
     PromptChunk,
     PromptLogprobs,
     ShardMessage,
-    StepMeasurement,
     StepPlan,
     StepResult,
     StepResultRow,

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import reduce
 
 from router.config import RouterConfig
+from router.model import ModelInfo, ShardLossReason
 from router.request import Resource
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import ModelInfo
 from router.shards import encode
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup

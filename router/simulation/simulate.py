@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from router.config import RouterConfig
+from router.model import ModelInfo
 from router.recording.file import BadRecording, Recording
-from router.scheduler.plan import ModelInfo
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.report import RunStats, format_table
 from router.simulation.simulation import Simulation

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
+from router.model import ModelInfo
 from router.recording.replay import OneTokenRows
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensAccepted
-from router.scheduler.plan import ModelInfo, StepPlan, StepResult
+from router.scheduler.plan import StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.report import RunStats

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from router.scheduler.plan import TokenLabels
+from router.model import TokenLabels
 from router.text.prompts import TokenOffsets
 from router.text.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import CannotStartNow, ChatTemplateFailed, InvalidRequest, Overloaded
+from router.model import ModelInfo
 from router.request import RequestKind
-from router.scheduler.plan import ModelInfo
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer

@@ -1,8 +1,4 @@
-"""Detection of a sequence's end: by its length, an end token, or a stop string in text that arrives in pieces."""
-
-from collections.abc import Sequence as Rows
-
-from router.request import FinishReason, Request
+"""Stop strings, found in text that arrives in pieces."""
 
 
 class StopStringMatcher:
@@ -31,20 +27,3 @@ class StopStringMatcher:
         return start + min(ends) if ends else None
 
 
-def count_accepted_tokens(request: Request, num_generated: int, tokens: Rows[int],
-                          stop_token_count: int | None) -> tuple[int, FinishReason | None]:
-    """Return how many of a row's tokens count, and the finish reason if the sequence ends with the last of them.
-
-    No other code decides from tokens that a sequence is finished. If several reasons apply to one token, the length
-    goes first, then the end token.
-    """
-    if len(tokens) == 1 and stop_token_count is None and num_generated + 1 < request.max_new_tokens:  # nearly always
-        return 1, FinishReason.END_TOKEN if tokens[0] in request.end_tokens else None
-    limit = min(len(tokens), request.max_new_tokens - num_generated,
-                len(tokens) if stop_token_count is None else stop_token_count)
-    for index in range(limit):
-        if num_generated + index + 1 >= request.max_new_tokens:
-            return index + 1, FinishReason.LENGTH
-        if tokens[index] in request.end_tokens:
-            return index + 1, FinishReason.END_TOKEN
-    return limit, FinishReason.STOP_STRING if stop_token_count is not None else None

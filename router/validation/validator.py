@@ -19,8 +19,8 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.compiler import GrammarResolver, ResourceLookup
 from router.grammars.schema import Grammar
+from router.model import ModelInfo
 from router.request import DEFAULT_TENANT, Request, RequestKind, Resource, SamplingParams, Tenant
-from router.scheduler.plan import ModelInfo
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompts import (
     TGI_PARAMETER_NAMES,

@@ -1,1 +1,1 @@
-"""LoRA adapters: low-rank updates of a model's linears, applied to selected rows of a step."""
+"""Adapters as files and as loaded: reading, checking, the registry, merging and export."""

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.adapters import exactness
 from shard.adapters.files import AdapterTensors, open_adapter
-from shard.adapters.lora_linear import LoraTarget
-from shard.adapters.routing import AdapterRouting
-from shard.adapters.slots import AdapterSlots
-from shard.adapters.targets import EmbeddingLoraTarget, LoraTargets
 from shard.errors import RejectedMessage
+from shard.lora import exactness
+from shard.lora.lora_linear import LoraTarget
+from shard.lora.routing import AdapterRouting
+from shard.lora.slots import AdapterSlots
+from shard.lora.targets import EmbeddingLoraTarget, LoraTargets
 from shard.ops.linear import make_linear
 
 

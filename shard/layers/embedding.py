@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from shard.adapters.weight_slices import WeightSlice
 from shard.attention.inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
+from shard.lora.weight_slices import WeightSlice
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.parallel.group import RankGroup, padded_share
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import AdapterRouting
+from shard.lora.routing import AdapterRouting
 from shard.ops.linear import Linear
 from shard.parallel.group import RankGroup
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from torch import Tensor, float32
 
-from shard.adapters.weight_slices import WeightSlice
 from shard.checkpoint.reader import CheckpointReader, TensorRows
+from shard.lora.weight_slices import WeightSlice
 from shard.ops.activations import ExactGeluLinear, GeluLinear, PackedGeluLinear
 from shard.ops.gated_activations import (
     GATED_ACTIVATIONS,

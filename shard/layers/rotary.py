@@ -6,14 +6,33 @@ are in one table, computed at startup.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from shard.layers.attention_input import FusedRotaryEmbedding, RotaryEmbedding
-from shard.models.config import RotaryConfig
 from shard.ops.triton_support import import_kernels
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """Rotary embedding of queries and keys. Options that a kind does not use keep their defaults."""
+
+    rope_type: str
+    theta: float
+    scaling_factor: float = 1.0
+    original_max_positions: int = 0  # context length before rope scaling
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # factor of cosines and sines
+    rotated_fraction: float = 1.0  # fraction of a head's values, from the first on, that are rotated
+    is_interleaved: bool = False  # whether a value's partner is the adjacent one, not half a head away
+    frequency_divisors: tuple[float, ...] = ()  # by pair, the divisor of its frequency
 
 
 def base_frequencies(theta: float, head_dim: int) -> Tensor:

@@ -14,8 +14,7 @@ from shard.attention.inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import RotaryEmbedding
-from shard.layers.rotary import RotaryTable
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.models.decoder import Decoder, ModelSource, read_decoder
 from shard.models.gemma import (
     ACTIVATION,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from shard.json_config import JsonConfig
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig
 
 ROPE_TYPE_SETTINGS = {  # with the settings that each requires
     "default": (),

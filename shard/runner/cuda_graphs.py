@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, cuda
 
-from shard.adapters.lora_work import LoraWork, StaticLoraWork
-from shard.adapters.routing import AdapterRouting
 from shard.attention.backend import AttentionBackend, CapturableAttentionBackend
 from shard.attention.inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
 from shard.attention.kv_cache import KVCache
 from shard.attention.span import TokenSpan
 from shard.host.device import HostCopier, HostCopy, StaticDeviceBuffers
+from shard.lora.lora_work import LoraWork, StaticLoraWork
+from shard.lora.routing import AdapterRouting
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.transaction import Step

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shard.adapters.routing import AdapterRouting
 from shard.attention.backend import AttentionBackend
 from shard.attention.inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
+from shard.lora.routing import AdapterRouting
 from shard.runner.pooling import Pooling
 from shard.runner.runner import RunnableModel, make_adapter_runs
 from shard.state.columns import PoolingText

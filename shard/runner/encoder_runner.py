@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import AdapterRouting, AdapterRun
 from shard.attention.encoder import iter_text_slices
+from shard.lora.routing import AdapterRouting, AdapterRun
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.pooling import Pooling
 from shard.state.columns import PoolingText

@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import NO_ADAPTER, AdapterRouting, AdapterRun
 from shard.attention.backend import AttentionBackend
 from shard.attention.inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
+from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRun
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay

@@ -13,8 +13,8 @@ from time import monotonic
 
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
+from shard.fault_script import Fault, FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.faults import Fault, FaultScript
 from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
 from shard.simulator.text import (
     NUM_USED_TOKENS,

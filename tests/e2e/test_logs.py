@@ -16,7 +16,7 @@ from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE
 
 pytestmark = pytest.mark.slow
 
-TGI_LAUNCHER_PROGRAM = "from launcher.compat.commands import text_generation_launcher as main; main()"
+TGI_LAUNCHER_PROGRAM = "from launcher.compat_commands import text_generation_launcher as main; main()"
 TGI_LAUNCHER_COMMAND = (sys.executable, "-P", "-c", TGI_LAUNCHER_PROGRAM)
 
 

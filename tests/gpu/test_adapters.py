@@ -6,11 +6,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # available on Linux only
 
-from shard.adapters import lora_triton
-from shard.adapters.lora_torch import TorchLoraWeights
-from shard.adapters.routing import AdapterRouting, AdapterRun
-from shard.adapters.slots import AdapterSlots
-from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
+from shard.lora import lora_triton
+from shard.lora.lora_torch import TorchLoraWeights
+from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.slots import AdapterSlots
+from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 
 pytestmark = pytest.mark.gpu
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

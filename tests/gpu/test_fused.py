@@ -9,8 +9,7 @@ pytest.importorskip("triton")  # available on Linux only
 
 from shard.attention.kv_cache import KVCache
 from shard.layers.attention_input import FusedRotaryEmbedding, QKNorm, RotaryEmbedding
-from shard.layers.rotary import RotaryTable
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.ops import fused
 from shard.ops.norm import Fp32WeightRMSNorm, RMSNorm
 

@@ -11,7 +11,7 @@ import pytest
 
 from launcher import cli, commands
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
-from router.scheduler.plan import ModelInfo
+from router.model import ModelInfo
 from router.scheduler.settings import SchedulerSettings, find_unused_settings
 
 

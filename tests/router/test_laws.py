@@ -12,7 +12,7 @@ from support.simulated_world import SimulatedClient, SimulatedWorld
 from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, Request, RequestKind, Resource, Tenant
 from shard.config import SimulatedConfig
-from shard.simulator.faults import parse_fault
+from shard.fault_script import parse_fault
 
 CALL_FAULTS = ["die", "hang", "refuse", "step_error"]
 STEP_FAULTS = ["slow", "late", "exhaust", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token",

@@ -6,8 +6,7 @@ import pytest
 
 from router.__main__ import describe_model, exit_code, wait_for_either
 from router.errors import CannotStartNow
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import ModelInfo
+from router.model import ModelInfo, ShardLossReason
 from router.shards.failures import ShardsLost
 
 

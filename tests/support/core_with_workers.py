@@ -19,10 +19,10 @@ import torch
 from support.shared_probe_cache import get_probe_cache_path
 
 from router.config import RouterConfig
+from router.model import ShardLossReason, StepMeasurement
 from router.request import Request
 from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFinished, TokensAccepted
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import Prefill, StepMeasurement, StepPlan, StepResult
+from router.scheduler.plan import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.shards import encode

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
+from router.model import ModelInfo, StepMeasurement
 from router.request import Request
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensAccepted
-from router.scheduler.plan import ModelInfo, Prefill, StepMeasurement, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RUNNING_PHASES, RequestTimeline

@@ -11,9 +11,10 @@ from typing import Any
 
 from support.simulated_world import add_block_hashes
 
+from router.model import ModelInfo
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, SchedulerEvent
-from router.scheduler.plan import ModelInfo, NewSequence, Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import NewSequence, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

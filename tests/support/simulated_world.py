@@ -17,6 +17,7 @@ from support.waiting_laws import WaitingLawChecker
 
 from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
+from router.model import ModelInfo, PoolingOutput, ShardLossReason, TokenLabels
 from router.request import POOLING_KINDS, FinishReason, Request, RequestKind, Resource
 from router.scheduler.events import (
     RequestAccepted,
@@ -26,17 +27,7 @@ from router.scheduler.events import (
     SequenceFinished,
     TokensAccepted,
 )
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import (
-    LoadResource,
-    ModelInfo,
-    PoolingOutput,
-    PoolingStep,
-    StepPlan,
-    StepResult,
-    TokenLabels,
-    UnloadResource,
-)
+from router.scheduler.plan import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
@@ -44,8 +35,8 @@ from router.shards import decode as told
 from router.shards import encode
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
+from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.faults import FaultScript
 from shard.simulator.text import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
 from shard.state.columns import PoolingText

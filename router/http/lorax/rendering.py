@@ -13,13 +13,12 @@ from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloa
 from router.http.openai.rendering import ChunkStreamRenderer
 from router.http.transport.collect import GenerationOutput, TgiStreamRenderer, float32_json, seed_json
 from router.http.transport.errors import ErrorReply, shorten_message
-from router.http.transport.headers import format_milliseconds, sum_seconds_by_phase, timing_headers
+from router.http.transport.headers import COMPUTE_TYPE, format_milliseconds, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
 from router.scheduler.timeline import RequestPhase
 from router.text.tokenizer import Tokenizer
 
 DONE_EVENT = b"data:[DONE]\n\n"
-COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 ZERO_USAGE_JSON = '{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
 PLACEHOLDER_METADATA_JSON = '"id":"null","object":"{}","created":0,"model":"null"'
 # LoRAX's clients know three finish reasons; a timeout is sent as `length`, which also means that the text was cut off.

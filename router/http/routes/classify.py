@@ -12,8 +12,8 @@ from router.http.transport.collect import PoolingRequestOutput
 from router.http.transport.generate import Services
 from router.http.transport.headers import Caller
 from router.http.transport.pooled import PoolingResults, run_pooling_requests
+from router.model import TokenLabels
 from router.request import RequestKind
-from router.scheduler.plan import TokenLabels
 from router.telemetry.spans import CLASSIFICATION_OPERATION
 from router.text.entities import Entity, EntityAggregator
 from router.text.prompts import ParameterNames

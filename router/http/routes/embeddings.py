@@ -20,8 +20,8 @@ from router.http.transport.collect import PoolingRequestOutput, float32_json
 from router.http.transport.generate import Services
 from router.http.transport.headers import Caller
 from router.http.transport.pooled import run_pooling_requests
+from router.model import EmbeddingVector, TokenLabels
 from router.request import RequestKind
-from router.scheduler.plan import EmbeddingVector, TokenLabels
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompts import ParameterNames, RawPrompt
 from router.validation.validator import GenerationInput

@@ -16,8 +16,8 @@ from router.http.transport.collect import GenerationOutput, OutputCollector
 from router.http.transport.headers import Caller
 from router.http.transport.metrics import FAILURE_TYPE
 from router.http.transport.sse import EventStream, WriteBatcher, open_event_stream
+from router.model import ModelInfo
 from router.request import Request, Tenant
-from router.scheduler.plan import ModelInfo
 from router.telemetry.counters import ServerMetrics
 from router.telemetry.request_log import RequestRecord
 from router.validation.validator import RequestValidator, ValidatedRequest

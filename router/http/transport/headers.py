@@ -14,8 +14,8 @@ from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.errors import InvalidRequest
 from router.http.transport.auth import SOURCE_TOKEN, TENANT
 from router.http.transport.collect import GenerationOutput, PoolingRequestOutput
+from router.model import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
-from router.scheduler.plan import ModelInfo
 from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
 from router.telemetry.instruments import Counter
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
@@ -27,6 +27,7 @@ REQUEST_SPAN = web.RequestKey("traced", RequestTrace)
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
+COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 MIN_REPORTED_WAIT_SECONDS = 0.001  # seconds; a shorter wait gets no `x-wait-reason`
 
 

@@ -17,10 +17,10 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
 from router.errors import Overloaded
-from router.http.lorax.rendering import COMPUTE_TYPE
 from router.http.transport.collect import PoolingRequestOutput, wait_for_pooling_output
 from router.http.transport.generate import Services, gather_or_cancel
 from router.http.transport.headers import (
+    COMPUTE_TYPE,
     Caller,
     format_milliseconds,
     model_and_prompt_headers,

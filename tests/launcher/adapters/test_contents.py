@@ -26,7 +26,7 @@ from launcher.adapters.contents import (
     read_adapter_contents,
 )
 from launcher.adapters.errors import AdapterError
-from shard.adapters.slots import pad_rank
+from shard.lora.slots import pad_rank
 from shard.pb import shard_pb2 as pb
 
 

@@ -21,8 +21,8 @@ from router.errors import (
     RequestError,
     TimedOut,
 )
+from router.model import ModelInfo
 from router.request import Resource
-from router.scheduler.plan import ModelInfo
 from router.shards.handshake import HandshakeResult
 from router.shards.resource_loader import LoadCallbacks, ResourceLoader
 

@@ -11,8 +11,8 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.compiler import GrammarResolver
 from router.grammars.schema import Grammar
+from router.model import ModelInfo
 from router.request import Resource
-from router.scheduler.plan import ModelInfo
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
 MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4,

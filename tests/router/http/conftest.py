@@ -19,8 +19,8 @@ from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.app import create_app
 from router.http.transport.generate import ServedModel
 from router.http.transport.server import PROTOCOL_OPTIONS
+from router.model import ModelInfo, TokenLabels
 from router.request import Request, RequestKind, Resource, Tenant
-from router.scheduler.plan import ModelInfo, TokenLabels
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RequestTimeline

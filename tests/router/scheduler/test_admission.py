@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.model import ModelInfo, StepMeasurement
 from router.request import DEFAULT_TENANT, Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected
-from router.scheduler.plan import ModelInfo, StepMeasurement
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

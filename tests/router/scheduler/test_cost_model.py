@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from router.model import StepMeasurement
 from router.scheduler.cost_model import INITIAL_SAFETY_FACTOR, MIN_SAFETY_FACTOR, CostModel, StepLoad, fit_coefficients
-from router.scheduler.plan import StepMeasurement
 
 TRUE_COEFFICIENTS = (0.006, 3e-5, 4e-5, 4.4e-8)
 STEP_LOADS = [StepLoad(1, 0, 100), StepLoad(64, 0, 64), StepLoad(64, 0, 64_000), StepLoad(1, 4096, 4096),

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from router.model import ModelInfo, ShardLossReason, StepMeasurement
 from router.request import FinishReason, Request, RequestKind, Resource, Tenant
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import ModelInfo, PoolingStep, StepMeasurement, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import PoolingStep, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RequestPhase

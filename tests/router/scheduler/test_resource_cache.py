@@ -9,10 +9,10 @@ import pytest
 from support.simulated_world import SimulatedClient, SimulatedWorld, add_block_hashes
 
 from router.config import RouterConfig
+from router.model import ModelInfo, ShardLossReason
 from router.request import DEFAULT_TENANT, Request, Resource, Tenant
 from router.scheduler.events import SequenceFailed
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import LoadResource, ModelInfo, StepResult, StepResultRow, UnloadResource
+from router.scheduler.plan import LoadResource, StepResult, StepResultRow, UnloadResource
 from router.scheduler.resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from router.model import ModelInfo, ShardLossReason
 from router.request import FinishReason, Request, RequestKind, Resource
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensAccepted
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import Concat, Decode, Filter, ModelInfo, Prefill, PromptChunk, StepResult, StepResultRow
+from router.scheduler.plan import Concat, Decode, Filter, Prefill, PromptChunk, StepResult, StepResultRow
+from router.scheduler.results import count_accepted_tokens
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.selection import MAX_EXAMINED_SEQUENCES
 from router.scheduler.settings import SchedulerSettings
-from router.text.stop_strings import count_accepted_tokens
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
 END_TOKEN = 256

@@ -1,7 +1,7 @@
 import pytest
 
 from router.config import RouterConfig
-from router.scheduler.plan import ModelInfo
+from router.model import ModelInfo
 from router.scheduler.settings import SchedulerSettings, find_unused_settings
 
 

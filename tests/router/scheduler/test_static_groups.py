@@ -6,9 +6,10 @@ from unittest.mock import MagicMock
 import pytest
 from support.simulated_world import add_block_hashes
 
+from router.model import ModelInfo
 from router.request import Request, RequestKind
 from router.scheduler.events import SequenceFinished
-from router.scheduler.plan import ModelInfo, Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RequestPhase

@@ -4,8 +4,9 @@ from math import nan
 
 import pytest
 
+from router.model import ModelInfo, TokenLabels
 from router.request import Request, RequestKind, Resource
-from router.scheduler.plan import ModelInfo, NewSequence, PoolingStep, StepPlan, TokenLabels
+from router.scheduler.plan import NewSequence, PoolingStep, StepPlan
 from router.shards import decode, encode
 from shard.pb import shard_pb2 as pb
 

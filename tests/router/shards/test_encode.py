@@ -5,18 +5,9 @@ from itertools import chain
 
 import pytest
 
+from router.model import ModelInfo
 from router.request import Request, Resource, SamplingParams
-from router.scheduler.plan import (
-    BlockGrant,
-    Concat,
-    Decode,
-    Filter,
-    ModelInfo,
-    NewSequence,
-    Prefill,
-    PromptChunk,
-    StepPlan,
-)
+from router.scheduler.plan import BlockGrant, Concat, Decode, Filter, NewSequence, Prefill, PromptChunk, StepPlan
 from router.shards import encode
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import SamplingParams as ShardSamplingParams

@@ -2,8 +2,8 @@
 
 import pytest
 
+from router.model import ModelInfo
 from router.request import Request, Resource
-from router.scheduler.plan import ModelInfo
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.simulation import Simulation
 from router.simulation.timing import TimingProfile

@@ -4,20 +4,9 @@ import pytest
 from support.expected_streams import make_finished_timeline
 from support.metrics_page import check_metrics_page, parse_metrics
 
+from router.model import ModelInfo, ShardLossReason, StepMeasurement
 from router.request import Request, Resource
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import (
-    Concat,
-    Decode,
-    Filter,
-    ModelInfo,
-    NewSequence,
-    PromptChunk,
-    StepMeasurement,
-    StepPlan,
-    StepResult,
-    StepResultRow,
-)
+from router.scheduler.plan import Concat, Decode, Filter, NewSequence, PromptChunk, StepPlan, StepResult, StepResultRow
 from router.scheduler.plan import Prefill as PrefillMessage
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.model import ModelInfo, ShardLossReason
 from router.request import Request, Resource
-from router.scheduler.fault_isolation import ShardLossReason
-from router.scheduler.plan import ModelInfo, StepResult, StepResultRow
+from router.scheduler.plan import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry import gauges

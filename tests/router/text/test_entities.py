@@ -1,6 +1,6 @@
 """Grouping of token labels into entities. Agreement with transformers is tested with a real model."""
 
-from router.scheduler.plan import TokenLabels
+from router.model import TokenLabels
 from router.text.entities import Entity, EntityAggregator
 from router.text.tokenizer import create_byte_tokenizer
 

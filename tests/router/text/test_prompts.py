@@ -10,8 +10,8 @@ import pytest
 from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import CannotStartNow, ChatTemplateFailed, InvalidRequest, Overloaded
+from router.model import ModelInfo
 from router.request import RequestKind
-from router.scheduler.plan import ModelInfo
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
 from router.text.prompts import (
     MAX_INLINE_CHARACTERS,

@@ -11,8 +11,8 @@ from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.schema import Grammar
+from router.model import ModelInfo
 from router.request import Resource, Tenant
-from router.scheduler.plan import ModelInfo
 from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompts import ParameterNames
 from router.text.tokenizer import create_byte_tokenizer

@@ -12,8 +12,8 @@ from support.peft_adapters import load_with_adapter, make_tiny_adapter
 from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 
 from router.request import Request, Resource
-from shard.adapters.lora_torch import TorchLoraWeights
 from shard.errors import RejectedMessage
+from shard.lora.lora_torch import TorchLoraWeights
 
 NUM_NEW_TOKENS = 16
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {

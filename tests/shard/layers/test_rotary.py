@@ -10,8 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from shard.json_config import JsonConfig
-from shard.layers.rotary import FREQUENCIES_BY_ROPE_TYPE, RotaryTable
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import FREQUENCIES_BY_ROPE_TYPE, RotaryConfig, RotaryTable
 from shard.models.rope_config import ROPE_TYPE_SETTINGS, read_rotary_config
 
 MAX_POSITIONS = 2048

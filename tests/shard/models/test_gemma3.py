@@ -13,7 +13,7 @@ from support.small_checkpoints import (
 )
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig
 from tests.shard.configs import make_model_config
 from tests.shard.forward import check_decoder_matches_transformers, check_decoder_on_backends_and_ranks
 

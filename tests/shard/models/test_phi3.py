@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from support.small_checkpoints import make_tiny_checkpoint
 
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig
 from tests.shard.configs import make_model_config
 from tests.shard.forward import check_decoder_on_backends_and_ranks
 

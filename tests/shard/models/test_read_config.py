@@ -10,7 +10,8 @@ import torch
 from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
-from shard.models.config import ModelConfig, RotaryConfig
+from shard.layers.rotary import RotaryConfig
+from shard.models.config import ModelConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
 
 LLAMA_CONFIG = {

@@ -14,8 +14,7 @@ pytest.importorskip("triton")  # published for Linux only
 from shard.attention.kv_cache import KVCache
 from shard.layers import parallel_linear, rotary
 from shard.layers.attention_input import FusedRotaryEmbedding, QKNorm, RotaryEmbedding
-from shard.layers.rotary import RotaryTable
-from shard.models.config import RotaryConfig
+from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.ops import fused, norm
 from shard.ops.norm import Fp32WeightRMSNorm, LayerNorm, RMSNorm
 from tests.shard.forward import check_decoder_matches_transformers

@@ -12,9 +12,9 @@ import torch
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.adapters import lora_triton
-from shard.adapters.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY
 from shard.attention import triton
+from shard.lora import lora_triton
+from shard.lora.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY
 from shard.ops import triton_support
 
 COMPILE_PROGRAM = """
@@ -31,7 +31,7 @@ for module, name, signature, constants, options, capability in json.loads(sys.ar
     assert compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"], name
 """
 ATTENTION_MODULE, POINTWISE_MODULE = "shard.attention.triton_kernels", "shard.ops.fused_kernels"
-ADAPTER_MODULE = "shard.adapters.lora_kernels"
+ADAPTER_MODULE = "shard.lora.lora_kernels"
 PARTIALS = dict.fromkeys(("max_exponents", "weight_sums", "value_sums"), "*fp32")
 CompileJob = tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]
 
@@ -125,6 +125,6 @@ def test_kernels_are_used_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_support.import_kernels(torch.device("cpu")) is None
     assert triton_support.import_kernels(torch.device("cuda", 1)) == "shard.ops.fused"
     assert triton_support.import_kernels(torch.device("cuda"),
-                                         "shard.adapters.lora_triton") == "shard.adapters.lora_triton"
+                                         "shard.lora.lora_triton") == "shard.lora.lora_triton"
     monkeypatch.setattr(triton_support, "has_triton", lambda: False)
     assert triton_support.import_kernels(torch.device("cuda")) is None

@@ -27,8 +27,8 @@ from shard.state.transaction import PrefillChunk, Step
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.adapters import lora_linear, lora_triton
 from shard.attention import triton
+from shard.lora import lora_linear, lora_triton
 
 ADAPTER_OPTIONS = [{"r": 4}, {"r": 12, "target_modules": ["q_proj", "down_proj"]},
                    {"r": 4, "modules_to_save": ["lm_head"]}]

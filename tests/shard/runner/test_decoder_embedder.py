@@ -9,12 +9,12 @@ from support.peft_adapters import load_with_adapter, make_tiny_adapter
 from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModel
 
-from shard.adapters.routing import AdapterRouting
-from shard.adapters.slots import AdapterSlots
 from shard.attention.backend import make_attention_backend
 from shard.attention.kv_cache import LayerSharedKVCache
 from shard.attention.variant import AttentionConfig
 from shard.config import ShardConfig
+from shard.lora.routing import AdapterRouting
+from shard.lora.slots import AdapterSlots
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.decoder_embedder import DecoderEmbedder

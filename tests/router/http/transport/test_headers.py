@@ -15,8 +15,8 @@ from router.http.transport.headers import (
     request_id_header,
     timing_headers,
 )
+from router.model import ModelInfo
 from router.request import DEFAULT_TENANT, FinishReason, Request, Tenant
-from router.scheduler.plan import ModelInfo
 from router.scheduler.timeline import RequestPhase, RequestTimeline
 from router.telemetry.instruments import Counter, MetricFamily, MetricType
 from router.telemetry.request_log import RequestLog, RequestRecord

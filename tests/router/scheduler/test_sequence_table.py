@@ -1,8 +1,8 @@
 """Tests of router/scheduler/deadlines.py."""
 
 from router.request import Request
-from router.scheduler.deadlines import DeadlineHeap
 from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence_table import DeadlineHeap
 
 
 def make_sequence(number: int, timeout: float | None) -> Sequence:

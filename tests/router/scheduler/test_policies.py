@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from support.simulated_world import add_block_hashes
 
+from router.model import ModelInfo
 from router.request import Request
-from router.scheduler.plan import Filter, ModelInfo, Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import Filter, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 

@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_torch import TorchLoraWeights
-from shard.adapters.routing import AdapterRouting
-from shard.adapters.slots import AdapterSlot
-from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
+from shard.lora.lora_torch import TorchLoraWeights
+from shard.lora.routing import AdapterRouting
+from shard.lora.slots import AdapterSlot
+from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 
@@ -36,7 +36,7 @@ class LoraTarget:
     def __init__(self, adapter_routing: AdapterRouting, weight_slices: Sequence[WeightSlice], dtype: torch.dtype,
                  device: torch.device) -> None:
         self.parts = group_slices_into_parts(weight_slices)
-        triton_module = import_kernels(device, "shard.adapters.lora_triton")
+        triton_module = import_kernels(device, "shard.lora.lora_triton")
         self.lora_weights: LoraWeights = (TorchLoraWeights if triton_module is None
                                           else triton_module.TritonLoraWeights)(adapter_routing, self.parts,
                                                                                 dtype, device)

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.adapters.lora_work import ROWS_PER_ENTRY, LoraWork, StaticLoraWork
-from shard.adapters.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRun
-from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
+from shard.lora.lora_work import ROWS_PER_ENTRY, LoraWork, StaticLoraWork
+from shard.lora.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRun
+from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
 
 CPU = torch.device("cpu")
 ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRun, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)

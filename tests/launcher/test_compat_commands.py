@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.compat import commands
+from launcher import compat_commands as commands
 
 CommandResult = tuple[int, str, str]
 

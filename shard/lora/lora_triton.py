@@ -10,12 +10,12 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_kernels import lora_expand, lora_shrink
-from shard.adapters.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWork
-from shard.adapters.routing import AdapterRouting
-from shard.adapters.slots import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
-from shard.adapters.weight_slices import FusedLinearPart
 from shard.host.device import device_guard, to_device_int32
+from shard.lora.lora_kernels import lora_expand, lora_shrink
+from shard.lora.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWork
+from shard.lora.routing import AdapterRouting
+from shard.lora.slots import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
+from shard.lora.weight_slices import FusedLinearPart
 
 RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
 INPUTS_PER_PROGRAM = 1024  # inputs per shrink program

@@ -12,12 +12,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.adapters import exactness, lora_linear, lora_triton
-from shard.adapters.lora_torch import TorchLoraWeights
-from shard.adapters.lora_work import StaticLoraWork
-from shard.adapters.routing import AdapterRouting, AdapterRun
-from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
-from shard.adapters.weight_slices import WeightSlice, group_slices_into_parts
+from shard.lora import exactness, lora_linear, lora_triton
+from shard.lora.lora_torch import TorchLoraWeights
+from shard.lora.lora_work import StaticLoraWork
+from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
+from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}

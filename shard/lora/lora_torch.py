@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shard.adapters.routing import ROWS_PER_TILE, AdapterRouting, LoraTiles
-from shard.adapters.slots import SLOTS_PER_BUCKET, AdapterSlot, RankBucket
-from shard.adapters.weight_slices import FusedLinearPart
+from shard.lora.routing import ROWS_PER_TILE, AdapterRouting, LoraTiles
+from shard.lora.slots import SLOTS_PER_BUCKET, AdapterSlot, RankBucket
+from shard.lora.weight_slices import FusedLinearPart
 
 
 class LoraStack(NamedTuple):

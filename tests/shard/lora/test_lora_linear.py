@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from support.process_memory import needs_less_memory
 from torch import Tensor
 
-from shard.adapters import exactness
-from shard.adapters.lora_linear import LoraTarget
-from shard.adapters.lora_torch import multiply_tiles
-from shard.adapters.routing import AdapterRouting, AdapterRun
-from shard.adapters.slots import AdapterSlots
-from shard.adapters.weight_slices import WeightSlice
+from shard.lora import exactness
+from shard.lora.lora_linear import LoraTarget
+from shard.lora.lora_torch import multiply_tiles
+from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.slots import AdapterSlots
+from shard.lora.weight_slices import WeightSlice
 
 CPU = torch.device("cpu")
 NUM_INPUTS, NUM_OUTPUTS = 48, 40
@@ -83,7 +83,7 @@ def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch
     def multiply_depending_on_batch_size(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
         return multiply_tiles(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
-    monkeypatch.setattr("shard.adapters.lora_torch.multiply_tiles", multiply_depending_on_batch_size)
+    monkeypatch.setattr("shard.lora.lora_torch.multiply_tiles", multiply_depending_on_batch_size)
     assert "adds to a product of 48 inputs and 12 outputs has other bits" in exactness.find_batch_dependence(
         [ADAPTED_LINEAR.lora_target], torch.float32, CPU)
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.slots import MAX_PADDED_RANK, AdapterSlot
 from shard.host.device import StaticDeviceBuffers, to_device_int32
+from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot
 
 ROWS_PER_ENTRY = 16  # maximum rows per entry; all have the same adapter
 INTS_PER_ENTRY = 5  # integers per entry

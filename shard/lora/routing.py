@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_work import LoraWork, RowsBySlot, StaticLoraWork
-from shard.adapters.slots import AdapterSlots, RankBucket
+from shard.lora.lora_work import LoraWork, RowsBySlot, StaticLoraWork
+from shard.lora.slots import AdapterSlots, RankBucket
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
 # Rows are multiplied in tiles of this many, the last one padded, so that a row's bits do not depend on other rows.

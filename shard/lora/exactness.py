@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from shard.adapters.lora_linear import LoraTarget
-from shard.adapters.routing import AdapterRouting, AdapterRun
-from shard.adapters.slots import AdapterSlots
-from shard.adapters.weight_slices import WeightSlice
+from shard.lora.lora_linear import LoraTarget
+from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.slots import AdapterSlots
+from shard.lora.weight_slices import WeightSlice
 
 TESTED_RANKS = (4, 16, 64)
 NUM_TESTED_ADAPTERS = 3

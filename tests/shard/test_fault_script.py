@@ -1,6 +1,6 @@
 import pytest
 
-from shard.simulator.faults import Fault, FaultScript
+from shard.fault_script import Fault, FaultScript
 
 
 def test_script_is_parsed_into_faults() -> None:
