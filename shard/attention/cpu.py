@@ -1,12 +1,9 @@
-"""Attention on CPU by torch's scaled_dot_product_attention. A token's bits depend only on its sequence.
+"""Attention on CPU by torch's scaled_dot_product_attention, exact by docs/exactness.md, "Tiles of 16 rows" and
+"Gathered lengths".
 
-The kernel gives a row the same bits whenever the shape of the call is the same. So the shape follows from the row's
-position alone: queries are packed in tiles of exactly 16 rows, and keys are gathered to a length that the position
-determines. Decodes of one gathered length share a call, each with tiles of its own. A chunk is cut into pieces of one
-gathered length; the heads of its tokens, token after token, fill its tiles. Other rows of a tile or a call do not
-change a row's bits.
-
-Under a sliding window the gathered keys begin at a multiple of 512, which the position determines as well.
+Decodes of one gathered length share a call, each with tiles of its own. A chunk is cut into pieces of one gathered
+length; the heads of its tokens, token after token, fill its tiles. Under a sliding window the gathered keys begin at a
+multiple of 512.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,4 @@
-"""Bidirectional attention for encoders. A token's bits depend only on its text.
-
-torch's kernel gives a row the same bits whenever the shape of the call is the same. So each text is a call of its own
-on contiguous copies, whose shape and layout follow from the text's length. Nothing is padded, and no KV cache is used.
-"""
+"""Bidirectional attention for encoders, exact by docs/exactness.md, "Each text by itself". No KV cache is used."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

@@ -37,7 +37,7 @@ def build_forward_inputs(step: Step, cache: KVCache, attention: AttentionBackend
         tokens += sequence.tokens[span.start:span.end]
         positions += range(span.start, span.end)
         slots += cache.list_slots(span.blocks, span.start, span.end)
-    if len(tokens) == 1:  # a product may give a single row other bits, so it gets a dummy beside it
+    if len(tokens) == 1:  # docs/exactness.md, "A single row is computed as two"
         tokens, positions, slots = [*tokens, DUMMY_TOKEN], [*positions, 0], [*slots, cache.scratch_slot]
     columns = make_int64_tensor(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
     num_decodes = len(step.decodes)

@@ -3,8 +3,7 @@
 The router allocates all blocks but the last two. The zero block is never written: where more slots are gathered than a
 sequence has, the rest are read from it. The scratch block takes the writes of padding rows.
 
-A masked slot still takes part in arithmetic, and a non-finite value in it spoils the row. So the cache starts as zeros,
-and the blocks of a sequence whose values are not finite are zeroed.
+The cache starts as zeros, and `zero_blocks` serves docs/exactness.md, "No NaN stays in the cache".
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Paged attention by the Triton kernels of `triton_kernels.py`.
 
-A decode is cut into splits of a fixed number of positions, so that long sequences use the whole device; the splits'
-results are stored and merged in order. A chunk is cut into tiles of tokens. A plan's integers are copied to the device
-in one piece, or, for captured steps, to the same addresses every time.
+A decode is cut into splits, so that long sequences use the whole device; the splits' results are stored and merged
+(docs/exactness.md, "Fixed splits"). A chunk is cut into tiles of tokens. A plan's integers are copied to the device in
+one piece, or, for captured steps, to the same addresses every time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ INTS_PER_ENTRY = 4  # integers per entry of `work` and `chunk_tile_entries`
 class KernelTileSizes(NamedTuple):
     """Sizes of a program's tiles, as large as registers allow on GPUs of compute capability 8.0 and above.
 
-    Decodes use as many rows as chunks, most of them padding: a tl.dot of another shape would add in another order.
+    Decodes use as many rows as chunks, most of them padding: docs/exactness.md, "Tiles of one size".
     """
 
     tile_positions: int  # positions read at once

@@ -1,9 +1,8 @@
 """Paged attention as Triton kernels: one for decodes, one for chunks of prompts.
 
-A sequence's positions are processed in splits of SPLIT, counted from its first token, and a split in tiles of TILE.
-Within a split the softmax is computed online, tile by tile; splits are then merged in order. Both kernels share these
-functions, so a row adds up the same numbers in the same order whether it is decoded or part of a chunk. A tile that is
-masked completely for a row does not change that row.
+A sequence's positions are processed in splits of SPLIT, and a split in tiles of TILE. Within a split the softmax is
+computed online, tile by tile; splits are then merged in order, by functions that both kernels share
+(docs/exactness.md, "Fixed splits"). A tile that is masked completely for a row does not change that row.
 
 `triton.py` describes the layout of the arguments.
 """

@@ -1,7 +1,6 @@
-"""Settings of cuBLAS that make a row's product the same however many rows there are.
+"""Settings of cuBLAS for `--exact`: docs/exactness.md, "cuBLAS splits no sums".
 
-By default cuBLAS splits a sum into as many parts as keep the card busy, which depends on the number of rows. Without
-workspace for the parts it does not split. Whether that is enough on a given card is checked by the gate at start.
+Without workspace for the parts of a sum cuBLAS does not split it.
 """
 
 import os

@@ -1,7 +1,6 @@
 """LoRA matrices of all adapters for one linear, multiplied by torch.
 
-Matrices of one shelf share a tensor, and rows are multiplied in tiles of one size, so that a row's bits do not depend
-on other rows.
+Matrices of one bucket share a tensor, and rows are multiplied in tiles: docs/exactness.md, "Tiles of one size".
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from shard.lora.lora_work import LoraWork, RowsBySlot, StaticLoraWork
 from shard.lora.slots import AdapterSlots, RankBucket
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
-# Rows are multiplied in tiles of this many, the last one padded, so that a row's bits do not depend on other rows.
+# Rows are multiplied in tiles of this many, the last one padded: docs/exactness.md, "Tiles of one size".
 ROWS_PER_TILE = 4
 
 
@@ -177,7 +177,7 @@ def pack_groups_into_tiles(groups: list[list[int]]) -> tuple[list[int], dict[int
     for group in groups:
         index_of_row.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
         rows += group + group[:1] * (-len(group) % ROWS_PER_TILE)
-    if len(rows) == ROWS_PER_TILE:  # torch may compute a single tile with another kernel, so there are at least two
+    if len(rows) == ROWS_PER_TILE:  # docs/exactness.md, "A single row is computed as two"
         rows += ROWS_PER_TILE * rows[:1]
     return rows, index_of_row
 

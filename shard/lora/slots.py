@@ -24,7 +24,7 @@ class AdapterSlot(NamedTuple):
 
 
 def pad_rank(rank: int) -> int:
-    """Return the padded rank. It depends only on the adapter's own rank, so other adapters do not change its bits."""
+    """Return the padded rank, which depends on the adapter's own rank alone: docs/exactness.md, "Tiles of one size"."""
     return max(MIN_PADDED_RANK, 1 << (rank - 1).bit_length())
 
 

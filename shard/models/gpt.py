@@ -108,7 +108,7 @@ class SequentialDecoderLayer:
 
 
 class ParallelResidualLayer:
-    """Layer with parallel attention and MLP, whose outputs need one all-reduce together."""
+    """Layer with parallel attention and MLP, whose outputs need one sum over the ranks together."""
 
     def __init__(self, group: RankGroup, pre_attention_norm: Norm, attention: FusedQkvAttention,
                  pre_mlp_norm: Norm | None, mlp: GeluMlp) -> None:

@@ -1,7 +1,5 @@
-"""Linear followed by GELU. With `exact_gelu` or a packed linear, GELU keeps a row's bits independent of other rows.
-
-torch's `gelu` does not guarantee that, for the reason given in `gated_activations.py`. A packed linear has GELU fused
-into it.
+"""Linear followed by GELU: torch's, or `exact_gelu`, or fused into a packed linear. The latter two follow
+docs/exactness.md, "The same bits at any index".
 """
 
 import math
@@ -24,7 +22,7 @@ class GeluLinear:
 
 
 def exact_gelu(x: Tensor, approximate: str) -> Tensor:
-    """Compute GELU in float32, by operations that give a number the same bits at any index of a tensor."""
+    """Compute GELU of float32 numbers."""
     if approximate == "tanh":  # as in gated_activations.py
         bent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
         return x / bent.exp_().add_(1)

@@ -1,7 +1,7 @@
-"""Gated linear: activation(x · gate) times x · up. Exact and packed variants keep a row's bits independent of others.
+"""Gated linear: activation(x · gate) times x · up.
 
-torch's `silu` does not guarantee that: how it splits the elements into threads and vectors depends on the number of
-rows, and the ends of a split are computed by other instructions.
+The exact variants follow docs/exactness.md, "The same bits at any index"; the packed one also
+"Products with independent rows".
 """
 
 import math
@@ -22,10 +22,7 @@ def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def exact_silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute silu(gate) * up by operations that give a number the same bits at any index of a tensor.
-
-    For float32 only: smaller types would be rounded in between.
-    """
+    """Compute silu(gate) * up. For float32 only: smaller types would be rounded in between."""
     return (gate * up).div_(gate.neg().exp_().add_(1))
 
 

@@ -3,7 +3,7 @@
 The codes are converted to the compute dtype in a buffer, tile by tile, and multiplied from there; the outputs are
 scaled afterwards. On a CPU that packs weights, a tile's codes are stored in the layout of a packed weight, so that
 filling the buffer is a mere dtype conversion, and the buffer is small enough to stay in the processor's cache. Every
-tile is then multiplied like a packed weight, so a row's bits do not depend on other rows.
+tile is then multiplied like a packed weight: docs/exactness.md, "Products with independent rows".
 """
 
 import ctypes
@@ -129,7 +129,7 @@ class Int8Linear:
 
     def forward_float32(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
-        if len(x) == 1:  # a single row may be computed by another kernel
+        if len(x) == 1:  # docs/exactness.md, "A single row is computed as two"
             return self.forward_float32(x.repeat(2, 1))[:1]
         outputs = torch.empty(len(x), len(self._scales), device=x.device)
         parts = zip(self._code_tiles, torch.split(outputs, self._tile_rows, dim=1),

@@ -1,7 +1,5 @@
-"""Linears of one rank. On CPUs that support it the weight is packed once.
-
-With a packed weight a row's bits do not depend on other rows, as long as no more rows are multiplied at once than
-`max_exact_rows` allows, which a short trial determines.
+"""Linears of one rank. On CPUs that support it the weight is packed once, and `apply_row_exact` multiplies it by
+docs/exactness.md, "Products with independent rows".
 """
 
 from collections.abc import Callable
@@ -54,7 +52,7 @@ DEFAULT_TRIAL = RowIndependenceTrial(((4864, 896), (2048, 2048)), (33, 48, 300))
 @cache
 def max_exact_rows(dtype: torch.dtype) -> int | None:
     """Return how many rows a packed product may have for each row to get the same bits as in a product of two rows;
-    None: any number."""
+    None: any number. A short trial determines it."""
     trial = FLOAT32_TRIAL if dtype == torch.float32 else DEFAULT_TRIAL
     return None if all(has_independent_rows(dtype, *shape, trial.row_counts)
                        for shape in trial.weight_shapes) else SAFE_MAX_ROWS
@@ -77,8 +75,8 @@ def has_independent_rows(dtype: torch.dtype, num_outputs: int, num_inputs: int, 
 
 
 def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
-    """Apply `product` to at most `max_exact_rows` rows at once, and to a single row as two, since oneDNN may compute
-    one row with another kernel."""
+    """Apply `linear` to at most `max_exact_rows` rows at once: docs/exactness.md, "Products with independent rows" and
+    "A single row is computed as two"."""
     max_rows = max_exact_rows(x.dtype)
     if len(x) == 1:
         return linear(x.repeat(2, 1))[:1]

@@ -1,8 +1,8 @@
 """The group of ranks that share a model: sums, gathers and broadcasts between them.
 
-Everything is added in rank order, so that all ranks hold the same bits and a rerun gives them again. All ranks run on
-one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to others: a call that
-waits longer than TIMEOUT raises only as a last resort.
+Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists who calls what, in which order.
+All ranks run on one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to
+others: a call that waits longer than COLLECTIVE_TIMEOUT raises only as a last resort.
 """
 
 from collections.abc import Callable

@@ -31,7 +31,7 @@ from shard.state.transaction import Step
 LaunchFunction = Callable[[], object]
 # from a function that launches a step to one that repeats it with the same tensors
 CaptureFunction = Callable[[LaunchFunction], LaunchFunction]
-MIN_CAPTURED_ROWS = 2  # rows: a product may give a single row other bits
+MIN_CAPTURED_ROWS = 2  # rows: docs/exactness.md, "A single row is computed as two"
 # captured numbers of rows are 8 apart up to FINE, 32 apart up to COARSE, then 64
 MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
 

@@ -1,6 +1,7 @@
 """The exactness gate at start for encoders: whether a text gets the same bits alone and in any batch.
 
-It runs one layer and the classifier on this machine and compares bits, not closeness.
+It runs one layer and the classifier on this machine and compares bits, not closeness: docs/exactness.md,
+"How it is checked".
 """
 
 from collections.abc import Iterator

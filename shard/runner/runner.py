@@ -1,7 +1,7 @@
 """The model runner: from a step of the ledger to the tokens of every sequence, or its failure.
 
 Model, attention, sampling and the group of ranks meet here. All ranks run the same steps; rank 0 alone samples, and
-broadcasts the tokens.
+broadcasts the tokens: docs/exactness.md, "Collectives of a step".
 """
 
 from collections.abc import Callable
@@ -158,7 +158,7 @@ def needs_prompt_logprobs(chunk: PrefillChunk) -> bool:
 
 
 def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRun]:
-    """Return the adapters of the rows on the token axis; a step of one token has a dummy token beside it."""
+    """Return the adapters of the rows on the token axis, the dummy row of `build_forward_inputs` included."""
     runs = [AdapterRun(sequence.adapter_id, 1) for sequence in step.decodes]
     runs += [AdapterRun(chunk.sequence.adapter_id, chunk.length) for chunk in step.chunks]
     num_dummies = num_tokens - sum(run.length for run in runs)

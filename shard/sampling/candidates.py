@@ -1,7 +1,7 @@
 """The best candidates of every row of logits, found on the logits' device without sorting the vocabulary.
 
-Best means the highest logit, and the lowest id among equal ones. The result of a row depends on that row alone. The
-largest logits are in the blocks of ids with the largest maxima, so after one fast pass over all logits only a few
+Best means the highest logit, and the lowest id among equal ones (docs/exactness.md, "Each row is sampled by itself").
+The largest logits are in the blocks of ids with the largest maxima, so after one fast pass over all logits only a few
 blocks are searched.
 """
 

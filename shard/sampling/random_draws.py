@@ -1,6 +1,5 @@
-"""Uniform numbers that decide tokens: a hash of the sequence's key and the token's index, and of nothing else.
-
-So a token is drawn the same whatever else is in the batch, and drawn the same again when a sequence re-enters.
+"""Uniform numbers that decide tokens: a hash of the sequence's key and the token's index, and of nothing else, by
+docs/exactness.md, "Each row is sampled by itself".
 """
 
 from array import array

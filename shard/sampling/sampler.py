@@ -1,8 +1,7 @@
 """The sampler: from logits to tokens, logprobs and the best candidates, for all rows of a step.
 
-The result of a row depends on its logits and its sequence alone, to the last bit, whatever the other rows are. The
-order is penalties and masks, grammars, temperature, filters, draw. Temperature 0 takes the best candidate and ignores
-filters.
+Rows are sampled by docs/exactness.md, "Each row is sampled by itself". The order is penalties and masks, grammars,
+temperature, filters, draw. Temperature 0 takes the best candidate and ignores filters.
 """
 
 from dataclasses import dataclass, field
@@ -123,7 +122,7 @@ class Sampler:
                                                                                            NUM_FEW_CANDIDATES),
                                                     sampling_params, uniform_numbers)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
-            row_slice = slice(row, row + 1)  # by itself, so that nothing depends on which other rows were not decided
+            row_slice = slice(row, row + 1)  # alone: which other rows are not decided must not matter
             (sampled_tokens[row],), (is_enough,) = sample_candidates(
                 self._candidate_finder.find_candidates(logits[row_slice], logprobs[row_slice], NUM_MANY_CANDIDATES),
                 sampling_params[row_slice], uniform_numbers[row_slice])

@@ -1,7 +1,7 @@
 """Draws of rows that no filter narrows: among few candidates, best first, and behind those among all other tokens, by
 id. So no row has to be sorted, however flat its distribution is.
 
-Nothing waits for the device of the candidates. Every sum adds in an order that does not depend on the number of rows.
+Nothing waits for the device of the candidates. Sums follow docs/exactness.md, "Sums in a fixed order".
 """
 
 import torch

@@ -264,7 +264,8 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
 def check_exactness(find_difference: Callable[[], str], group: RankGroup, probe_cache: ProbeCache, key: str, *,
                     is_required: bool) -> str:
     """Return why this model on this machine is not exact, or an empty string; cached if possible. Either all ranks run
-    the gate or none does, and a difference on one counts for all. Raises ValueError if not exact but `is_required`."""
+    the gate or none does, and a difference on one counts for all. Raises ValueError if not exact but `is_required`.
+    docs/exactness.md, "How it is checked", tells more."""
     cached = probe_cache.get(key)
     if group.minimum(int(cached is not None)):
         assert cached is not None

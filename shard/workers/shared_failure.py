@@ -1,4 +1,5 @@
-"""Collective calls: all ranks complete them, or the group of shards is replaced."""
+"""Collective calls: all ranks complete them, or the group of shards is replaced (docs/exactness.md,
+"Collectives of a step")."""
 
 import logging
 import os
