@@ -1,8 +1,8 @@
 """Scripted faults of the simulated shard: which call fails, how, and whether that has happened yet.
 
-A script is a list of faults joined by semicolons. `kind@verb`, `kind@verb:nth_call` and `kind@verb:nth_call:argument`
-strike the nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. `worker.py`
-implements the effects.
+A script is a list of faults joined by semicolons. `kind@verb`, `kind@verb:nth` and `kind@verb:nth:argument` strike the
+nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. `worker.py` implements
+the effects.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ FAULT_KINDS = {
     "late": (STEP_VERBS, "0.1"),  # seconds by which the answer is late, while later messages are not delayed
     "slow": (STEP_VERBS, "0.1"),  # seconds that the step takes longer
     "fail_sequence": (STEP_VERBS, "0"),  # which of the step's sequences fails, decodes first, then chunks; or texts
-    "wrong": (STEP_VERBS, "unknown"),  # what is wrong with the answer, one of WRONGS
+    "wrong": (STEP_VERBS, "unknown"),  # what is wrong with the answer, one of ANSWER_DEFECTS
 }
 
 

@@ -37,7 +37,7 @@ class JsonConfig:
         return default if value is None else bool(value)
 
     def check_supported(self, key: str, value: object, supported: Collection[Any]) -> Any:
-        """Return `value`, which is given under this name or its default; raises ValueError if it is not supported."""
+        """Return `value`, which is given under this key or its default; raises ValueError if it is not supported."""
         if value not in tuple(supported):  # a dict would raise TypeError for a value without a hash
             raise self.make_unsupported_error(f"{key} {value}", supported)
         return value
@@ -57,7 +57,7 @@ class JsonConfig:
                           self.source)
 
     def get_subconfig(self, *keys: str) -> "JsonConfig":
-        """Return the object of the first of these names that is there; an empty one, if none is."""
+        """Return the object of the first of these keys that is there; an empty one, if none is."""
         key = next((name for name in keys if self._values.get(name) is not None), keys[0])
         values = self.get(key) or {}
         if not isinstance(values, Mapping):

@@ -144,7 +144,7 @@ def snapshot_resources() -> set[str]:
 def wait_for_leftovers(before: set[str]) -> set[str]:
     """Return what exists now and did not exist before the test.
 
-    If there is anything, wait up to PATIENCE seconds until it has ended, and collect garbage meanwhile.
+    If there is anything, wait up to LEFTOVER_TIMEOUT_SECONDS until it has ended, and collect garbage meanwhile.
     """
     end, old = time.monotonic() + LEFTOVER_TIMEOUT_SECONDS, cycle([*[1] * 20, 2])
     while (leftovers := snapshot_resources() - before) and time.monotonic() < end:

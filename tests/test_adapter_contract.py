@@ -127,8 +127,8 @@ class TestAdapterContract:
             assert shard.describe_state() == state
             assert await shard.get_status_code(make_decode(1)) == StatusCode.FAILED_PRECONDITION
             await shard.reset()
-            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0],
-                                                                           adapter_id=4))) == StatusCode.OK
+            assert (await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=4)))
+                    == StatusCode.OK)
         play_scenario(scenario)
 
     def test_pooling_input_with_an_unloaded_adapter_is_rejected(self, play_scenario: Any,
@@ -203,8 +203,8 @@ class TestAdapterContract:
             undisturbed = await generate_alone(shard, 4)
             await shard.reset()
             first = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1], adapter_id=4)))
-            assert await await_status_code(load_adapter(shard, 5,
-                                                        broken_adapter_folder)) == StatusCode.FAILED_PRECONDITION
+            assert (await await_status_code(load_adapter(shard, 5, broken_adapter_folder))
+                    == StatusCode.FAILED_PRECONDITION)
             assert await list_loaded_adapters(shard) == [4]
             answers = [first, *[await shard.send(make_decode(1)) for _ in range(3)]]
             assert [(answer.tokens[0], answer.logprobs[0]) for answer in answers] == undisturbed
@@ -275,8 +275,8 @@ class TestAdapterContract:
             self, play_scenario: Any, full_adapter_folders: list[Path], broken_adapter_folder: Path) -> None:
         async def scenario(shard: ShardClient) -> None:
             await load_adapter(shard, 1, full_adapter_folders[0])
-            assert await await_status_code(load_adapter(shard, 1,
-                                                        broken_adapter_folder)) == StatusCode.FAILED_PRECONDITION
+            assert (await await_status_code(load_adapter(shard, 1, broken_adapter_folder))
+                    == StatusCode.FAILED_PRECONDITION)
             assert await list_loaded_adapters(shard) == []
             assert await shard.get_status_code(
                 make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=1))) == StatusCode.FAILED_PRECONDITION

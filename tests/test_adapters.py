@@ -63,8 +63,7 @@ WAITING_PHASES = frozenset(RequestPhase) - RUNNING_PHASES
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [5, 12, pytest.param(24, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize(("places", "fitting"), [(4, UNLIMITED), (UNLIMITED, 4)], ids=["places", "bytes"])
-def test_adapter_wait_is_at_most_one_round_under_full_demand(
-        places: int, fitting: int, adapters: int) -> None:
+def test_adapter_wait_is_at_most_one_round_under_full_demand(places: int, fitting: int, adapters: int) -> None:
     """A round is adapters / places times the cycle time, the run of a request, an unload and a load."""
     times = [0.15 * turn for turn in range(2 * adapters + 6)]  # intervals shorter than a response
     world = make_world(num_slots=places, num_fitting_adapters=fitting, max_clients=adapters * len(times))
@@ -74,9 +73,8 @@ def test_adapter_wait_is_at_most_one_round_under_full_demand(
     run_to_end(world, 4)
     assert {one.end_reason for one in world.all_clients} == {"length"}
     rounds, waited = ceil(adapters / 4), get_longest_phase_time(world, *WAITING_PHASES)
-    assert (rounds
-            - 1) * CYCLE_SECONDS < waited <= rounds * (CYCLE_SECONDS + get_longest_phase_time(world, *RUNNING_PHASES)
-                                                       + 2 * MOVE_SECONDS)
+    assert (rounds - 1) * CYCLE_SECONDS < waited <= rounds * (
+        CYCLE_SECONDS + get_longest_phase_time(world, *RUNNING_PHASES) + 2 * MOVE_SECONDS)
 
 
 # -- failed loads

@@ -53,7 +53,8 @@ LABELLING_WORKER_FACTORIES = {
     "simulated": lambda _, config: SimulatedWorker(config),
     "encoder": lambda folder, config: EncoderWorker(
         replace(config, model=str(make_tiny_encoder(folder, "bert", labels=True, max_position_embeddings=256)),
-                threads=1)),}
+                threads=1)),
+}
 PROMPT = list(b"weave me something nice")
 SHORT_PROMPT = list(b"abc")
 
@@ -141,8 +142,8 @@ class TestContract:
     def test_malformed_message_ends_the_epoch(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
             assert await shard.get_status_code(pb.FilterRequest(batch=1)) == StatusCode.INVALID_ARGUMENT
-            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT,
-                                                                           [0]))) == StatusCode.FAILED_PRECONDITION
+            assert (await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0])))
+                    == StatusCode.FAILED_PRECONDITION)
         play_scenario(scenario)
 
     def test_held_back_messages_are_rejected_when_the_epoch_ends(self, play_scenario: Any) -> None:
@@ -203,16 +204,16 @@ class TestContract:
         async def scenario(shard: ShardClient) -> None:
             await shard.stub.Warmup(WARMUP_REQUEST)
             assert (await shard.stub.Info(pb.InfoRequest())).epoch == 0
-            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT,
-                                                                           [0]))) == StatusCode.FAILED_PRECONDITION
+            assert (await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0])))
+                    == StatusCode.FAILED_PRECONDITION)
         play_scenario(scenario, fresh=True)
 
     def test_no_step_runs_before_warmup(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
             await shard.reset()
             assert not (await shard.stub.Info(pb.InfoRequest())).HasField("warmup")
-            assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT,
-                                                                           [0]))) == StatusCode.FAILED_PRECONDITION
+            assert (await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0])))
+                    == StatusCode.FAILED_PRECONDITION)
         play_scenario(scenario, fresh=True)
 
     @pytest.mark.parametrize("epoch", [0, 2, 4])
@@ -276,15 +277,15 @@ class TestContract:
     def test_invalid_loads_and_unloads_do_not_end_the_epoch(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
             load, unload = shard.stub.Load, shard.stub.Unload
-            assert await await_status_code(load(pb.LoadRequest(epoch=1,
-                                                               kind=pb.KIND_ADAPTER))) == StatusCode.INVALID_ARGUMENT
+            assert (await await_status_code(load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER)))
+                    == StatusCode.INVALID_ARGUMENT)
             assert await await_status_code(load(pb.LoadRequest(epoch=1, id=5))) == StatusCode.INVALID_ARGUMENT
-            assert await await_status_code(load(pb.LoadRequest(epoch=2, kind=1,
-                                                               id=5))) == StatusCode.FAILED_PRECONDITION
-            assert await await_status_code(unload(pb.UnloadRequest(epoch=1, kind=1,
-                                                                   id=5))) == StatusCode.FAILED_PRECONDITION
-            assert await await_status_code(unload(pb.UnloadRequest(epoch=0, kind=1,
-                                                                   id=5))) == StatusCode.FAILED_PRECONDITION
+            assert (await await_status_code(load(pb.LoadRequest(epoch=2, kind=1, id=5)))
+                    == StatusCode.FAILED_PRECONDITION)
+            assert (await await_status_code(unload(pb.UnloadRequest(epoch=1, kind=1, id=5)))
+                    == StatusCode.FAILED_PRECONDITION)
+            assert (await await_status_code(unload(pb.UnloadRequest(epoch=0, kind=1, id=5)))
+                    == StatusCode.FAILED_PRECONDITION)
             assert await shard.get_status_code(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0]))) == StatusCode.OK
         play_scenario(scenario)
 
@@ -412,8 +413,8 @@ class TestContract:
 
     def test_decode_generates_one_token_for_every_ready_sequence(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
-            rows = SequenceRow(7, SHORT_PROMPT,
-                               [0]), SequenceRow(8, SHORT_PROMPT, [1], sampling_key=1), SequenceRow(9, PROMPT, [2, 3])
+            rows = (SequenceRow(7, SHORT_PROMPT, [0]), SequenceRow(8, SHORT_PROMPT, [1], sampling_key=1),
+                    SequenceRow(9, PROMPT, [2, 3]))
             await shard.send(make_prefill(1, *rows, chunk_rows=[(7, 0, 3), (8, 0, 3), (9, 0, 16)]))
             answer = await shard.send(make_decode(1))
             assert list(answer.sequences) == [7, 8]
@@ -479,8 +480,8 @@ class TestContract:
         async def scenario(shard: ShardClient) -> None:
             await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0]), SequenceRow(8, SHORT_PROMPT, [1])))
             await shard.send(make_prefill(2, SequenceRow(9, SHORT_PROMPT, [2])))
-            assert list(get_tokens_by_sequence(await shard.send(make_decode(1, keep=make_keep(8),
-                                                                            join=make_join(2))))) == [8, 9]
+            assert (list(get_tokens_by_sequence(await shard.send(make_decode(1, keep=make_keep(8), join=make_join(2)))))
+                    == [8, 9])
         play_scenario(scenario)
 
     def test_blocks_freed_by_keep_can_be_granted_in_the_same_message(self, play_scenario: Any) -> None:
@@ -510,8 +511,8 @@ class TestContract:
             await shard.send(make_prefill(1, SequenceRow(7, list(range(16)), [0])))
             await shard.send(make_decode(1, grants=make_grants(s7=[4])))
             assert shard.worker.ledger.sequences[7].blocks == [0, 4]
-            assert await shard.get_status_code(make_prefill(2, SequenceRow(8, SHORT_PROMPT,
-                                                                           [4]))) == StatusCode.FAILED_PRECONDITION
+            assert (await shard.get_status_code(make_prefill(2, SequenceRow(8, SHORT_PROMPT, [4])))
+                    == StatusCode.FAILED_PRECONDITION)
         play_scenario(scenario)
 
     def test_cached_prefix_is_shared_and_not_recomputed(self, play_scenario: Any) -> None:
@@ -519,8 +520,8 @@ class TestContract:
             first = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1])))
             other = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [0, 2], num_cached=16),
                                                   SequenceRow(9, PROMPT, [0, 3], num_cached=16)))
-            assert get_tokens_by_sequence(other)[8] == get_tokens_by_sequence(other)[9] == get_tokens_by_sequence(
-                first)[7]
+            assert (get_tokens_by_sequence(other)[8] == get_tokens_by_sequence(other)[9]
+                    == get_tokens_by_sequence(first)[7])
             await shard.send(make_filter(1, 9))
             assert list(get_tokens_by_sequence(await shard.send(make_decode(1)))) == [9]
         play_scenario(scenario)
@@ -529,8 +530,8 @@ class TestContract:
         async def scenario(shard: ShardClient) -> None:
             await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1])))
             await shard.send(make_filter(1))
-            assert await shard.get_status_code(make_prefill(1, SequenceRow(8, PROMPT, [0, 2],
-                                                                           num_cached=16))) == StatusCode.OK
+            assert (await shard.get_status_code(make_prefill(1, SequenceRow(8, PROMPT, [0, 2], num_cached=16)))
+                    == StatusCode.OK)
         play_scenario(scenario)
 
     def test_prompt_logprobs_are_returned_with_each_chunk(self, play_scenario: Any) -> None:

@@ -81,8 +81,7 @@ def test_repository_contains_no_benchmark_records() -> None:
     assert kept <= {".md", ".txt", ".json", ".csv", ".png"}
 
 
-def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(
-        wheel: Path, tmp_path: Path) -> None:
+def test_benchmarks_run_from_the_wheel_and_write_to_the_working_directory(wheel: Path, tmp_path: Path) -> None:
     python = create_environment_with_wheel(wheel, tmp_path / "environment")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))

@@ -1,4 +1,4 @@
-"""The environment that `run_make` sets up, tested with a fake Python and pip in a path with blanks."""
+"""The environment that `make` sets up, tested with a fake Python and pip in a path with blanks."""
 
 import os
 import re
@@ -66,7 +66,8 @@ def test_help_is_the_default_target_and_installs_nothing(checkout: TemporaryChec
     (OLD_PYTHON, "weft: needs Python 3.11 or newer, found only Python 3.9.2; install"),
     (PYTHON_WITHOUT_VENV,
      "weft: ./my python has no venv module; install it (Debian, Ubuntu: apt install python3.11-venv)"),
-    ("exit 127", "weft: needs Python 3.11 or newer, found none; install"),])
+    ("exit 127", "weft: needs Python 3.11 or newer, found none; install"),
+])
 def test_unusable_python_is_a_one_line_error(checkout: TemporaryCheckout, program: str, line: str) -> None:
     checkout.write_fake_python(program)
     made = checkout.run_make(".venv/ready")

@@ -113,8 +113,8 @@ def test_dashboard_shows_all_histograms_and_failures() -> None:
     shown = {find_family_name(name) for panel in load_dashboard_panels() for target in panel.get("targets", ())
              for name in find_metric_names(target["expr"])}
     riding = {"tgi_batch_filter_duration", "tgi_batch_concat_duration", "tgi_request_skipped_tokens"}
-    assert {name for name,
-            family in FAMILIES_BY_NAME.items() if family.metric_type is MetricType.HISTOGRAM} - riding <= shown
+    assert ({name for name, family in FAMILIES_BY_NAME.items() if family.metric_type is MetricType.HISTOGRAM} - riding
+            <= shown)
     assert {"tgi_ready", "tgi_request_failure", "tgi_shard_lost", "tgi_request_yields", "tgi_cache_blocks"} <= shown
 
 

@@ -68,7 +68,7 @@ def make_decoding_request(rng):
 
 def compute_stalls(world, true_costs, num_skipped_steps=0):
     """Return the seconds that prompt chunks added to each mixed step, without outliers and the first
-    `num_skipped_steps` steps."""
+    `num_skipped_steps`."""
     mixed = [step for step in world.timed_steps[num_skipped_steps:]
              if step.chunk_load.chunk_tokens and step.load.rows > step.chunk_load.rows and not step.is_outlier]
     return [step.seconds
@@ -111,7 +111,7 @@ class FixedCostModel(CostModel):
 
 
 def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_length, safety_factor):
-    """Run `num_waiting` requests for one token that arrive at once while `decoding` sequences decode.
+    """Run `num_waiting` requests for one token that arrive at once while `num_decoding` sequences decode.
 
     Return the simulation and the time of arrival.
     """
@@ -137,15 +137,14 @@ def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_leng
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(step=st.floats(0.002, 2.0), decoding=st.integers(1, 64), waiting=st.integers(1, 64), blocks=st.integers(1, 12),
        token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
-def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(
-        *, step, decoding, waiting, blocks, token, caution):
+def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(*, step, decoding, waiting, blocks, token, caution):
     """Prompts delay decoding sequences by no more than the stall promise or what they earned: L5, from outside."""
     model = TrueCosts(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
     world, came = run_simultaneous_arrivals(model, decoding, waiting, 16 * blocks, caution)
     alone = model.compute_step_seconds(StepLoad(decoding, 0, 100 * decoding))
     block = model.compute_step_seconds(StepLoad(1, 16, 700)) - model.compute_step_seconds(StepLoad())
-    prompt = model.compute_step_seconds(StepLoad(1, 16 * blocks, 16 * blocks)) - model.compute_step_seconds(
-        StepLoad()) + blocks * model.seconds_per_row
+    prompt = (model.compute_step_seconds(StepLoad(1, 16 * blocks, 16 * blocks)) - model.compute_step_seconds(StepLoad())
+              + blocks * model.seconds_per_row)
     lives = [life for life in world.histories.values() if life.arrived_at >= came]
     for place, life in enumerate(lives, 1):
         # Besides its prompt and those before it: the steps in flight, its own step, and the others in that step.
@@ -228,7 +227,7 @@ def test_prefix_cache_reduces_recomputation_after_preemption():
 
 def run_arrivals(prompt_length=256, gap_seconds=0.02, num_blocks=40_000, block_size=16, latency_seconds=0.0,
                  **settings):
-    """Run 80 requests that arrive `gap_seconds` seconds apart; return the simulation when all are served."""
+    """Run 80 requests that arrive `gap_seconds` apart; return the simulation when all are served."""
     world = SchedulerSimulation(replace(BASE_SETTINGS, **settings), GPU_8B_COSTS, num_blocks, seed=3,
                                 block_size=block_size, latency=latency_seconds)
     for number in range(80):
@@ -260,9 +259,8 @@ def test_max_batch_size_limits_running_requests_at_the_cost_of_waits():
 
 
 def test_max_batch_prefill_tokens_limits_chunks_at_the_cost_of_waits():
-    small, large = run_arrivals(max_prefill_tokens=80,
-                                gap_seconds=0.0), run_arrivals(max_prefill_tokens=4096, gap_seconds=0.0,
-                                                               max_stall_seconds=10.0)
+    small, large = (run_arrivals(max_prefill_tokens=80, gap_seconds=0.0),
+                    run_arrivals(max_prefill_tokens=4096, gap_seconds=0.0, max_stall_seconds=10.0))
     assert get_max_over_steps(small, lambda step: step.chunk_load.chunk_tokens) <= 80
     assert compute_mean_wait(small) > 2 * compute_mean_wait(large)
     assert get_longest_gap(small) < get_longest_gap(large)
@@ -324,17 +322,15 @@ def test_prompts_are_computed_whole_unless_their_prefix_is_cached():
 
 
 def test_smaller_stall_limit_means_shorter_gaps_and_slower_prompts():
-    tight, loose = run_arrivals(prompt_length=4000, max_stall_seconds=0.01,
-                                gap_seconds=0.5), run_arrivals(prompt_length=4000, max_stall_seconds=0.5,
-                                                               gap_seconds=0.5)
+    tight, loose = (run_arrivals(prompt_length=4000, max_stall_seconds=0.01, gap_seconds=0.5),
+                    run_arrivals(prompt_length=4000, max_stall_seconds=0.5, gap_seconds=0.5))
     assert get_longest_gap(tight) < 0.5 * get_longest_gap(loose)
     assert compute_mean_wait(tight) > compute_mean_wait(loose)
 
 
 def test_pause_policy_stalls_running_requests_longer_than_mixed():
-    paused, mixed = run_arrivals(prompt_length=4000, mixed=False,
-                                 gap_seconds=0.5), run_arrivals(prompt_length=4000, gap_seconds=0.5,
-                                                                max_stall_seconds=0.05)
+    paused, mixed = (run_arrivals(prompt_length=4000, mixed=False, gap_seconds=0.5),
+                     run_arrivals(prompt_length=4000, gap_seconds=0.5, max_stall_seconds=0.05))
     assert get_longest_gap(paused) > 2 * get_longest_gap(mixed)
 
 

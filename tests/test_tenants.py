@@ -107,10 +107,10 @@ def measure_quiet_tenant_waits(true_costs: TrueCosts, num_flooding: int, rate: f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "rate", "more"), [
-    pytest.param(GPU_8B_COSTS, 4.0, {}, marks=LONG_TEST_MARK), (GPU_8B_COSTS, 4.0, {"batch": 64, "num_blocks": 1000}),
-    pytest.param(CPU_HALF_B_COSTS, 0.4, {}, marks=LONG_TEST_MARK)],
-    ids=["GPU", "GPU with a small cache", "CPU"])
+@pytest.mark.parametrize(("model", "rate", "more"), [pytest.param(GPU_8B_COSTS, 4.0, {}, marks=LONG_TEST_MARK),
+                                                     (GPU_8B_COSTS, 4.0, {"batch": 64, "num_blocks": 1000}),
+                                                     pytest.param(CPU_HALF_B_COSTS, 0.4, {}, marks=LONG_TEST_MARK)],
+                         ids=["GPU", "GPU with a small cache", "CPU"])
 def test_quiet_tenant_waits_hardly_longer_than_alone(model: TrueCosts, rate: float, more: dict[str, int]) -> None:
     alone, _ = measure_quiet_tenant_waits(model, 0, rate, **more)
     flooded, step = measure_quiet_tenant_waits(model, 2000, rate, **more)

@@ -141,11 +141,11 @@ def check_modules_to_save(modules_to_save: object, source: str) -> None:
 
 def check_pattern(source: str, setting_name: str, pattern: str) -> None:
     """Reject a pattern that may take long to match: no other Python code runs meanwhile."""
-    if len(pattern) > MAX_PATTERN_LENGTH or len(
-        REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS or GROUP_REPEAT_REGEX.search(pattern):
+    if (len(pattern) > MAX_PATTERN_LENGTH or len(REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS
+        or GROUP_REPEAT_REGEX.search(pattern)):
         raise ValueError(
             f"{source}: {setting_name} holds {shown(pattern)}; a pattern may have {MAX_PATTERN_LENGTH} characters, "
-                         f"repeat {MAX_PATTERN_REPEATS} of them and no group")
+            f"repeat {MAX_PATTERN_REPEATS} of them and no group")
     try:
         re.compile(pattern)
     except re.error as error:

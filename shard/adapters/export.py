@@ -88,10 +88,10 @@ def make_rank_patterns(rank_by_module: Mapping[str, int]) -> tuple[int, dict[str
     patterns: dict[str, int] = {}
     for suffix, suffix_ranks in ranks_by_suffix.items():
         patterns[suffix] = most_common_rank(suffix_ranks.values())
-        patterns |= {files.strip_wrapper_prefixes(module): rank for module,
-                     rank in suffix_ranks.items() if rank != patterns[suffix]}
-    return default_rank, {re.escape(name): rank for name,
-                          rank in sorted(patterns.items(), key=lambda item: -len(item[0]))
+        patterns |= {files.strip_wrapper_prefixes(module): rank for module, rank in suffix_ranks.items()
+                     if rank != patterns[suffix]}
+    return default_rank, {re.escape(name): rank
+                          for name, rank in sorted(patterns.items(), key=lambda item: -len(item[0]))
                           if name not in ranks_by_suffix or rank != default_rank}
 
 

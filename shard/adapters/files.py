@@ -90,8 +90,8 @@ class AdapterTensors:
             raise ValueError(
                 f"{self._file.path} has {names.lora_a or names.lora_b} without the other matrix of {module}")
         rank = self.config.rank_for_module(module)
-        down, up = self._read_as_float32(names.lora_a,
-                                         (rank, shape[1])), self._read_as_float32(names.lora_b, (shape[0], rank))
+        down, up = (self._read_as_float32(names.lora_a, (rank, shape[1])),
+                    self._read_as_float32(names.lora_b, (shape[0], rank)))
         return LoraMatrices(down, up.mul_(self.config.scale_for_module(module)))
 
     def read_full_weight(self, module: str, shape: Shape) -> Tensor | None:
@@ -149,7 +149,7 @@ def open_adapter(folder: Path) -> Iterator[AdapterTensors]:
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise ValueError(
             f"{folder} has its weights in {PICKLE_FILE}, which is a program as much as it is data; convert "
-                         f"it to {WEIGHTS_FILE}")
+            f"it to {WEIGHTS_FILE}")
     try:
         file = open_safetensors(path)
         with file as tensors:

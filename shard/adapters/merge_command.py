@@ -3,8 +3,8 @@
     {"folders": ["/one", "/other"], "weights": [0.7, 0.3], "strategy": "ties", "density": 0.5, "sign": "total",
      "seed": 0, "into": "/both"}
 
-`output_folder` must be an existing, empty folder. The same input produces the same bytes. Nothing is written to stdout;
-an error is one line on stderr, with exit code 1.
+`into` must be an existing, empty folder. The same input produces the same bytes. Nothing is written to stdout; an error
+is one line on stderr, with exit code 1.
 
 The matrices equal those of PEFT's `add_weighted_adapter`, module by module, but three things are kept that PEFT loses:
 modules that the first adapter does not change (layers_to_transform, exclude_modules), ranks that differ between
@@ -162,11 +162,11 @@ def iter_module_matrices(folder: Path, weight: float, tensors: AdapterTensors) -
 
 def check_matrices(matrices: ModuleMatrices) -> None:
     down, up = matrices.header_entries
-    if (len(down.shape), len(up.shape)) != (MATRIX_DIMENSIONS,
-                                            MATRIX_DIMENSIONS) or not down.shape[0] == up.shape[1] == matrices.rank:
+    if ((len(down.shape), len(up.shape)) != (MATRIX_DIMENSIONS, MATRIX_DIMENSIONS)
+        or not down.shape[0] == up.shape[1] == matrices.rank):
         raise ValueError(
             f"{matrices.folder} has {matrices.names.lora_a} as {list(down.shape)} and {matrices.names.lora_b} as "
-                         f"{list(up.shape)}; its {CONFIG_FILE} asks for a rank of {matrices.rank}")
+            f"{list(up.shape)}; its {CONFIG_FILE} asks for a rank of {matrices.rank}")
 
 
 def group_by_module(named_matrices: Iterator[tuple[str, ModuleMatrices]]) -> list[list[ModuleMatrices]]:

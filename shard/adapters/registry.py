@@ -62,7 +62,7 @@ class AdapterRegistry:
                                                self._device)
 
     def load(self, adapter: int, folder: Path) -> int:
-        """Load the adapter and return its size in bytes. Raises Refused, and then nothing has changed.
+        """Load the adapter and return its size in bytes. Raises RejectedMessage, and then nothing has changed.
 
         Called by one thread at a time.
         """
@@ -120,10 +120,10 @@ class AdapterRegistry:
 
 
 def read_lora_updates(lora_target: LoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
-    found = [(number, part, tensors.read_lora_matrices(part.module, part.shape)) for number,
-             part in enumerate(lora_target.parts)]
-    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices)) for number, part,
-            matrices in found if matrices is not None]
+    found = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
+             for number, part in enumerate(lora_target.parts)]
+    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices)) for number, part, matrices in found
+            if matrices is not None]
 
 
 def read_head_replacement(lora_target: LoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:

@@ -31,7 +31,7 @@ class StaticPlans(Protocol):
     """Plans of decode steps whose tensors keep their addresses; one plan is used at a time."""
 
     def plan_rows(self, num_rows: int) -> Any:
-        """Return the plan of a step of `rows` tokens, the first ones on the token axis."""
+        """Return the plan of a step of `num_rows` tokens, the first ones on the token axis."""
 
     def write_spans(self, decodes: list[TokenSpan]) -> bool:
         """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
@@ -42,7 +42,7 @@ class CapturableAttentionBackend(AttentionBackend, Protocol):
     """Attention backend whose decode steps can be captured and replayed with other inputs."""
 
     def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> StaticPlans:
-        """Return plans for up to `rows` decodes of sequences of up to `max_length` tokens."""
+        """Return plans for up to `max_rows` decodes of sequences of up to `max_length` tokens."""
 
 
 ATTENTION_BACKENDS = {  # module and class; imported only if chosen, since triton may not be installed
@@ -53,7 +53,7 @@ ATTENTION_BACKENDS = {  # module and class; imported only if chosen, since trito
 
 
 def choose_attention_backend(requested: str, device: str) -> str:
-    """Return the key in BACKENDS; `device` is cpu or cuda."""
+    """Return the key in ATTENTION_BACKENDS; `device` is cpu or cuda."""
     if requested == "cpu" and device != "cpu":
         raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; "
                          "use --attention auto")
@@ -72,6 +72,6 @@ def make_attention_backend(name: str, num_heads: int, num_kv_heads: int, head_di
                            attention_config: AttentionConfig = DEFAULT_ATTENTION_CONFIG) -> AttentionBackend:
     """Return the backend `name` for one rank's heads."""
     module, class_name = ATTENTION_BACKENDS[name]
-    attention: AttentionBackend = getattr(import_module(module),
-                                          class_name)(num_heads, num_kv_heads, head_dim, attention_config)
+    attention: AttentionBackend = getattr(import_module(module), class_name)(num_heads, num_kv_heads, head_dim,
+                                                                             attention_config)
     return attention

@@ -23,7 +23,7 @@ from shard.attention.variant import AttentionConfig
 
 TILE_ROWS = 16
 PIECE_POSITIONS = 64  # positions; gathered lengths change only at multiples of it
-LONG_GATHER_MULTIPLE = 512  # gathered lengths above LONG // 2 are multiples of it
+LONG_GATHER_MULTIPLE = 512  # gathered lengths above LONG_GATHER_MULTIPLE // 2 are multiples of it
 # for several decodes in one call, per thread: gathered data should still be in the CPU's cache
 MAX_GATHERED_BYTES = 2**21
 
@@ -45,8 +45,8 @@ class GatherWindow:
         """Return the first position gathered. It is the same for all tokens of a piece."""
         if not self.window:
             return 0
-        return max(0, span.start // PIECE_POSITIONS * PIECE_POSITIONS - self.window
-                   + 1) // LONG_GATHER_MULTIPLE * LONG_GATHER_MULTIPLE
+        return (max(0, span.start // PIECE_POSITIONS * PIECE_POSITIONS - self.window + 1)
+                // LONG_GATHER_MULTIPLE * LONG_GATHER_MULTIPLE)
 
     def gather_length(self, span: TokenSpan) -> int:
         return round_up_gather_length(span.end - self.first_position(span))
@@ -56,8 +56,8 @@ class SdpaCall(NamedTuple):
     """One call of the kernel. The first two axes of its arguments are decodes and kv_heads, or kv_heads and tiles."""
 
     token_slice: slice  # on the token axis
-    query_tiles: Tensor  # [.., .., 16, head_dim], zeros outside `rows`
-    query_rows: Tensor  # [tokens, kv_heads, group, head_dim], view of `tiles` to which the queries are copied
+    query_tiles: Tensor  # [.., .., 16, head_dim], zeros outside `query_rows`
+    query_rows: Tensor  # [tokens, kv_heads, group, head_dim], view of `query_tiles` to which the queries are copied
     keys: Tensor  # [.., .., length, head_dim]
     values: Tensor  # [.., .., length, head_dim]
     mask: Tensor  # [.., .., 16 or 1, length], added to the scores
@@ -105,8 +105,9 @@ class CpuAttention:
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot
         batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))
         chunk_pieces = [list(split_chunk_into_pieces(chunk)) for chunk in chunks]
-        self._grow_gather_buffer(max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
-                                      *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)]), cache)
+        self._grow_gather_buffer(
+            max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
+                 *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)]), cache)
         planner = CpuAttentionPlanner(self._head_shape, cache, self._gather_buffer, gather_window, decodes + chunks,
                                       num_tokens=num_tokens)
         gatherings = planner.plan_decodes(batches) + planner.plan_chunks(chunk_pieces)
@@ -130,7 +131,7 @@ class CpuAttention:
             for tokens, tiles, rows, keys, values, mask, result in calls:
                 rows.copy_(queries[tokens])
                 attended = self._attention_function(tiles, keys, values, mask).contiguous()
-                result.copy_(attended.as_strided(rows.shape, rows.stride()))  # results have the layout of `tiles`
+                result.copy_(attended.as_strided(rows.shape, rows.stride()))  # results have the layout of `query_tiles`
         return output if back is None else output.index_select(0, back)
 
     def _grow_gather_buffer(self, num_positions: int, cache: KVCache) -> None:
@@ -164,8 +165,8 @@ class CpuAttentionPlanner:
     def plan_decodes(self, batches: list[list[TokenSpan]]) -> list[KVGather]:
         """Plan batches of decodes, which follow each other on the token axis."""
         ends = list(accumulate(map(len, batches)))
-        return [self._plan_decode_batch(spans, slice(end - len(spans), end)) for spans,
-                end in zip(batches, ends, strict=True)]
+        return [self._plan_decode_batch(spans, slice(end - len(spans), end))
+                for spans, end in zip(batches, ends, strict=True)]
 
     def _plan_decode_batch(self, spans: list[TokenSpan], token_slice: slice) -> KVGather:
         kv_heads, group, head_dim = self._head_shape
@@ -175,8 +176,9 @@ class CpuAttentionPlanner:
         gathered_positions = [span.start - self._gather_window.first_position(span) for span in spans]
         mask = self._causal_mask.mask_rows(gathered_positions, length)[:, None, None]  # [spans, 1, 1, length]
         call = SdpaCall(token_slice, tiles, tiles[:, :, :group], keys, values, mask, self._output_by_head[token_slice])
-        return KVGather(self._list_unit_indices([(span, self._gather_window.first_position(span)) for span in spans],
-                                                length), target, [call])
+        return KVGather(
+            self._list_unit_indices([(span, self._gather_window.first_position(span)) for span in spans], length),
+            target, [call])
 
     def plan_chunks(self, chunk_pieces: list[list[TokenSpan]]) -> list[KVGather]:
         """Plan chunks, each given as its pieces."""
@@ -189,15 +191,15 @@ class CpuAttentionPlanner:
         return [self._plan_chunk(some, chunk_masks) for some in chunk_pieces]
 
     def _plan_chunk(self, pieces: list[TokenSpan], chunk_masks: "ChunkMasks") -> KVGather:
-        length, first = gather_length_of_chunk(pieces,
-                                               self._gather_window), self._gather_window.first_position(pieces[0])
+        length, first = (gather_length_of_chunk(pieces, self._gather_window),
+                         self._gather_window.first_position(pieces[0]))
         target, keys, values = self._view_gather_buffer(1, length)
         calls = [self._plan_piece(piece, first, keys[0], values[0], chunk_masks) for piece in pieces]
         return KVGather(self._list_unit_indices([(pieces[-1], first)], length), target, calls)
 
     def _plan_piece(self, piece: TokenSpan, first_position: int, keys: Tensor, values: Tensor,
                     chunk_masks: "ChunkMasks") -> SdpaCall:
-        """Plan one piece. `keys`, `values`: the chunk's from position `first_position` on, [kv_heads, places,
+        """Plan one piece. `keys`, `values`: the chunk's from position `first_position` on, [kv_heads, positions,
         head_dim]."""
         kv_heads, group, head_dim = self._head_shape
         tiles = self._get_query_tiles(piece.length)
@@ -223,7 +225,7 @@ class CpuAttentionPlanner:
         return self._tiles_by_num_tokens[num_tokens]
 
     def _list_unit_indices(self, spans_with_first: list[tuple[TokenSpan, int]], length: int) -> Tensor:
-        """Return the cache units of each span from its first position on, padded to `gather_length` positions."""
+        """Return the cache units of each span from its first position on, padded to `length` positions."""
         return make_int64_tensor([unit for span, first in spans_with_first
                                   for unit in self._cache.list_gather_units(span.blocks, first, span.end, length)])
 
@@ -251,7 +253,7 @@ class CausalMask:
             self._mask_values[:max(0, self._max_positions - window)] = -torch.inf
 
     def mask_rows(self, positions: list[int], length: int) -> Tensor:
-        """Return the mask rows of tokens at `places`, [places, length]; `gather_length` exceeds no place by more than
+        """Return the mask rows of tokens at `positions`, [positions, length]; `length` exceeds no position by more than
         512."""
         windows = self._mask_values.unfold(0, length, 1)
         return windows.index_select(0, make_int64_tensor([self._max_positions - 1 - place for place in positions]))
@@ -265,7 +267,7 @@ class ChunkMasks:
     """
 
     def __init__(self, causal_mask: CausalMask, pieces: list[tuple[TokenSpan, int]], group: int) -> None:
-        """`chunk_pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
+        """`pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
         self._latest_start = max(piece.start - first for piece, first in pieces)
         num_rows = max(count_tiles(piece.length * group) for piece, _ in pieces) * TILE_ROWS
         places = [self._latest_start + row // group for row in range(num_rows)]
@@ -294,12 +296,12 @@ def batch_decodes(sorted_decodes: list[TokenSpan], gather_window: GatherWindow,
 
 def gather_length_of_chunk(pieces: list[TokenSpan], gather_window: GatherWindow) -> int:
     """Return how many positions are gathered for all pieces of a chunk together."""
-    return max(gather_window.first_position(piece) + gather_window.gather_length(piece)
-               for piece in pieces) - gather_window.first_position(pieces[0])
+    return (max(gather_window.first_position(piece) + gather_window.gather_length(piece) for piece in pieces)
+            - gather_window.first_position(pieces[0]))
 
 
 def split_chunk_into_pieces(chunk: TokenSpan) -> Iterator[TokenSpan]:
-    """Cut a chunk into pieces at multiples of PIECE, where gathered lengths may change."""
+    """Cut a chunk into pieces at multiples of PIECE_POSITIONS, where gathered lengths may change."""
     start = chunk.start
     while start < chunk.end:
         end = min(chunk.end, (start // PIECE_POSITIONS + 1) * PIECE_POSITIONS)

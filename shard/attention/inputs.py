@@ -23,7 +23,7 @@ class ForwardInputs:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens], where each token's key and value go
-    sampled_rows: Tensor  # [rows], indices of the tokens whose logits are needed, in the order of `Step.yielding`
+    sampled_rows: Tensor  # indices of the tokens whose logits are needed, in the order of `Step.sampled_sequences`
     attention_plan: Any  # of the attention backend, the same for every layer
 
 
@@ -57,7 +57,7 @@ def iter_token_spans(step: Step) -> Iterator[TokenSpan]:
 
 
 def list_sampled_rows(step: Step, spans: list[TokenSpan]) -> list[int]:
-    """Return the last row of each sequence in `Step.yielding`."""
+    """Return the last row of each sequence in `Step.sampled_sequences`."""
     num_decodes = len(step.decodes)
     chunks = zip(step.chunks, spans[num_decodes:], strict=True)
     return [*range(num_decodes), *(span.first_row + span.length - 1 for chunk, span in chunks if chunk.is_last)]

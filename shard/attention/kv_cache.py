@@ -63,7 +63,7 @@ class KVCache:
         return units + [self.zero_block * units_per_block] * (padded_length // GATHER_UNIT_SLOTS - len(units))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Write `keys` and `values` [tokens, kv_heads * head_dim] to the `list_slots` [tokens] of one layer."""
+        """Write `keys` and `values` [tokens, kv_heads * head_dim] to the `slots` [tokens] of one layer."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 

@@ -22,8 +22,8 @@ class SpanMask:
     """Cache slots and mask of one span."""
 
     token_slice: slice  # on the token axis
-    slots: Tensor  # [places], from the sequence's first token to the span's last
-    masked: Tensor  # [length, places], True where a position is later than the token or outside its window
+    slots: Tensor  # [positions], from the sequence's first token to the span's last
+    masked: Tensor  # [length, positions], True where a position is later than the token or outside its window
 
 
 class ReferenceAttention:
@@ -52,9 +52,9 @@ class ReferenceAttention:
         return cache_rows.index_select(0, slots).float().view(-1, kv_heads, head_dim).transpose(0, 1)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
-        """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, places, head_dim]."""
+        """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, positions, head_dim]."""
         grouped = queries.view(-1, *self._head_shape).permute(1, 2, 0, 3)  # [kv_heads, group, length, head_dim]
-        scores = torch.matmul(grouped, keys[:, None].mT) * self._scale  # [kv_heads, group, length, places]
+        scores = torch.matmul(grouped, keys[:, None].mT) * self._scale  # [kv_heads, group, length, positions]
         if self._config.softcap:
             scores = self._config.softcap * (scores / self._config.softcap).tanh()
         weights = scores.masked_fill(masked, -torch.inf).softmax(-1)
@@ -71,6 +71,6 @@ def split_chunk(chunk: TokenSpan) -> Iterator[TokenSpan]:
 def make_span_mask(span: TokenSpan, cache: KVCache, window: int) -> SpanMask:
     slots = make_int64_tensor(cache.list_slots(span.blocks, 0, span.end)).to(cache.device)
     positions, token_positions = (torch.arange(first, span.end, device=cache.device) for first in (0, span.start))
-    ahead = positions - token_positions[:, None]  # [length, places]
+    ahead = positions - token_positions[:, None]  # [length, positions]
     masked = (ahead > 0) | (ahead <= -window) if window else ahead > 0
     return SpanMask(slice(span.first_row, span.first_row + span.length), slots, masked)

@@ -28,7 +28,7 @@ NUM_WARPS, NUM_STAGES = 4, 2
 # target over all KV heads, where a launch does not know its number of splits; never fewer than decodes
 TARGET_PROGRAMS = 1024
 MAX_PARTIALS_BYTES = 2**28  # limit of the splits' results in captured steps, where the number of splits is not known
-INTS_PER_ENTRY = 4  # integers per entry of `work` and `chunk_tile_entries`
+INTS_PER_ENTRY = 4  # integers per entry of `split_entries` and `chunk_tile_entries`
 
 
 class KernelTileSizes(NamedTuple):
@@ -53,7 +53,8 @@ class DecodeSplits:
     """Decodes of a step, for layers of one window size."""
 
     split_entries: Tensor  # [splits, 4]: row on the token axis, first block in the table, position, number of the split
-    split_offsets: Tensor  # [decodes + 1], index of each decode's first split in `work`, and the number of splits
+    # [decodes + 1], index of each decode's first split in `split_entries`, and the number of splits
+    split_offsets: Tensor
     partials: "SplitPartials"
     num_programs: int  # that loop over the splits
 
@@ -103,7 +104,7 @@ class TritonAttention:
                                    self.make_kernel_constants(cache), covers_all)
 
     def make_static_plans(self, max_rows: int, max_length: int, cache: KVCache) -> "TritonStaticPlans":
-        """Return plans for up to `rows` decodes of sequences of up to `max_length` tokens."""
+        """Return plans for up to `max_rows` decodes of sequences of up to `max_length` tokens."""
         return TritonStaticPlans(self, self._config.window_sizes, max_rows, max_length, cache)
 
     @property
@@ -112,8 +113,8 @@ class TritonAttention:
         return 4 * self._num_heads * self._head_dim
 
     def list_plan_integers(self, decodes: list[TokenSpan], chunks: list[TokenSpan], cache: KVCache) -> list[list[int]]:
-        """Return a plan's integers: the table, the tiles, and for each window size `split_offsets` and `work` of
-        Decodes."""
+        """Return a plan's integers: the table, the tiles, and for each window size `split_offsets` and `split_entries`
+        of DecodeSplits."""
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
@@ -123,14 +124,14 @@ class TritonAttention:
 
     def list_decode_entries(self, decodes: list[TokenSpan], first_blocks: Sequence[int],
                             cache: KVCache) -> list[list[int]]:
-        """Return `split_offsets` and `work` of Decodes for each window size.
+        """Return `split_offsets` and `split_entries` of DecodeSplits for each window size.
 
         `first_blocks`: index in the table of each decode's first block.
         """
         tile, integer_lists = self._choose_tile_sizes(cache).tile_positions, list[list[int]]()
         for window in self._config.window_sizes:
-            works = [list_split_entries(span, first, window, tile) for span,
-                     first in zip(decodes, first_blocks, strict=False)]
+            works = [list_split_entries(span, first, window, tile)
+                     for span, first in zip(decodes, first_blocks, strict=False)]
             integer_lists += [list(accumulate((len(work) // INTS_PER_ENTRY for work in works), initial=0)),
                               list(chain(*works))]
         return integer_lists
@@ -159,9 +160,9 @@ class TritonAttention:
         constants = plan.kernel_constants[window]
         if plan.decodes_by_window:
             decodes = plan.decodes_by_window[window]
-            attend_decode_splits[decodes.num_programs,
-                                 self.num_kv_heads](*input_tensors, decodes.split_entries, decodes.split_offsets,
-                                                    *decodes.partials, len(decodes), *scalars, **constants)
+            attend_decode_splits[decodes.num_programs, self.num_kv_heads](*input_tensors, decodes.split_entries,
+                                                                          decodes.split_offsets, *decodes.partials,
+                                                                          len(decodes), *scalars, **constants)
             merge_decode_splits[len(decodes), self._num_heads](*decodes.partials, output, decodes.split_offsets,
                                                                HEAD_DIM=self._head_dim,
                                                                HEAD_PAD=pad_head_dim(self._head_dim), num_warps=1)
@@ -195,12 +196,13 @@ class TritonStaticPlans:
         self._partials = attention.allocate_partials(self._max_splits, cache.device)
 
     def plan_rows(self, num_rows: int) -> TritonAttentionPlan:
-        """Return the plan of a step of `rows` tokens, the first ones on the token axis, all of them in spans."""
+        """Return the plan of a step of `num_rows` tokens, the first ones on the token axis, all of them in spans."""
         buffers = self._static_buffers.device_lists
         programs = min(self._max_splits, max(num_rows, TARGET_PROGRAMS // self._attention.num_kv_heads))
-        decodes_by_window = {window: DecodeSplits(split_entries.view(-1, INTS_PER_ENTRY), split_offsets[:num_rows + 1],
-                                                  self._partials, programs) for window, split_offsets,
-                             split_entries in zip(self._windows, buffers[::2], buffers[1::2], strict=True)}
+        decodes_by_window = {window: DecodeSplits(split_entries.view(-1, INTS_PER_ENTRY),
+                                                  split_offsets[:num_rows + 1], self._partials, programs)
+                             for window, split_offsets, split_entries in zip(self._windows, buffers[::2], buffers[1::2],
+                                                                             strict=True)}
         constants = self._attention.make_kernel_constants(self._cache)
         return TritonAttentionPlan(self._block_tables.flat_tables, decodes_by_window, self._no_tiles, constants,
                                    covers_all_tokens=True)
@@ -210,8 +212,8 @@ class TritonStaticPlans:
         tables = [(span.blocks, -(-span.end // self._cache.block_size)) for span in decodes]
         first_blocks = range(0, len(decodes) * self._block_tables.max_blocks, self._block_tables.max_blocks)
         decode_entries = self._attention.list_decode_entries(decodes, first_blocks, self._cache)
-        if any(length > self._block_tables.max_blocks for _,
-               length in tables) or not self._static_buffers.can_hold(decode_entries):
+        if (any(length > self._block_tables.max_blocks for _, length in tables)
+            or not self._static_buffers.can_hold(decode_entries)):
             return False
         self._block_tables.update(tables)
         self._static_buffers.copy_to_device(decode_entries)

@@ -15,7 +15,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # the softmax is computed in powers of
 
 @triton.jit
 def compute_scores(queries, keys, scale, softcap, CAPPED: tl.constexpr):
-    """Return the attention scores, [rows, places], as exponents of two."""
+    """Return the attention scores, [rows, positions], as exponents of two."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if CAPPED:
         small = tl.exp2(tl.abs(scores) * (-2 * LOG2E / softcap))
@@ -26,7 +26,7 @@ def compute_scores(queries, keys, scale, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def merge_partials(max_exponent, weight_sum, value_sum, other_max_exponent, other_weight_sum, other_value_sum):
-    """Merge two partial softmaxes. If all positions of a row are masked, its `best` is minus infinity."""
+    """Merge two partial softmaxes. If all positions of a row are masked, its `max_exponent` is minus infinity."""
     peak = tl.maximum(max_exponent, other_max_exponent)
     around = tl.where(peak == float("-inf"), 0.0, peak)
     fade, more_fade = tl.exp2(max_exponent - around), tl.exp2(other_max_exponent - around)

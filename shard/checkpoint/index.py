@@ -49,7 +49,7 @@ def list_checkpoint_files(folder: Path) -> CheckpointFiles:
     if pickled := [path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)]:
         raise ValueError(
             f"{folder} holds its weights as {join_first_names(sorted(pickled))}, which can run code when it is "
-                         f"read; supported: safetensors")
+            f"read; supported: safetensors")
     raise ValueError(f"{folder} lacks {join_first_names(missing)}; is the download complete?")
 
 
@@ -72,8 +72,8 @@ def check_indexed_file(index_path: Path, tensor_name: str, file: object) -> None
     """Check that a tensor's file is in the same folder: an index must not make the shard read other files."""
     if not tensor_name or not tensor_name.isprintable():
         raise ValueError(f"{index_path}: a tensor's name is made of printable characters, got {tensor_name!a}")
-    if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or not file.endswith(
-        SAFETENSORS_SUFFIX):
+    if (not isinstance(file, str) or not file.isprintable() or Path(file).name != file
+        or not file.endswith(SAFETENSORS_SUFFIX)):
         raise ValueError(f"{index_path}: {tensor_name} must be in a *{SAFETENSORS_SUFFIX} file of the same folder, got "
                          f"{shown(file)}")
 

@@ -79,8 +79,9 @@ class CheckpointReader:
     floats) have no meaning by themselves and are read in no other dtype than their own.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, quantization_format: QuantizationFormat
-                 | None = None, quantize_on_load: str = "", *, lora_targets: LoraTargets | None = None,
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device,
+                 quantization_format: QuantizationFormat | None = None, quantize_on_load: str = "", *,
+                 lora_targets: LoraTargets | None = None,
                  on_progress: Callable[[int, int], object] = lambda _done, _total: None) -> None:
         """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `quantization_format` is
         how the checkpoint is quantised; `quantize_on_load` is the format in which weights are kept if it is not.
@@ -142,7 +143,7 @@ class CheckpointReader:
 
     def read_stacked_rows(self, tensor_rows: Sequence[TensorRows], dtype: torch.dtype | None = None, *,
                           scratch: bool = False) -> Tensor:
-        """Return rows of several tensors, one below the other. A `scratch` tensor is valid until the next brief one is
+        """Return rows of several tensors, one below the other. A `scratch` tensor is valid until the next such one is
         requested: its memory is reused, since allocating and clearing so much takes longer than filling it."""
         counts = [len(part.rows) for part in tensor_rows]
         stacked = self._allocate((sum(counts), *tensor_rows[0].shape[1:]), dtype or self.dtype, scratch=scratch)
@@ -264,8 +265,8 @@ class CheckpointReader:
             first_index += len(piece)
 
     def _read_some_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> None:
-        """Fill the target with columns of a matrix. As many whole rows are read at once as the stage holds: a call for
-        each row would take longer."""
+        """Fill the target with columns of a matrix. As many whole rows are read at once as the staging buffer holds: a
+        call for each row would take longer."""
         check_dtype_conversion(stored, target.dtype)
         width, stage = stored.entry.shape[1], self._staging_buffer.view(stored.dtype)
         num_rows = len(stage) // width

@@ -49,7 +49,7 @@ HeaderText = bytes | bytearray
 class TensorEntry(NamedTuple):
     """Tensor in its file."""
 
-    dtype: str  # a key in BITS
+    dtype: str  # a key in BITS_BY_DTYPE
     shape: Shape
     begin: int  # offset in the file, in bytes; so is `end`
     end: int
@@ -65,7 +65,7 @@ def read_header_length(text: HeaderText, file_size: int) -> int:
     if length > file_size - HEADER_LENGTH_STRUCT.size:
         raise ValueError(
             f"the header claims {length} bytes, the file has {file_size - HEADER_LENGTH_STRUCT.size} after its length; "
-                         f"is the download complete?")
+            f"is the download complete?")
     return int(length)
 
 
@@ -98,8 +98,8 @@ def split_entry_texts(text: HeaderText) -> Iterator[tuple[str, HeaderText]]:
         names.add(name)
         if len(names) > MAX_TENSORS:
             raise ValueError(f"the header has more than {MAX_TENSORS} entries; the first too many is {name}")
-        entry_match = match_object_of_strings(text,
-                                              position) if name == METADATA_KEY else ENTRY_REGEX.match(text, position)
+        entry_match = (match_object_of_strings(text, position) if name == METADATA_KEY
+                       else ENTRY_REGEX.match(text, position))
         if not entry_match:
             raise ValueError(f"the entry of {name}, at byte {HEADER_LENGTH_STRUCT.size + position}, is damaged: "
                              f"{describe_expected_entry(name)}")

@@ -82,13 +82,13 @@ class StaticDeviceBuffers:
         return [self._device_buffer[place] for place in self._slices]
 
     def can_hold(self, lists: Sequence[Sequence[int]]) -> bool:
-        return all(len(numbers) <= list_slice.stop - list_slice.start for numbers,
-                   list_slice in zip(lists, self._slices, strict=True))
+        return all(len(numbers) <= list_slice.stop - list_slice.start
+                   for numbers, list_slice in zip(lists, self._slices, strict=True))
 
     def copy_to_device(self, lists: Sequence[Sequence[float]]) -> None:
         host_buffer = next(self._host_buffers)
-        filled_slices = [slice(place.start, place.start + len(some)) for some,
-                         place in zip(lists, self._slices, strict=True)]
+        filled_slices = [slice(place.start, place.start + len(some))
+                         for some, place in zip(lists, self._slices, strict=True)]
         for numbers, list_slice in zip(lists, filled_slices, strict=True):
             if numbers:
                 host_buffer[list_slice] = torch.frombuffer(array(ARRAY_TYPECODES[host_buffer.dtype], numbers),
@@ -164,6 +164,6 @@ def to_device_int32(lists: list[list[int]], device: torch.device) -> list[Tensor
         numbers.extend(values)
         numbers.extend([0] * (-len(values) % ALIGNMENT_WORDS))
     starts = accumulate((len(some) + -len(some) % ALIGNMENT_WORDS for some in lists), initial=0)
-    device_numbers = torch.frombuffer(numbers, dtype=torch.int32).to(device) if numbers else torch.empty(
-        0, dtype=torch.int32, device=device)
+    device_numbers = (torch.frombuffer(numbers, dtype=torch.int32).to(device) if numbers
+                      else torch.empty(0, dtype=torch.int32, device=device))
     return [device_numbers[start:start + len(some)] for start, some in zip(starts, lists, strict=False)]

@@ -98,8 +98,8 @@ def check_any_block_fits(num_blocks: int, budget: MemoryBudget, block_bytes: int
 
 
 def explain_num_blocks(num_blocks: int, num_fitting_blocks: int, num_useful_blocks: int, budget: MemoryBudget) -> str:
-    """Return why the cache has `num_blocks` blocks, where `num_fitting` fit here and `num_useful_blocks` could be
-    used."""
+    """Return why the cache has `num_blocks` blocks, where `num_fitting_blocks` fit here and `num_useful_blocks` could
+    be used."""
     if num_blocks == num_fitting_blocks:
         return budget.reason
     if num_blocks == num_useful_blocks:
@@ -147,7 +147,8 @@ def read_cgroup_memory(root: Path) -> Iterator[int]:
 
 
 def convert_out_of_memory(device: torch.device, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`. If there is no memory for it, release all its tensors, then raise Exhausted."""
+    """Return the result of `call`. If there is no memory for it, release all its tensors, then raise
+    StepOutOfMemory."""
     try:
         return call()
     except (MemoryError, RuntimeError) as error:

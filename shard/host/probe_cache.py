@@ -57,7 +57,7 @@ class FileProbeCache:
 
 
 def make_probe_key(subject: Mapping[str, object]) -> str:
-    """Return one key for machine, programs and shape."""
+    """Return one key for machine, libraries and subject."""
     machine = {"processor": read_processor_model(), "torch": torch.__version__, "threads": torch.get_num_threads(),
                "capability": torch.backends.cpu.get_cpu_capability(), "driver": read_driver_version(),
                "programs": read_library_versions()}

@@ -17,13 +17,13 @@ class RotaryEmbedding(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """`x: [tokens, qkv_heads, head_dim]`"""
+        """`x: [tokens, heads, head_dim]`"""
 
     def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
                          slots: Tensor) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to the cache's `slots`, and return the queries.
 
-        `qkv_heads: [tokens, qkv_heads + 2 * kv qkv_heads, head_dim]`: queries, keys and values.
+        `qkv_heads: [tokens, heads + 2 * kv heads, head_dim]`: queries, keys and values.
         """
         num_heads = qkv_heads.shape[1] - cache.slot_width // qkv_heads.shape[2]  # query heads
         num_rotated = (qkv_heads.shape[1] + num_heads) // 2

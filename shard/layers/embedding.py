@@ -19,8 +19,8 @@ LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, m
 
 class VocabParallelEmbedding:
     def __init__(self, weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int]) -> None:
-        """`shape: [vocabulary, hidden_states]`, of all ranks together. The weight keeps its stored dtype if that is
-        smaller than the compute dtype."""
+        """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
+        than the compute dtype."""
         self._group = group
         self.id_range = padded_share(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
@@ -34,7 +34,7 @@ class VocabParallelEmbedding:
         return self.embed_tokens(inputs.tokens)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """`[tokens] -> [tokens, hidden_states]`"""
+        """`[tokens] -> [tokens, hidden]`"""
         rows = self._look_up_across_ranks(tokens)
         return rows if self._lora_target is None else self._lora_target.apply_adapters(tokens, rows)
 
@@ -51,7 +51,7 @@ class PositionedEmbedding:
     """Sum of token embedding and learned position embedding."""
 
     def __init__(self, embedding: VocabParallelEmbedding, position_weight: Tensor) -> None:
-        """`position_weight: [position_weight, hidden_states]`"""
+        """`position_weight: [positions, hidden]`"""
         self._token_embedding = embedding
         self._position_weight = position_weight
 
@@ -74,7 +74,7 @@ class LMHead:
         return LMHead(self._linear, self._group, self._vocabulary_size, logits_transform)
 
     def __call__(self, hidden_states: Tensor) -> Tensor | None:
-        """`[rows, hidden_states] -> [rows, vocabulary]`, on rank 0 only"""
+        """`[rows, hidden] -> [rows, vocabulary]`, on rank 0 only"""
         logits = self._group.gather(self._linear(hidden_states))
         if logits is None:
             return None

@@ -28,8 +28,8 @@ class ExpertGate:
 
         The largest share comes first; of equal shares, the one of the lower expert.
         """
-        routing_weights, experts = self.gate_linear(x).float().softmax(dim=-1).sort(dim=-1, descending=True,
-                                                                                    stable=True)
+        routing_weights, experts = self.gate_linear(x).float().softmax(dim=-1).sort(
+            dim=-1, descending=True, stable=True)
         top_weights = routing_weights[:, :self.num_experts_per_token]
         if self._normalize_weights:
             top_weights = top_weights / sum_choices_in_order(top_weights.unsqueeze(-1))
@@ -64,7 +64,7 @@ class RoutedExperts:
         return self._group.sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
 
     def _run_chosen_experts(self, x: Tensor, chosen_experts: Tensor) -> Tensor:
-        """Return the experts' outputs, one row per element of `chosen: [tokens * chosen]`."""
+        """Return the experts' outputs, one row per element of `chosen_experts: [tokens * chosen]`."""
         outputs = x.new_empty(len(chosen_experts), x.shape[1])
         counts = chosen_experts.bincount(minlength=len(self._experts)).tolist()
         output_rows = torch.split(chosen_experts.argsort(stable=True), counts)

@@ -95,7 +95,7 @@ def read_gelu_linear(
 
 def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRows,
                       activation: str = "silu") -> GatedLinear | PackedGatedLinear:
-    """`activation` is a key in GATINGS."""
+    """`activation` is a key in GATED_ACTIVATIONS."""
     activation_variants = GATED_ACTIVATIONS[activation]
     if (int8_linear := read_int8_linear(weights, [gate.matrix_slice, up.matrix_slice],
                                         read_bias(weights, [gate, up]))) is not None:
@@ -117,7 +117,7 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
 
 class RowParallelLinear:
     def __init__(self, linear: Linear, group: RankGroup) -> None:
-        """`wrap_linear` takes this rank's slice of the inputs."""
+        """`linear` takes this rank's slice of the inputs."""
         self._linear = linear
         self._group = group
 
@@ -141,8 +141,9 @@ def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: 
     linear: Linear | None = None if transposed else read_int8_linear(weights, [matrix_slice], rank_bias)
     if linear is None:
         scratch = should_pack(weights.dtype, weights.device)
-        linear = make_linear(weights.read_columns(matrix_slice.weight_name, shape, columns, scratch=scratch,
-                                                  transposed=transposed), rank_bias)
+        linear = make_linear(
+            weights.read_columns(matrix_slice.weight_name, shape, columns, scratch=scratch, transposed=transposed),
+            rank_bias)
     # An adapter's update is a sum over the inputs, too, so each rank adds its part before the all-reduce.
     return RowParallelLinear(
         weights.lora_targets.wrap_linear(linear, [WeightSlice(name, shape, range(shape[0]), columns)]), group)

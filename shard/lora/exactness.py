@@ -18,12 +18,13 @@ TESTED_RANKS = (4, 16, 64)
 NUM_TESTED_ADAPTERS = 3
 TESTED_BATCHES = (  # batches whose first row, which has adapter 1, is compared
     [AdapterRun(1, 2)], [AdapterRun(1, 17)], [AdapterRun(1, 300)],
-    [AdapterRun(1, 1), AdapterRun(2, 1), AdapterRun(3, 1)], [AdapterRun(1, 3), AdapterRun(0, 5), AdapterRun(3, 9)],)
+    [AdapterRun(1, 1), AdapterRun(2, 1), AdapterRun(3, 1)], [AdapterRun(1, 3), AdapterRun(0, 5), AdapterRun(3, 9)],
+)
 
 
 @torch.inference_mode()
 def find_batch_dependence(lora_targets: Iterable[LoraTarget], dtype: torch.dtype, device: torch.device) -> str:
-    """Return a description of the first difference, or an empty string. `dtype` is the sites' compute dtype."""
+    """Return a description of the first difference, or an empty string. `dtype` is the targets' compute dtype."""
     for num_inputs, num_outputs in sorted({shape for site in lora_targets for shape in iter_part_shapes(site)}):
         for rank in TESTED_RANKS:
             if depends_on_batch(rank, num_inputs, num_outputs, dtype, device):

@@ -30,7 +30,7 @@ def lora_shrink(x, dtype_example, address_tables, entries, num_entries, row_indi
                 shrunk_size, NUM_PARTS: tl.constexpr, SPLIT: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
                 RANKS: tl.constexpr, INTS_PER_ENTRY: tl.constexpr):
     """Shrink one split of the inputs for one part. Grid: (programs, parts, splits). A matrix is [size, inputs],
-    `shrunk` is [splits, PARTS, room]."""
+    `shrunk` is [splits, NUM_PARTS, shrunk_size]."""
     part, split = tl.program_id(1), tl.program_id(2)
     places = tl.arange(0, ROWS)
     for entry in range(tl.program_id(0), tl.load(num_entries), tl.num_programs(0)):
@@ -60,11 +60,11 @@ def lora_expand(shrunk, dtype_example, address_tables, entries, num_entries, row
                 ROWS: tl.constexpr, RANKS: tl.constexpr, INTS_PER_ENTRY: tl.constexpr):
     """Expand to one block of columns. Grid: (programs, blocks). An entry of `output_blocks` holds a part, the part's
     first column, its number of columns, and the block's first column within the part, all but the part multiples of
-    EVEN. A matrix is [size, columns]."""
+    ALIGNMENT. A matrix is [size, columns]."""
     block_address = output_blocks + 4 * tl.program_id(1)
     part = tl.load(block_address)
-    first_column, width = tl.multiple_of(tl.load(block_address + 1),
-                                         ALIGNMENT), tl.multiple_of(tl.load(block_address + 2), ALIGNMENT)
+    first_column, width = (tl.multiple_of(tl.load(block_address + 1), ALIGNMENT),
+                           tl.multiple_of(tl.load(block_address + 2), ALIGNMENT))
     columns = tl.multiple_of(tl.load(block_address + 3), ALIGNMENT) + tl.arange(0, BLOCK)
     places, inside = tl.arange(0, ROWS), columns < width
     for entry in range(tl.program_id(0), tl.load(num_entries), tl.num_programs(0)):
@@ -78,8 +78,8 @@ def lora_expand(shrunk, dtype_example, address_tables, entries, num_entries, row
             is_valid_rank = ranks < size
             shrunk_rows = tl.zeros([ROWS, RANKS], tl.float32)
             for split in range(num_splits):
-                at = shrunk + (tl.full([1, 1], split, tl.int64) * NUM_PARTS
-                               + part) * shrunk_size + begin + places[:, None] * size
+                at = (shrunk + (tl.full([1, 1], split, tl.int64) * NUM_PARTS + part) * shrunk_size + begin
+                      + places[:, None] * size)
                 shrunk_rows += tl.load(at + ranks[None, :], mask=is_valid_row[:, None] & is_valid_rank[None, :],
                                        other=0.0)
             factors = tl.load(matrix + ranks.to(tl.int64)[:, None] * width + columns[None, :],

@@ -17,13 +17,13 @@ from shard.lora.weight_slices import FusedLinearPart
 
 
 class LoraStack(NamedTuple):
-    """Matrices of one part for the adapters of one shelf; zeros beyond an adapter's rank.
+    """Matrices of one part for the adapters of one bucket; zeros beyond an adapter's rank.
 
     In free slots, and in those of adapters that do not change the part, `lora_a` is zero.
     """
 
-    lora_a: Tensor  # [WIDTH, size, in]
-    lora_b: Tensor  # [WIDTH, size, out], transposed: few rows are multiplied up to twice as fast
+    lora_a: Tensor  # [SLOTS_PER_BUCKET, padded_rank, in]
+    lora_b: Tensor  # [SLOTS_PER_BUCKET, padded_rank, out], transposed: few rows are multiplied up to twice as fast
 
 
 class TorchLoraWeights:
@@ -71,18 +71,17 @@ class TorchLoraWeights:
 
     def _get_or_make_stack(self, bucket: RankBucket, part_index: int) -> LoraStack:
         if (bucket, part_index) not in self._stacks:
-            num_inputs, num_outputs = len(self._parts[part_index].weight_slices[0].inputs), len(
-                self._parts[part_index].output_columns)
-            self._stacks[bucket,
-                         part_index] = LoraStack(*(allocate_zeros(shape, self._dtype, self._device)
-                                                   for shape in ((SLOTS_PER_BUCKET, bucket.padded_rank, num_inputs),
-                                                                 (SLOTS_PER_BUCKET, bucket.padded_rank, num_outputs))))
+            num_inputs, num_outputs = (len(self._parts[part_index].weight_slices[0].inputs),
+                                       len(self._parts[part_index].output_columns))
+            self._stacks[bucket, part_index] = LoraStack(*(
+                allocate_zeros(shape, self._dtype, self._device)
+                for shape in ((SLOTS_PER_BUCKET, bucket.padded_rank, num_inputs),
+                              (SLOTS_PER_BUCKET, bucket.padded_rank, num_outputs))))
         return self._stacks[bucket, part_index]
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros. On a CPU, memory is not used before it is written, whereas `torch.allocate_zeros` writes all of
-    it."""
+    """Return zeros. On a CPU, memory is not used before it is written, whereas `torch.zeros` writes all of it."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

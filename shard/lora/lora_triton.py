@@ -27,7 +27,7 @@ TARGET_PROGRAMS = 1024  # target number of programs in a launch whose number of 
 
 
 class TritonLoraWeights:
-    """Implementation of `Added` by Triton kernels, which read the matrices through tables of addresses."""
+    """Implementation of `LoraWeights` by Triton kernels, which read the matrices through tables of addresses."""
 
     is_capturable = True
 
@@ -88,14 +88,12 @@ class TritonLoraWeights:
         constants = {"NUM_PARTS": num_parts, "ROWS": ROWS_PER_ENTRY, "RANKS": RANKS_PER_DOT,
                      "INTS_PER_ENTRY": INTS_PER_ENTRY}
         work_tensors = work.entries, work.num_entries, work.row_indices
-        lora_shrink[choose_num_programs(work, num_parts * num_splits), num_parts,
-                    num_splits](x, self._dtype_example, lora_a_addresses, *work_tensors, shrunk, x.stride(0),
-                                self._num_inputs, work.shrunk_size, SPLIT=INPUTS_PER_PROGRAM, PIECE=INPUTS_PER_DOT,
-                                **constants)
-        lora_expand[choose_num_programs(work, len(self._output_blocks)),
-                    len(self._output_blocks)](shrunk, self._dtype_example, lora_b_addresses, *work_tensors,
-                                              self._output_blocks, y, y.stride(0), work.shrunk_size, num_splits,
-                                              BLOCK=OUTPUTS_PER_PROGRAM, ALIGNMENT=self._column_alignment, **constants)
+        lora_shrink[choose_num_programs(work, num_parts * num_splits), num_parts, num_splits](
+            x, self._dtype_example, lora_a_addresses, *work_tensors, shrunk, x.stride(0), self._num_inputs,
+            work.shrunk_size, SPLIT=INPUTS_PER_PROGRAM, PIECE=INPUTS_PER_DOT, **constants)
+        lora_expand[choose_num_programs(work, len(self._output_blocks)), len(self._output_blocks)](
+            shrunk, self._dtype_example, lora_b_addresses, *work_tensors, self._output_blocks, y, y.stride(0),
+            work.shrunk_size, num_splits, BLOCK=OUTPUTS_PER_PROGRAM, ALIGNMENT=self._column_alignment, **constants)
 
     def _compile_kernels(self) -> None:
         """Compile the kernels with an empty work list while the first adapter is loaded, not during a step.

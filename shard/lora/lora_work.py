@@ -15,18 +15,18 @@ from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot
 ROWS_PER_ENTRY = 16  # maximum rows per entry; all have the same adapter
 INTS_PER_ENTRY = 5  # integers per entry
 
-RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by place, each with all rows of its adapter
+RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by slot, each with all rows of its adapter
 
 
 class LoraWork(NamedTuple):
     """Work list of the LoRA kernels.
 
-    An entry holds table row and padded rank of a slot, index of its first row in `rows`, number of rows, and offset of
-    these rows in the shrink output.
+    An entry holds table row and padded rank of a slot, index of its first row in `row_indices`, number of rows, and
+    offset of these rows in the shrink output.
     """
 
-    entries: Tensor  # [entries, ENTRY], of which the first `num_entries` are valid
-    row_indices: Tensor  # [held], indices of rows of the pass
+    entries: Tensor  # [entries, INTS_PER_ENTRY], of which the first `num_entries` are valid
+    row_indices: Tensor  # indices of rows of the pass
     num_entries: Tensor  # [1], number of valid entries
     shrunk_size: int  # size of the shrink output per part and split, in elements
     used_slots: frozenset[AdapterSlot] | None  # slots used; None: unknown when the kernels are launched
@@ -39,13 +39,13 @@ class LoraWork(NamedTuple):
 
 
 class StaticLoraWork:
-    """Work list with fixed addresses for captured steps of up to `rows` rows."""
+    """Work list with fixed addresses for captured steps of up to `max_rows` rows."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._static_buffers = StaticDeviceBuffers([INTS_PER_ENTRY * max_rows, max_rows, 1], torch.int32, device)
 
     def view_rows(self, num_rows: int) -> LoraWork:
-        """Return the view that a captured step of `rows` rows reads."""
+        """Return the view that a captured step of `num_rows` rows reads."""
         entries, held, number = self._static_buffers.device_lists
         return LoraWork(entries[:INTS_PER_ENTRY * num_rows].view(-1, INTS_PER_ENTRY), held[:num_rows], number,
                         num_rows * MAX_PADDED_RANK, None)
@@ -62,7 +62,7 @@ def flatten_work(rows_by_slot: RowsBySlot) -> list[list[int]]:
     for place, rows in rows_by_slot:
         size = place.bucket.padded_rank
         for num_listed in range(0, len(rows), ROWS_PER_ENTRY):
-            entries += place.table_row, size, first + num_listed, min(ROWS_PER_ENTRY, len(rows)
-                                                                      - num_listed), shrunk_offset + num_listed * size
+            entries += (place.table_row, size, first + num_listed, min(ROWS_PER_ENTRY, len(rows) - num_listed),
+                        shrunk_offset + num_listed * size)
         first, shrunk_offset = first + len(rows), shrunk_offset + len(rows) * size
     return [entries, [*chain(*(rows for _, rows in rows_by_slot))], [len(entries) // INTS_PER_ENTRY]]

@@ -1,7 +1,7 @@
 """Map from rows of the current forward pass to adapters. The runner sets it; LoRA layers read it.
 
 One instance per model. Rows are set and read only by the thread that runs the model. Loading an adapter, in another
-thread, changes only `head_or_embedding_adapters` and the racks.
+thread, changes only `head_or_embedding_adapters` and the slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class LoraTiles(NamedTuple):
 
     bucket: RankBucket
     slot_range: range
-    # [tiles * TILE], rows of the pass, short tiles padded with any row; None: all rows in order
+    # [tiles * ROWS_PER_TILE], rows of the pass, short tiles padded with any row; None: all rows in order
     input_rows: Tensor | None
     unpadded_indices: Tensor | None  # [targets], index in the tiles of each row that is no padding; None: all in order
     target_rows: Tensor | None  # [held], the same rows as indices in the pass, ascending; None: all rows
@@ -50,7 +50,7 @@ class RowAdapters:
 
     def __init__(self, runs: Sequence[AdapterRun], device: torch.device, adapter_slots: AdapterSlots,
                  static_work: LoraWork | None = None) -> None:
-        """`standing`: work list for rows that are not known yet, used instead of one made of `runs`."""
+        """`static_work`: work list for rows that are not known yet, used instead of one made of `runs`."""
         self.runs = runs
         self._static_work = static_work
         self._rows_by_adapter = group_rows_by_adapter(runs)
@@ -119,7 +119,8 @@ class AdapterRouting:
         return self._use_row_adapters(self._make_row_adapters(runs))
 
     def use_static_work(self, static_work: LoraWork) -> AbstractContextManager[None]:
-        """Within the context, make launched kernels read `work` when they run, as a captured CUDA graph needs."""
+        """Within the context, make launched kernels read `static_work` when they run, as a captured CUDA graph
+        needs."""
         return self._use_row_adapters(self._make_row_adapters((), static_work))
 
     def write_static_work(self, static_work: StaticLoraWork, adapters: Sequence[int]) -> bool:
@@ -156,8 +157,8 @@ class AdapterRouting:
 
 
 def group_rows_by_slot(adapter_slots: AdapterSlots, rows_of_adapters: Mapping[int, list[int]]) -> RowsBySlot:
-    return sorted((place, rows) for adapter,
-                  rows in rows_of_adapters.items() if (place := adapter_slots.find(adapter)) is not None)
+    return sorted((place, rows) for adapter, rows in rows_of_adapters.items()
+                  if (place := adapter_slots.find(adapter)) is not None)
 
 
 def group_rows_by_adapter(runs: Sequence[AdapterRun]) -> dict[int, list[int]]:
@@ -188,8 +189,8 @@ def group_adjacent_slots(rows_by_slot: RowsBySlot) -> list[RowsBySlot]:
     for place, rows in rows_by_slot:
         if groups and len(rows) <= ROWS_PER_TILE:
             before, others = groups[-1][-1]
-            if (len(others) <= ROWS_PER_TILE and before.bucket == place.bucket and before.index_in_bucket + 1
-                == place.index_in_bucket):
+            if (len(others) <= ROWS_PER_TILE and before.bucket == place.bucket
+                and before.index_in_bucket + 1 == place.index_in_bucket):
                 groups[-1].append((place, rows))
                 continue
         groups.append([(place, rows)])

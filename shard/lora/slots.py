@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-SLOTS_PER_BUCKET = 16  # adapter slots per shelf
+SLOTS_PER_BUCKET = 16  # adapter slots per bucket
 # smallest and largest padded rank; the largest is also the highest rank supported
 MIN_PADDED_RANK, MAX_PADDED_RANK = 8, 1024
 
@@ -20,7 +20,7 @@ class RankBucket(NamedTuple):
 class AdapterSlot(NamedTuple):
     bucket: RankBucket
     index_in_bucket: int
-    table_row: int  # index in a table of all loaded adapters, across shelves
+    table_row: int  # index in a table of all loaded adapters, across buckets
 
 
 def pad_rank(rank: int) -> int:

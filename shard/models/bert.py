@@ -19,8 +19,8 @@ def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
             raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: encoders without a decoder")
     hf_config.check_supported("position_embedding_type", hf_config.get("position_embedding_type") or "absolute",
                               ("absolute",))
-    hidden_size, num_heads = hf_config.get_positive_int("hidden_size"), hf_config.get_positive_int(
-        "num_attention_heads")
+    hidden_size, num_heads = (hf_config.get_positive_int("hidden_size"),
+                              hf_config.get_positive_int("num_attention_heads"))
     config: EncoderConfig = parse_common_config(hf_config, EncoderConfig, **{
         "hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_heads,
         "head_dim": compute_head_dim(hf_config, hidden_size, num_heads), "rotary": None, "attention_bias": True,

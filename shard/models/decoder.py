@@ -24,7 +24,7 @@ Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
 class LanguageModel(Protocol):
-    """One rank's part of a model: a `Decoder`, or a `ForeignModel` made of modules of transformers."""
+    """One rank's part of a model: a `Decoder`, or a `FallbackModel` made of modules of transformers."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -218,4 +218,4 @@ def check_head_split(config: ModelConfig, world_size: int) -> None:
     if num_heads % world_size or (num_kv_heads % world_size and world_size % num_kv_heads):
         raise ValueError(
             f"{world_size} shards cannot share {num_heads} attention heads with {num_kv_heads} key/value heads; "
-                         f"choose a --num-shard that divides both, or divides the first and is a multiple of the other")
+            f"choose a --num-shard that divides both, or divides the first and is a multiple of the other")

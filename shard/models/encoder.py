@@ -82,9 +82,9 @@ class EncoderEmbedding:
                                                       (config.vocabulary_size, hidden))
         self._position_embedding = weights.read_tensor(f"{name}.position_embeddings.weight",
                                                        (config.max_positions + config.first_position, hidden))
-        self._token_type_embedding = weights.read_tensor(f"{name}.token_type_embeddings.weight",
-                                                         (config.num_token_types,
-                                                          hidden))[0] if config.num_token_types else None
+        self._token_type_embedding = (
+            weights.read_tensor(f"{name}.token_type_embeddings.weight", (config.num_token_types, hidden))[0]
+            if config.num_token_types else None)
         self._norm = read_encoder_layer_norm(source, f"{name}.LayerNorm")
         weights.ignore_tensor(f"{name}.position_ids")  # older files have it, and it follows from the config
 

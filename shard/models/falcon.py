@@ -36,10 +36,10 @@ def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
     hf_config = hf_config.with_defaults(  # names in older files
         num_attention_heads=hf_config.get("n_head"), num_hidden_layers=hf_config.get("n_layer"),
         num_kv_heads=hf_config.get("n_head_kv"), hidden_size=hf_config.get("n_embed"))
-    hidden_size, num_heads = hf_config.get_positive_int("hidden_size"), hf_config.get_positive_int(
-        "num_attention_heads")
-    bias, new_architecture = hf_config.get_bool("bias", default=False), hf_config.get_bool("new_decoder_architecture",
-                                                                                           default=False)
+    hidden_size, num_heads = (hf_config.get_positive_int("hidden_size"),
+                              hf_config.get_positive_int("num_attention_heads"))
+    bias, new_architecture = (hf_config.get_bool("bias", default=False),
+                              hf_config.get_bool("new_decoder_architecture", default=False))
     parallel = new_architecture or hf_config.get_bool("parallel_attn", default=True)
     config: FalconConfig = parse_common_config(
         hf_config, FalconConfig, num_kv_heads=count_kv_heads(hf_config, num_heads, new_architecture=new_architecture),
@@ -68,7 +68,7 @@ def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:
     if count > max_norms:
         raise ValueError(
             f"{hf_config.source}: num_ln_in_parallel_attn may be at most {max_norms} with new_decoder_architecture "
-                         f"{str(new_architecture).lower()}, got {count}")
+            f"{str(new_architecture).lower()}, got {count}")
     return count
 
 

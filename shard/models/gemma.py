@@ -44,7 +44,7 @@ def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[ModelCon
     if hf_config.get_bool("use_bidirectional_attention", default=False):
         raise ValueError(
             f"{hf_config.source}: use_bidirectional_attention is not supported; supported: attention to what "
-                         f"came before")
+            f"came before")
     bias = hf_config.get_bool("attention_bias", default=False)
     return parse_common_config(hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS), config_class,
                                attention_bias=bias, **overrides)

@@ -29,7 +29,7 @@ from shard.ops.norm import LayerNorm, Norm
 from shard.ops.residual import ResidualStream
 from shard.parallel.group import RankGroup
 
-GELU_APPROXIMATIONS = {  # names in config.json, and torch's `gelu_approximate` for each
+GELU_APPROXIMATIONS = {  # names in config.json, and torch's `approximate` for each
     "gelu": "none", "gelu_python": "none",
     "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_python_tanh": "tanh",
 }
@@ -79,8 +79,9 @@ class GeluMlp:
         """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
         wide, narrow, intermediate_range = (source.config.intermediate_size, source.config.hidden_size,
                                             source.intermediate_range)
-        self._up_gelu = read_gelu_linear(source.weights, LinearRows(up_name, (wide, narrow), intermediate_range, bias,
-                                                                    transposed), source.config.gelu_approximate)
+        self._up_gelu = read_gelu_linear(source.weights,
+                                         LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
+                                         source.config.gelu_approximate)
         self._down = read_row_parallel_linear(source.weights, source.group, down_name, (narrow, wide),
                                               intermediate_range, bias=bias, transposed=transposed)
         self.linears: list[SizedLinear] = [(self._up_gelu, narrow), (self._down, len(intermediate_range))]
@@ -153,8 +154,8 @@ def list_grouped_qkv_rows(source: ModelSource[GptConfig], name: str, *, bias: bo
 
 
 def read_gelu_approximation(hf_config: JsonConfig, key: str, default_activation: str) -> str:
-    """Return torch's `gelu_approximate` for the activation that config.json has under `key`; `default_activation` is
-    the default."""
+    """Return torch's `approximate` for the activation that config.json has under `key`; `default_activation` is the
+    default."""
     activation = hf_config.get(key) or default_activation
     hf_config.check_supported(key, activation, GELU_APPROXIMATIONS)
     return GELU_APPROXIMATIONS[activation]

@@ -23,8 +23,8 @@ HEAD_NAMES = ("lm_head.weight", "embed_out.weight")  # the newer and the older n
 
 
 def parse_gpt_neox_config(hf_config: JsonConfig) -> GptConfig:
-    num_heads, positions = hf_config.get_positive_int("num_attention_heads"), hf_config.get_positive_int(
-        "max_position_embeddings", 2048)
+    num_heads, positions = (hf_config.get_positive_int("num_attention_heads"),
+                            hf_config.get_positive_int("max_position_embeddings", 2048))
     rope_settings = hf_config.with_defaults(  # names in older files
         rope_theta=hf_config.get_positive_number("rotary_emb_base", 10000.0),
         partial_rotary_factor=hf_config.get_positive_number("rotary_pct", 0.25))

@@ -30,7 +30,7 @@ def check_frequency_divisors(hf_config: JsonConfig, config: ModelConfig) -> None
     if len(config.rotary.frequency_divisors) != num_pairs:
         raise ValueError(
             f"{hf_config.source}: rope_parameters: {num_pairs} pairs of a head are turned and need as many "
-                         f"factors, got {len(config.rotary.frequency_divisors)}")
+            f"factors, got {len(config.rotary.frequency_divisors)}")
 
 
 def parse_common_fields(hf_config: JsonConfig, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from shard.ops.residual import ResidualStream
 class SelfAttention:
     def __init__(self, source: ModelSource[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
                  qk_norm: QKNorm | None = None, qkv_rows: Sequence[LinearRows] = ()) -> None:
-        """`parts`: queries, keys and values, if the checkpoint has them in one tensor."""
+        """`qkv_rows`: queries, keys and values, if the checkpoint has them in one tensor."""
         config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
         self._layer, self._qk_norm = layer, qk_norm
         self._head_dim = config.head_dim
@@ -53,7 +53,7 @@ class SelfAttention:
 class GatedMlp:
     def __init__(self, source: ModelSource[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
                  gate_up_rows: Sequence[LinearRows] = ()) -> None:
-        """`parts`: gate and up, if the checkpoint has them in one tensor."""
+        """`gate_up_rows`: gate and up, if the checkpoint has them in one tensor."""
         config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
         wide, narrow = config.intermediate_size, config.hidden_size
         gate, up = gate_up_rows or (LinearRows(f"{name}.{projection}", (wide, narrow), source.intermediate_range, bias)

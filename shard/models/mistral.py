@@ -23,9 +23,9 @@ def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
     if kinds - {"full_attention" if size is None else "sliding_attention"}:
         raise ValueError(
             f"{hf_config.source}: layer_types {sorted(kinds)} with sliding_window {size} are not supported; "
-                         f"supported: the same in every layer")
-    return () if size is None else (hf_config.get_positive_int("sliding_window"),) * hf_config.get_positive_int(
-        "num_hidden_layers")
+            f"supported: the same in every layer")
+    return (() if size is None
+            else (hf_config.get_positive_int("sliding_window"),) * hf_config.get_positive_int("num_hidden_layers"))
 
 
 def read_mistral(source: ModelSource[ModelConfig]) -> Decoder:

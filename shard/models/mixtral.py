@@ -53,8 +53,8 @@ class MoeBlock:
         experts = [self._read_expert(source, f"{name}.experts.{number}", module_names)
                    for number in range(config.num_experts)]
         self._experts = RoutedExperts(ExpertGate(gate, config.num_experts_per_token,
-                                                 normalize_weights=config.normalize_routing_weights), experts,
-                                      source.group, source.weights.lora_targets.adapter_routing)
+                                                 normalize_weights=config.normalize_routing_weights),
+                                      experts, source.group, source.weights.lora_targets.adapter_routing)
         # The linears that one token uses.
         self.linears: list[SizedLinear] = [(gate, config.hidden_size)]
         for expert in experts[:config.num_experts_per_token]:
@@ -81,11 +81,12 @@ class MoeBlock:
 
 def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
     check_activation(hf_config, "silu")
-    config: MoeConfig = parse_common_config(hf_config, MoeConfig, sliding_windows=read_sliding_windows(
-        hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
-                                            num_experts=hf_config.get_positive_int("num_local_experts", 8),
-                                            num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
-                                            expert_intermediate_size=hf_config.get_positive_int("intermediate_size"))
+    config: MoeConfig = parse_common_config(
+        hf_config, MoeConfig, sliding_windows=read_sliding_windows(
+            hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
+        num_experts=hf_config.get_positive_int("num_local_experts", 8),
+        num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
+        expert_intermediate_size=hf_config.get_positive_int("intermediate_size"))
     return check_experts_per_token(config, hf_config)
 
 
@@ -102,7 +103,7 @@ def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
 
 
 def mark_not_capturable(decoder: Decoder) -> Decoder:
-    """Return the decoder marked as not steady, since the tokens decide which experts run."""
+    """Return the decoder marked as not capturable, since the tokens decide which experts run."""
     return replace(decoder, is_capturable=False)
 
 

@@ -33,8 +33,9 @@ def list_fused_qkv_rows(source: ModelSource[ModelConfig], layer: int) -> list[Li
     firsts = (0, config.num_heads, config.num_heads + config.num_kv_heads)
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
     return [LinearRows(f"{source.prefix}.layers.{layer}.self_attn.qkv_proj", shape,
-                       select_head_rows(shift_range(heads, first), config.head_dim), has_bias=False) for first,
-            heads in zip(firsts, (source.head_range, source.kv_head_range, source.kv_head_range), strict=True)]
+                       select_head_rows(shift_range(heads, first), config.head_dim), has_bias=False)
+            for first, heads in zip(firsts, (source.head_range, source.kv_head_range, source.kv_head_range),
+                                    strict=True)]
 
 
 def list_gate_up_rows(source: ModelSource[ModelConfig], layer: int) -> list[LinearRows]:

@@ -27,7 +27,7 @@ def read_qk_norm(source: ModelSource[ModelConfig], layer: int) -> RMSNorm:
 
 
 def read_qk_norm_weights(source: ModelSource[Any], layer: int) -> Tensor:
-    """Return the weights of one norm for queries and keys together, `[head_range + kv head_range, head_dim]`."""
+    """Return the weights of one norm for queries and keys together, `[heads + kv heads, head_dim]`."""
     shape, name = (source.config.head_dim,), f"{source.prefix}.layers.{layer}.self_attn"
     queries, keys = (source.weights.read_tensor(f"{name}.{norm}.weight", shape) for norm in ("q_norm", "k_norm"))
     return torch.stack([queries] * len(source.head_range) + [keys] * len(source.kv_head_range))
@@ -35,8 +35,7 @@ def read_qk_norm_weights(source: ModelSource[Any], layer: int) -> Tensor:
 
 def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
-    attention = SelfAttention(
-        source, layer, qkv_bias=bias, output_bias=bias, qk_norm=read_qk_norm(source, layer))
+    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=read_qk_norm(source, layer))
     return LlamaLayer(source, layer, attention, GatedMlp(source, layer, bias=False))
 
 

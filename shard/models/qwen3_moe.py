@@ -33,8 +33,7 @@ def read_dense_layers(hf_config: JsonConfig, num_layers: int) -> tuple[int, ...]
 
 def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
-    attention = SelfAttention(
-        source, layer, qkv_bias=bias, output_bias=bias, qk_norm=read_qk_norm(source, layer))
+    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=read_qk_norm(source, layer))
     is_dense = layer in source.config.dense_layers
     return LlamaLayer(source, layer, attention,
                       GatedMlp(source, layer, bias=False) if is_dense else MoeBlock(source, layer, MODULE_NAMES))

@@ -62,7 +62,8 @@ DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
     "Qwen2ForCausalLM": DecoderArchitecture(qwen2.parse_qwen2_config, qwen2.read_qwen2),
     "Qwen3ForCausalLM": DecoderArchitecture(qwen3.parse_qwen3_config, qwen3.read_qwen3),
     "Qwen3MoeForCausalLM": DecoderArchitecture(qwen3_moe.parse_qwen3_moe_config, qwen3_moe.read_qwen3_moe),
-    "Starcoder2ForCausalLM": DecoderArchitecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),}
+    "Starcoder2ForCausalLM": DecoderArchitecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),
+}
 
 ENCODER_ARCHITECTURES: dict[str, EncoderArchitecture] = {
     "BertForTokenClassification": EncoderArchitecture(bert.parse_bert_classifier_config, bert.read_bert),

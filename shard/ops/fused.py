@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, round_after_weight: b
 
 
 def apply_gated_activation(gate: Tensor, up: Tensor, *, use_gelu_tanh: bool) -> Tensor:
-    """Return activation(gate) * up; both are halves of the same rows, `[cache_slots, width]` each."""
+    """Return activation(gate) * up; both are halves of the same rows, `[rows, width]` each."""
     rows, width = gate.shape
     output = torch.empty(rows, width, dtype=gate.dtype, device=gate.device)
     gated_activation_rows[(rows, -(-width // ELEMENTS_PER_PROGRAM))](
@@ -62,7 +62,7 @@ class FusedHeadNorm(NamedTuple):
 class RotaryAngles(NamedTuple):
     """Rotary embedding of a step's positions."""
 
-    cos_sin_table: Tensor  # [positions, num_turned]: cosines, then sines
+    cos_sin_table: Tensor  # [positions, num_rotated]: cosines, then sines
     positions: Tensor  # [tokens]
     interleaved: bool  # whether a value's partner is adjacent, not half a head away
 
@@ -79,7 +79,7 @@ def rotate_and_cache(qkv_heads: Tensor, qk_norm: FusedHeadNorm | None, angles: R
                      cache_slots: LayerCacheSlots) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to the cache, and return the queries.
 
-    `qkv_heads: [tokens, qkv_heads + 2 * kv qkv_heads, head_dim]`: queries, keys and values.
+    `qkv_heads: [tokens, heads + 2 * kv heads, head_dim]`: queries, keys and values.
     """
     num_tokens, num_all, head_dim = qkv_heads.shape
     num_kv_heads = cache_slots.keys.shape[1] // head_dim
@@ -88,9 +88,8 @@ def rotate_and_cache(qkv_heads: Tensor, qk_norm: FusedHeadNorm | None, angles: R
     weight, epsilon, round_after_weight = qk_norm or FusedHeadNorm(qkv_heads, 0.0, round_after_weight=False)
     rotate_and_cache_heads[num_tokens, num_all](
         qkv_heads, weight, angles.cos_sin_table, angles.positions, cache_slots.slots, queries, cache_slots.keys,
-        cache_slots.values, epsilon,
-        cache_slots.keys.stride(0), HAS_NORM=qk_norm is not None, ROUND_AFTER_WEIGHT=round_after_weight,
-        INTERLEAVED=angles.interleaved,
+        cache_slots.values, epsilon, cache_slots.keys.stride(0), HAS_NORM=qk_norm is not None,
+        ROUND_AFTER_WEIGHT=round_after_weight, INTERLEAVED=angles.interleaved,
         ROTATED_DIM=angles.cos_sin_table.shape[1], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         BLOCK=next_power_of_2(head_dim), num_warps=1)
     return queries

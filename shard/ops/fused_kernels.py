@@ -18,8 +18,8 @@ def rms_scale(sum_of_squares, width, epsilon):
 @triton.jit
 def rms_norm_rows(x, delta, weight, output, epsilon, ADD_DELTA: tl.constexpr, ROUND_AFTER_WEIGHT: tl.constexpr,
                   WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute the RMS norm of one row of `x`. ADDS: add the row of `delta` to it in place first. WIDE: round after
-    multiplying by the weight, not before."""
+    """Compute the RMS norm of one row of `x`. ADD_DELTA: add the row of `delta` to it in place first.
+    ROUND_AFTER_WEIGHT: round after multiplying by the weight, not before."""
     columns = tl.arange(0, BLOCK)
     inside, offsets = columns < WIDTH, tl.program_id(0).to(tl.int64) * WIDTH + columns
     values = tl.load(x + offsets, mask=inside, other=0.0)
@@ -40,8 +40,8 @@ def rms_norm_rows(x, delta, weight, output, epsilon, ADD_DELTA: tl.constexpr, RO
 @triton.jit
 def gated_activation_rows(gate, up, output, row_stride, GELU_TANH: tl.constexpr, WIDTH: tl.constexpr,
                           BLOCK: tl.constexpr):
-    """Compute activation(gate) * up for a block of a row. The activation is silu, or with TANH gelu approximated by
-    tanh."""
+    """Compute activation(gate) * up for a block of a row. The activation is silu, or with GELU_TANH gelu approximated
+    by tanh."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -76,8 +76,8 @@ def rotate_and_cache_heads(qkv, weight, cos_sin_table, positions, slots, queries
                            HAS_NORM: tl.constexpr, ROUND_AFTER_WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr,
                            ROTATED_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
                            HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Process one head of one token of the QKV linear's output: norm queries and keys if NORMS, rotate their first
-    TURNED values by the token's position, and write queries to `queries`, keys and values to the cache."""
+    """Process one head of one token of the QKV linear's output: norm queries and keys if HAS_NORM, rotate their first
+    ROTATED_DIM values by the token's position, and write queries to `queries`, keys and values to the cache."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, BLOCK)
     inside = dims < HEAD_DIM
@@ -100,9 +100,8 @@ def rotate_and_cache_heads(qkv, weight, cos_sin_table, positions, slots, queries
             scale = rms_scale_of_head(qkv, head_offset + dims, inside, HEAD_DIM, epsilon)
             factors = tl.load(weight + head * HEAD_DIM + dims, mask=inside, other=0.0)
             other_factors = tl.load(weight + head * HEAD_DIM + partners, mask=is_rotated, other=0.0)
-            wide, wide_other = apply_norm(head_values, factors, scale,
-                                          ROUND_AFTER_WEIGHT), apply_norm(other, other_factors, scale,
-                                                                          ROUND_AFTER_WEIGHT)
+            wide, wide_other = (apply_norm(head_values, factors, scale, ROUND_AFTER_WEIGHT),
+                                apply_norm(other, other_factors, scale, ROUND_AFTER_WEIGHT))
         angle = cos_sin_table + tl.load(positions + token) * ROTATED_DIM + angles
         cosines = tl.load(angle, mask=is_rotated, other=1.0)
         sines = tl.load(angle + ROTATED_DIM // 2, mask=is_rotated, other=0.0)

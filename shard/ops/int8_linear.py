@@ -141,7 +141,7 @@ class Int8Linear:
 
 
 def iter_code_tiles(quantized_slices: Sequence[QuantizedSlice], tile_rows: int) -> Iterator[Tensor]:
-    """Yield the tiles of codes, `[height, in]` each, the last one padded with zeros."""
+    """Yield the tiles of codes, `[tile_rows, in]` each, the last one padded with zeros."""
     num_outputs, num_inputs = sum(part.num_rows for part in quantized_slices), quantized_slices[0].num_columns
     for first in range(0, num_outputs, tile_rows):
         tile = torch.zeros(tile_rows, num_inputs, dtype=torch.int8, device=quantized_slices[0].scales.device)

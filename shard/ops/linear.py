@@ -54,8 +54,8 @@ def max_exact_rows(dtype: torch.dtype) -> int | None:
     """Return how many rows a packed product may have for each row to get the same bits as in a product of two rows;
     None: any number. A short trial determines it."""
     trial = FLOAT32_TRIAL if dtype == torch.float32 else DEFAULT_TRIAL
-    return None if all(has_independent_rows(dtype, *shape, trial.row_counts)
-                       for shape in trial.weight_shapes) else SAFE_MAX_ROWS
+    return (None if all(has_independent_rows(dtype, *shape, trial.row_counts) for shape in trial.weight_shapes)
+            else SAFE_MAX_ROWS)
 
 
 def has_independent_rows(dtype: torch.dtype, num_outputs: int, num_inputs: int, row_counts: tuple[int, ...]) -> bool:

@@ -147,12 +147,12 @@ def join_group(rank: int, world_size: int, backend: str, meeting_point: str) -> 
 
 
 def choose_dist_backend(requested: str, device: str, world_size: int, num_gpus: int) -> str:
-    """Return the key in BACKENDS; `device` is cpu or cuda, `num_gpus` the number of GPUs of this machine."""
+    """Return the key in GROUP_BACKENDS; `device` is cpu or cuda, `num_gpus` the number of GPUs of this machine."""
     can_use_nccl = device == "cuda" and num_gpus >= world_size
     if requested == "nccl" and not can_use_nccl:
         raise ValueError(
             f"--dist-backend nccl needs a GPU for every shard, there are {num_gpus} for {world_size} shards on "
-                         f"--device {device}; use --dist-backend memory")
+            f"--device {device}; use --dist-backend memory")
     if requested != "auto":
         return requested
     return "nccl" if can_use_nccl else "memory"

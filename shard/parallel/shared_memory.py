@@ -27,7 +27,7 @@ class SharedMemoryExchange:
 
     def __init__(self, rank: int, world_size: int, meeting_point: str, timeout_seconds: float) -> None:
         """Connect to all other ranks; return when all are connected. They meet at sockets whose names begin with
-        `meeting_point`, which are removed then. `timeout_seconds` is in seconds, for every single wait."""
+        `meeting_point`, which are removed then. `timeout_seconds` is for every single wait."""
         self._rank = rank
         self._buffer_index = 0
         self._peer_sockets: list[socket.socket] = []
@@ -64,7 +64,7 @@ class SharedMemoryExchange:
     __del__ = close  # a shard that ends does not close its group
 
     def _wait_for_all(self, num_bytes: int) -> None:
-        """Wait until all ranks have written a piece of `size` bytes."""
+        """Wait until all ranks have written a piece of `num_bytes` bytes."""
         own_signal = num_bytes.to_bytes(SIGNAL_BYTES, "little")
         try:
             for link in self._peer_sockets:
@@ -86,8 +86,8 @@ class SharedMemoryExchange:
             listener.settimeout(timeout_seconds)
             try:
                 for other in range(len(self._rank_buffers) - 1):
-                    peer_socket = connect_with_retries(f"{meeting_point}-{other}",
-                                                       timeout_seconds) if other < self._rank else listener.accept()[0]
+                    peer_socket = (connect_with_retries(f"{meeting_point}-{other}", timeout_seconds)
+                                   if other < self._rank else listener.accept()[0])
                     self._peer_sockets.append(peer_socket)
                     set_receive_timeout(peer_socket, timeout_seconds)
                     self._exchange_descriptors(peer_socket, own_descriptor)

@@ -26,7 +26,7 @@ SUPPORTED_VERSION = "gemm"
 
 
 def unpack_in_output_order(words: Tensor) -> Tensor:
-    """Unpack `[rows, word_range]` to `[rows, word_range * 8]`, in the order of the outputs."""
+    """Unpack `[rows, words]` to `[rows, words * 8]`, in the order of the outputs."""
     places = torch.tensor(CODE_ORDER_IN_WORD, device=words.device)
     return unpack_words(words, 4).view(len(words), -1, CODES_PER_WORD).index_select(2, places).flatten(1)
 
@@ -40,8 +40,8 @@ class AwqFormat:
         return f"AWQ, 4 bits, {'no groups' if self.group_size == -1 else f'groups of {self.group_size}'}"
 
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
-        return weight_name.endswith(".weight") and reader.find_dtype_and_shape(
-            f"{weight_name.removesuffix('.weight')}.qweight") is not None
+        return (weight_name.endswith(".weight")
+                and reader.find_dtype_and_shape(f"{weight_name.removesuffix('.weight')}.qweight") is not None)
 
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         outputs, inputs = matrix_slice.shape

@@ -1,9 +1,8 @@
 """compressed-tensors as written by llm-compressor: packed integers, one integer per byte, or eight-bit floats.
 
-Whether a weight is quantised follows from the stored tensors: weights named in `ignore_tensor` are stored unquantised.
-weight_packed [out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale
-[out, groups], weight_g_idx [in]. Only weights are read; activations are not quantised, even if the checkpoint asks for
-it.
+Whether a weight is quantised follows from the stored tensors: weights named in `ignore` are stored unquantised.
+weight_packed [out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale [out,
+groups], weight_g_idx [in]. Only weights are read; activations are not quantised, even if the checkpoint asks for it.
 """
 
 from dataclasses import dataclass
@@ -101,8 +100,7 @@ def find_bits_per_code(reader: TensorReader, name: str, shape: tuple[int, int]) 
 
 
 def read_zero_points(reader: TensorReader, matrix_slice: MatrixSlice, scales: Tensor, bits: int) -> Tensor:
-    """Return the zero points of unsigned codes, `[read_rows, groups]`: signed ones are raised by half the range of
-    codes."""
+    """Return the zero points of unsigned codes, `[rows, groups]`: signed ones are raised by half the range of codes."""
     name, half = f"{matrix_slice.weight_name}_zero_point", 1 << (bits - 1)
     stored = reader.find_dtype_and_shape(name)
     if stored is None:
@@ -123,14 +121,14 @@ def read_column_groups(reader: TensorReader, matrix_slice: MatrixSlice, scales: 
     if stored is None:
         return default_groups
     column_groups = reader.read_rows(name, (matrix_slice.shape[1],), matrix_slice.columns, stored[0])
-    return default_groups if bool((column_groups == -1).all()) else check_column_groups(name, column_groups,
-                                                                                        scales.shape[1])
+    return (default_groups if bool((column_groups == -1).all())
+            else check_column_groups(name, column_groups, scales.shape[1]))
 
 
 def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTensorsFormat:
     format_name = quant_config.check_supported("format", quant_config.get("format"), SUPPORTED_FORMATS)
-    sparsity_config, config_groups = quant_config.get_subconfig("sparsity_config"), quant_config.get_subconfig(
-        "config_groups")
+    sparsity_config, config_groups = (quant_config.get_subconfig("sparsity_config"),
+                                      quant_config.get_subconfig("config_groups"))
     sparsity_config.check_supported("format", sparsity_config.get("format") or "dense", ("dense",))
     groups = [parse_weight_group(config_groups.get_subconfig(name), format_name)
               for name in sorted(config_groups.values)]
@@ -153,11 +151,11 @@ class WeightGroupConfig(NamedTuple):
 
 
 def parse_weight_group(quant_config: JsonConfig, default_format: str) -> WeightGroupConfig:
-    """Read one of `config_groups`. `kind`: default format."""
+    """Read one of `config_groups`. `default_format`: its format if it names none."""
     weights = quant_config.get_subconfig("weights")
     number_type = weights.check_supported("type", weights.get("type") or "int", ("int", "float"))
     weights.check_supported("strategy", weights.get("strategy") or "tensor", SUPPORTED_STRATEGIES)
-    return WeightGroupConfig(quant_config.check_supported("format", quant_config.get("format") or default_format,
-                                                          SUPPORTED_FORMATS),
-                             weights.check_supported("num_bits", weights.get("num_bits"), SUPPORTED_BITS if number_type
-                                                     == "int" else (8,)), read_block_shape(weights, "block_structure"))
+    return WeightGroupConfig(
+        quant_config.check_supported("format", quant_config.get("format") or default_format, SUPPORTED_FORMATS),
+        weights.check_supported("num_bits", weights.get("num_bits"), SUPPORTED_BITS if number_type == "int" else (8,)),
+        read_block_shape(weights, "block_structure"))

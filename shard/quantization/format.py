@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class TensorReader(Protocol):
-    """Reader of a checkpoint's tensors by name, each in the requested dtype; `Weights` implements it."""
+    """Reader of a checkpoint's tensors by name, each in the requested dtype; `CheckpointReader` implements it."""
 
     device: torch.device
 
@@ -66,21 +66,19 @@ class QuantizedSlice:
         return self.is_int8 and self.scales.shape[1] == 1
 
     def dequantize_into(self, target: Tensor) -> None:
-        """Dequantise into `target: [read_rows, read_columns]` of any dtype: code times scale in float32, then
-        rounded."""
+        """Dequantise into `target: [rows, columns]` of any dtype: code times scale in float32, then rounded."""
         step = max(1, CODES_PER_CHUNK // self.num_columns)
         for first in range(0, self.num_rows, step):
             part = target[first:first + step]
             part.copy_(self._dequantize_rows(first, first + len(part)))
 
     def _dequantize_rows(self, first: int, last: int) -> Tensor:
-        return self.unpack_codes(first, last).float().mul_(expand_groups_to_columns(self.scales[first:last],
-                                                                                    self.column_groups))
+        return self.unpack_codes(first, last).float().mul_(
+            expand_groups_to_columns(self.scales[first:last], self.column_groups))
 
 
 def expand_groups_to_columns(values: Tensor, column_groups: Tensor) -> Tensor:
-    """Expand `[read_rows, column_groups]` to `[read_rows, read_columns]`; a single group stays one column, which
-    broadcasts."""
+    """Expand `[rows, groups]` to `[rows, columns]`; a single group stays one column, which broadcasts."""
     return values if values.shape[1] == 1 else values.index_select(1, column_groups)
 
 

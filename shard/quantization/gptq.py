@@ -37,8 +37,8 @@ class GptqFormat:
         return f"GPTQ, {self.bits} bits, {'no groups' if self.group_size == -1 else f'groups of {self.group_size}'}"
 
     def is_quantized(self, reader: TensorReader, weight_name: str) -> bool:
-        return weight_name.endswith(".weight") and reader.find_dtype_and_shape(
-            f"{weight_name.removesuffix('.weight')}.qweight") is not None
+        return (weight_name.endswith(".weight")
+                and reader.find_dtype_and_shape(f"{weight_name.removesuffix('.weight')}.qweight") is not None)
 
     def read_slice(self, reader: TensorReader, matrix_slice: MatrixSlice) -> QuantizedSlice:
         per_word, (outputs, inputs) = 32 // self.bits, matrix_slice.shape
@@ -55,8 +55,8 @@ class GptqFormat:
     def may_skip_tensor(self, reader: TensorReader, tensor_name: str) -> bool:
         """Return whether the tensor is a bias of zeros: some tools write one for every linear."""
         stored = reader.find_dtype_and_shape(tensor_name)
-        return tensor_name.endswith(".bias") and stored is not None and not reader.read_tensor(tensor_name,
-                                                                                               stored[1]).any()
+        return (tensor_name.endswith(".bias") and stored is not None
+                and not reader.read_tensor(tensor_name, stored[1]).any())
 
     def _count_groups(self, matrix_slice: MatrixSlice) -> int:
         return 1 if self.group_size == -1 else -(-matrix_slice.shape[1] // self.group_size)

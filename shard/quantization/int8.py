@@ -29,6 +29,6 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
 
 
 def compute_row_scales(weight: Tensor) -> Tensor:
-    """Return the scales of `[read_rows, columns]`, `[read_rows, 1]`; 1 for a row of zeros."""
+    """Return the scales of `[rows, columns]`, `[rows, 1]`; 1 for a row of zeros."""
     largest = weight.abs().amax(dim=1, keepdim=True)
     return largest.div_(MAX_CODE).masked_fill_(largest == 0, 1.0)

@@ -13,7 +13,7 @@ CodesReader = Callable[[int, int], Tensor]  # (first row, last row, exclusive) -
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """Unpack `[read_rows, words]` to unsigned codes, `[read_rows, words * 32 / bits]`, the lowest bits first."""
+    """Unpack `[rows, words]` to unsigned codes, `[rows, words * 32 / bits]`, the lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
     return octets if bits == 8 else torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
@@ -24,8 +24,8 @@ def find_word_range(code_range: range, codes_per_word: int) -> range:
 
 
 def trim_to_codes(codes: Tensor, code_range: range, codes_per_word: int) -> Tensor:
-    """Cut the codes `code_range` out of those of the words that `find_word_range` returns: `[read_rows, covered] ->
-    [read_rows, code_range]`."""
+    """Cut the codes `code_range` out of those of the words that `find_word_range` returns: `[rows, covered] -> [rows,
+    codes]`."""
     first = code_range.start % codes_per_word
     return codes[:, first:first + len(code_range)]
 
@@ -38,7 +38,7 @@ def read_packed_words(reader: TensorReader, name: str, shape: Shape, rows: range
 
 
 def subtract_zero_points(codes: Tensor, zero_points: Tensor, column_groups: Tensor, *, is_int8: bool) -> Tensor:
-    """Subtract zero points, int16 `[read_rows, column_groups]`, from unsigned codes, `[read_rows, read_columns]`."""
+    """Subtract zero points, int16 `[rows, groups]`, from unsigned codes, `[rows, columns]`."""
     if is_int8:  # negative results wrap around, and viewing them as int8 restores the sign
         return (codes - expand_groups_to_columns(zero_points, column_groups).to(torch.uint8)).view(torch.int8)
     return codes.to(torch.int16) - expand_groups_to_columns(zero_points, column_groups)
@@ -56,8 +56,7 @@ def make_consecutive_groups(matrix_slice: MatrixSlice, group_size: int, device: 
 
 def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
                        bits: int) -> QuantizedSlice:
-    """Return the quantised slice of integers with zero points. `zero_points` and `scales` are `[read_rows,
-    column_groups]`."""
+    """Return the quantised slice of integers with zero points. `zero_points` and `scales` are `[rows, groups]`."""
     is_int8 = fit_into_int8(zero_points, bits)
 
     def unpack_codes(first: int, last: int) -> Tensor:

@@ -29,8 +29,8 @@ class QuantizedWeights:
 
     def try_dequantize_into(self, reader: TensorReader, matrix_slice: MatrixSlice, target: Tensor) -> bool:
         """Dequantise the weight into `target` if it is quantised, and return whether it is."""
-        if self._checkpoint_format is None or not self._checkpoint_format.is_quantized(reader,
-                                                                                       matrix_slice.weight_name):
+        if (self._checkpoint_format is None
+            or not self._checkpoint_format.is_quantized(reader, matrix_slice.weight_name)):
             return False
         self._dequantized_names.add(matrix_slice.weight_name)
         self._checkpoint_format.read_slice(reader, matrix_slice).dequantize_into(target)

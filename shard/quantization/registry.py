@@ -31,7 +31,7 @@ def parse_quantization_config(quantization_config: object, config_path: str) -> 
     if method not in CONFIG_PARSERS:
         raise ValueError(
             f"{config_path}: weights quantised as {method} are not supported; supported: {', '.join(CONFIG_PARSERS)}, "
-                         f"and weights that are not quantised")
+            f"and weights that are not quantised")
     return CONFIG_PARSERS[method](JsonConfig(dict(quantization_config), f"{config_path}: quantization_config"))
 
 

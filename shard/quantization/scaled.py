@@ -39,7 +39,7 @@ def read_float8_slice(reader: TensorReader, matrix_slice: MatrixSlice, dtype: to
 
 def read_scales(reader: TensorReader, scale_name: str, matrix_slice: MatrixSlice, block_shape: BlockShape | None,
                 dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return the scales, `[read_rows, column_groups]`, and the group of each column."""
+    """Return the scales, `[rows, groups]`, and the group of each column."""
     stored, (outputs, inputs) = reader.find_dtype_and_shape(scale_name), matrix_slice.shape
     shape = stored[1] if stored else (outputs, 1)  # if the tensor is missing, reading it below raises the error
     if prod(shape) == 1 and outputs > 1:
@@ -55,8 +55,8 @@ def read_scales(reader: TensorReader, scale_name: str, matrix_slice: MatrixSlice
 def read_block_scales(reader: TensorReader, scale_name: str, matrix_slice: MatrixSlice,
                       block_shape: BlockShape) -> tuple[Tensor, Tensor]:
     height, width = block_shape
-    block_scales = reader.read_tensor(scale_name, (-(-matrix_slice.shape[0] // height),
-                                                   -(-matrix_slice.shape[1] // width)), torch.float32)
+    block_scales = reader.read_tensor(
+        scale_name, (-(-matrix_slice.shape[0] // height), -(-matrix_slice.shape[1] // width)), torch.float32)
     rows = torch.arange(matrix_slice.rows.start, matrix_slice.rows.stop, device=reader.device) // height
     return block_scales.index_select(0, rows), make_consecutive_groups(matrix_slice, width, reader.device)
 
@@ -70,4 +70,4 @@ def check_scales_shape(scale_name: str, shape: tuple[int, ...], matrix_slice: Ma
             return
     raise ValueError(
         f"{scale_name} is {list(shape)}, which does not fit a weight of {list(matrix_slice.shape)}; supported: one "
-                     f"scale for all, [{outputs}, 1], or [{outputs}, groups] with equal groups")
+        f"scale for all, [{outputs}, 1], or [{outputs}, groups] with equal groups")

@@ -131,7 +131,7 @@ class MessageSequencer:
     def _wait_and_finish(self, epoch: Epoch, received: ReceivedMessage[Any],
                          pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
-        with suppress(Exception):  # `settle` meets the same error
+        with suppress(Exception):  # `finish_without_raising` meets the same error
             pending_result.wait()
         post_stopping = partial(self._post_outcome, epoch, received, SHARD_STOPPING)
         try:

@@ -60,8 +60,8 @@ log = logging.getLogger(__name__)
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
-    """The standard health service. A router that watches shows that it is alive: `leave` is called when the last
-    watcher has been gone for `grace_seconds` seconds, and never before there was one."""
+    """The standard health service. A router that watches shows that it is alive: `on_unwatched` is called when the last
+    watcher has been gone for `grace_seconds`, and never before there was one."""
 
     def __init__(self, grace_seconds: float, on_unwatched: Callable[[], object]) -> None:
         self._grace_seconds, self._on_unwatched = grace_seconds, on_unwatched
@@ -224,7 +224,7 @@ def write_last_line(descriptor: int, line: str) -> None:
 
 
 def watch_parent(descriptor: int, grace_seconds: float, on_parent_gone: Callable[[], object]) -> None:
-    """Call `leave` some seconds after the other end of the pipe was closed."""
+    """Call `on_parent_gone` some seconds after the other end of the pipe was closed."""
     if descriptor >= 0:
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, partial(_read_parent_pipe, loop, descriptor, grace_seconds, on_parent_gone))

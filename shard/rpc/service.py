@@ -39,8 +39,8 @@ class AbortableContext(Protocol):
 
 
 class Worker(Protocol):
-    """Interface of workers, which run the steps. A worker raises Malformed or Refused before anything has changed, and
-    anything else if a step failed. A decode may return a `PendingResult`.
+    """Interface of workers, which run the steps. A worker raises MalformedMessage or RejectedMessage before anything
+    has changed, and anything else if a step failed. A decode may return a `PendingResult`.
 
     `info` is called at any time, `load` and `unload` while steps run, `close` once, to wake up a call that waits.
     """

@@ -81,7 +81,7 @@ class CapturedStep(NamedTuple):
     """Captured calls for one number of rows."""
 
     forward: LaunchFunction
-    sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `make`
+    sample_greedy: LaunchFunction  # picks the best tokens from the outputs of `forward`
     sample_random: LaunchFunction  # draws tokens from them instead
 
 
@@ -109,12 +109,13 @@ class CudaGraphRunner:
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
         self._captured_steps: dict[int, CapturedStep] = {}
-        self._forwards_with_adapters: dict[int, LaunchFunction] = {}  # `make` for steps in which some rows use adapters
+        # `forward` for steps in which some rows use adapters
+        self._forwards_with_adapters: dict[int, LaunchFunction] = {}
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            calls = forward, partial(self._sample_into_buffers, self._device_sampler.sample_greedy,
-                                     rows), partial(self._sample_into_buffers, self._device_sampler.sample_random, rows)
+            calls = (forward, partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows),
+                     partial(self._sample_into_buffers, self._device_sampler.sample_random, rows))
             self._captured_steps[rows] = CapturedStep(*map(capture, calls))
             if adapter_routing is not None:
                 self._forwards_with_adapters[rows] = capture(partial(forward_with_adapters, adapter_routing,
@@ -217,8 +218,8 @@ def iter_capture_sizes(max_rows: int) -> Iterator[int]:
     num_rows = MIN_CAPTURED_ROWS
     while num_rows < max_rows:
         yield num_rows
-        num_rows += (num_rows if num_rows < 8 else 8 if num_rows < MAX_ROWS_SPACED_BY_8 else 32 if num_rows
-                     < MAX_ROWS_SPACED_BY_32 else 64)
+        num_rows += (num_rows if num_rows < 8 else 8 if num_rows < MAX_ROWS_SPACED_BY_8
+                     else 32 if num_rows < MAX_ROWS_SPACED_BY_32 else 64)
     yield num_rows
 
 

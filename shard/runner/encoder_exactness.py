@@ -42,7 +42,7 @@ def make_random_text(model: Encoder, length: int) -> PoolingText:
 
 
 def compute_outputs(model: Encoder, texts: list[PoolingText], index: int, device: torch.device) -> list[Tensor]:
-    """Return the hidden states of the text at index `index`, and its probabilities of labels if there is a classifier.
+    """Return the hidden states of the text at this index, and its probabilities of labels if there is a classifier.
     """
     hidden_states = model.forward(build_encoder_inputs(texts, model.config, device))
     first = sum(len(text.tokens) for text in texts[:index])

@@ -40,6 +40,6 @@ class EncoderRunner:
                 for rows in iter_text_slices([len(text.tokens) for text in texts])]
 
     def _compute_hidden_states(self, texts: Sequence[PoolingText]) -> Tensor:
-        """Return the hidden states `[tokens, forward]`."""
+        """Return the hidden states `[tokens, hidden]`."""
         with self._adapter_routing.route_rows([AdapterRun(text.adapter_id, len(text.tokens)) for text in texts]):
             return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))

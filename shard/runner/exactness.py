@@ -85,7 +85,8 @@ class ExactnessGate:
               for size in self._sizes.batch_sizes),
             ("a chunk beside decodes", partial(self._run_chunk_beside_decodes, self._sizes.batch_sizes[0])),
             *((f"a prompt among {count} others", partial(self._run_among_prompts, count))
-              for count in self._sizes.prompt_counts),]
+              for count in self._sizes.prompt_counts),
+        ]
 
     def _run_alone(self) -> TensorsByName:
         self._run_model(Step(chunks=[PrefillChunk(self._other_sequences[0], 0, self._observed_length)]))

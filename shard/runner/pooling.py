@@ -38,7 +38,7 @@ class Pooling:
     def compute_embeddings(self, hidden_states: Tensor, lengths: Sequence[int]) -> list[list[float] | None]:
         """Return the embeddings of texts of these lengths, concatenated in `hidden_states`; None where one is not
         finite."""
-        # [texts, width]
+        # [texts, embedding_dim]
         vectors = torch.stack([self.pool_text(hidden_states[rows]) for rows in iter_text_slices(lengths)]).cpu()
         rows = zip(vectors.tolist(), vectors.isfinite().all(-1).tolist(), strict=True)
         return [vector if is_finite else None for vector, is_finite in rows]
@@ -63,7 +63,7 @@ def read_pooling(folder: Path, default_reduction: str, hidden_size: int, embeddi
 
 
 def read_module_folders(folder: Path) -> dict[str, str]:
-    """Return the stages of modules.json, and the folder of each."""
+    """Return the modules of modules.json, and the folder of each."""
     path = folder / MODULES_FILE
     if not path.is_file():
         return {}
@@ -73,14 +73,14 @@ def read_module_folders(folder: Path) -> dict[str, str]:
             raise ValueError(f"{path}: a module must be an object, got {module!r}")
         module_config = JsonConfig(dict(module), str(path))
         name = str(module_config.get("type")).rpartition(".")[2]
-        module_folders[module_config.check_supported("module", name,
-                                                     SUPPORTED_MODULES)] = str(module_config.get("path") or "")
+        module_folders[module_config.check_supported("module", name, SUPPORTED_MODULES)] = str(
+            module_config.get("path") or "")
     return module_folders
 
 
 def read_reduction(config: JsonConfig) -> str:
-    modes = [name.removeprefix(MODE_KEY_PREFIX) for name,
-             value in config.values.items() if value is True and MODE_KEY_PREFIX in name]
+    modes = [name.removeprefix(MODE_KEY_PREFIX) for name, value in config.values.items()
+             if value is True and MODE_KEY_PREFIX in name]
     if len(modes) != 1:
         raise ValueError(f"{config.source}: one way of pooling must be chosen, got {', '.join(modes) or 'none'}")
     return REDUCTION_BY_MODE[config.check_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]

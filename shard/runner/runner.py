@@ -71,12 +71,12 @@ class ModelRunner:
         for sequence, start, end in list_written_positions(step):
             if sequence.id in failed_ids:
                 cache.zero_blocks(find_blocks_between(sequence, start, end, cache.block_size))
-        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, rows, hidden_states) for chunk,
-                           rows in find_chunk_rows(step) if needs_prompt_logprobs(chunk)
-                           and chunk.sequence.id not in failed_ids}
+        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, rows, hidden_states)
+                           for chunk, rows in find_chunk_rows(step)
+                           if needs_prompt_logprobs(chunk) and chunk.sequence.id not in failed_ids}
         failed_ids |= self._find_non_finite_prompts(prompt_logprobs)
-        outputs, sampling_failures = self._sample_tokens(step.sampled_sequences,
-                                                         logits()) if step.sampled_sequences else ({}, {})
+        outputs, sampling_failures = (self._sample_tokens(step.sampled_sequences, logits())
+                                      if step.sampled_sequences else ({}, {}))
         failures = sampling_failures | dict.fromkeys(sorted(failed_ids), pb.NON_FINITE)
         prompt_logprobs = {number: part for number, part in prompt_logprobs.items() if number not in failures}
         return StepResult({number: output for number, output in outputs.items() if number not in failures},
@@ -88,7 +88,7 @@ class ModelRunner:
         return None if self._cuda_graph_runner is None else self._cuda_graph_runner.begin_step(step, cache, previous)
 
     def _forward(self, step: Step, cache: KVCache) -> tuple[Tensor, Callable[[], Tensor | None]]:
-        """Run the model; return hidden states of all tokens, and a function for the logits of yielding sequences."""
+        """Run the model; return hidden states of all tokens, and a function for the logits of sampled sequences."""
         inputs = build_forward_inputs(step, cache, self._attention, self._device)
         with self._adapter_routing.route_rows(make_adapter_runs(step, len(inputs.tokens))):
             hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
@@ -121,8 +121,8 @@ class ModelRunner:
             return set()
         finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
         broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
-        return {number for number,
-                is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True) if not is_finite}
+        return {number for number, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
+                if not is_finite}
 
     def _compute_prompt_logprobs(self, chunk: PrefillChunk, rows: range, hidden_states: Tensor) -> PromptLogprobs:
         """Return logprobs of the prompt tokens that follow each token of the chunk, in pieces that bound the memory for
@@ -186,8 +186,8 @@ def find_non_finite(step: Step, hidden_states: Tensor) -> set[int]:
         return set()
     is_finite = hidden_states.isfinite().all(dim=-1).tolist()
     failed = {sequence.id for row, sequence in enumerate(step.decodes) if not is_finite[row]}
-    return failed | {chunk.sequence.id for chunk,
-                     rows in find_chunk_rows(step) if not all(is_finite[rows.start:rows.stop])}
+    return failed | {chunk.sequence.id for chunk, rows in find_chunk_rows(step)
+                     if not all(is_finite[rows.start:rows.stop])}
 
 
 def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:

@@ -42,8 +42,8 @@ class Candidates:
 
     @property
     def is_certain(self) -> Tensor:  # [rows, width] bool
-        return torch.ones_like(self.token_ids,
-                               dtype=torch.bool) if self.is_whole_vocabulary else self.logits > self.logits[:, -1:]
+        return (torch.ones_like(self.token_ids, dtype=torch.bool) if self.is_whole_vocabulary
+                else self.logits > self.logits[:, -1:])
 
     def has_enough(self, counts: Tensor) -> Tensor:  # [rows] bool
         """Whether `counts` [rows] candidates are sure, or all tokens that can be chosen are among them."""
@@ -69,8 +69,8 @@ class CandidateFinder:
         if self._num_blocks > num_candidates:
             # For each block left out there are `num_candidates` others whose peaks are at least as high as all of its
             # logits.
-            ids = self._list_ids_in_blocks(self._compute_block_maxima(logits).topk(num_candidates,
-                                                                                   sorted=False).indices)
+            ids = self._list_ids_in_blocks(
+                self._compute_block_maxima(logits).topk(num_candidates, sorted=False).indices)
             ids = ids.gather(-1, logits.gather(-1, ids).topk(num_candidates, sorted=False).indices)
         else:
             ids = logits.topk(num_candidates, sorted=False).indices

@@ -24,8 +24,8 @@ class RemainingCandidates:
         self.ranks = torch.arange(width, device=probabilities.device)
         self.probabilities = probabilities.where(candidates.is_certain, 0.0)  # [rows, width]; 0: dropped, or not sure
         self.total_probability = probabilities.new_ones(num_rows)  # of all survivors, those beyond included
-        self.max_probability_beyond = torch.zeros_like(
-            self.total_probability) if candidates.is_whole_vocabulary else probabilities[:, -1]
+        self.max_probability_beyond = (torch.zeros_like(self.total_probability) if candidates.is_whole_vocabulary
+                                       else probabilities[:, -1])
         self.is_complete = self.max_probability_beyond == 0  # no token beyond the candidates may be drawn
         self.is_decided = torch.ones(num_rows, dtype=torch.bool, device=probabilities.device)
         self.is_filtered = ~self.is_decided

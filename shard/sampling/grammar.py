@@ -37,8 +37,8 @@ class GrammarTokenizer:
         self._model_tokenizer = LLTokenizer(tokenizer_json, slices=[])
         known_tokens = range(min(self._model_tokenizer.vocab_size, vocabulary_size))
         self.eos_token_id = vocabulary_size
-        self.tokens = [self._model_tokenizer.decode_bytes([token])
-                       for token in known_tokens] + [b""] * (vocabulary_size + 1 - len(known_tokens))
+        self.tokens = ([self._model_tokenizer.decode_bytes([token]) for token in known_tokens]
+                       + [b""] * (vocabulary_size + 1 - len(known_tokens)))
         self.special_token_ids = [*filter(self._model_tokenizer.is_special_token, known_tokens), vocabulary_size]
         self.llguidance_tokenizer = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 
@@ -76,7 +76,7 @@ class GrammarRegistry:
         self._matchers: dict[int, LLMatcher] = {}
 
     def load(self, grammar_id: int, source: str) -> None:
-        """Compile a grammar, from any thread. Raises Refused."""
+        """Compile a grammar, from any thread. Raises RejectedMessage."""
         matcher = LLMatcher(self._tokenizer.llguidance_tokenizer, source, log_level=0,
                             limits=LLParserLimits(**MATCHER_LIMITS))
         if matcher.is_error():

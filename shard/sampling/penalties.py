@@ -37,8 +37,8 @@ def apply_relative_frequency_penalty(logits: Tensor, rows: list[int], sequences:
 def apply_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Penalise tokens by how often they were generated."""
     seen_tokens = count_generated_tokens(logits, rows, sequences)
-    logits[seen_tokens.logit_indices] -= seen_tokens.counts * seen_tokens.repeat_by_row([s.sampling.frequency_penalty
-                                                                                         for s in sequences])
+    logits[seen_tokens.logit_indices] -= seen_tokens.counts * seen_tokens.repeat_by_row(
+        [s.sampling.frequency_penalty for s in sequences])
 
 
 def apply_presence_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
@@ -53,7 +53,7 @@ def apply_biases(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> 
 
 
 def apply_min_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Ban end tokens until `apply_min_tokens` tokens are generated."""
+    """Ban end tokens until `min_tokens` tokens are generated."""
     banned = [s.sampling.end_tokens if len(s.tokens) - s.num_prompt_tokens < s.sampling.min_tokens else ()
               for s in sequences]
     logits[make_logit_indices(logits, rows, banned)] = -torch.inf
@@ -110,8 +110,8 @@ class SeenTokens:
     def repeat_by_row(self, values: list[float]) -> Tensor:
         """Repeat each row's value for each of its entries."""
         device = self.counts.device
-        return torch.tensor(values,
-                            device=device).repeat_interleave(torch.tensor(self.num_tokens_by_row, device=device))
+        return torch.tensor(values, device=device).repeat_interleave(
+            torch.tensor(self.num_tokens_by_row, device=device))
 
 
 def count_all_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> SeenTokens:

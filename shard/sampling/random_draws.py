@@ -13,8 +13,9 @@ SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def draw_uniforms(sampling_keys: list[int], token_indices: list[int]) -> Tensor:  # [rows] float64, from 0 to below 1
-    return shift_right_unsigned(mix_bits(to_signed_words(sampling_keys) + to_signed_words(token_indices)
-                                         * SPLITMIX_INCREMENT), 11).double() * 2.0**-53
+    return shift_right_unsigned(
+        mix_bits(to_signed_words(sampling_keys) + to_signed_words(token_indices) * SPLITMIX_INCREMENT),
+        11).double() * 2.0**-53
 
 
 def mix_bits(words: Tensor) -> Tensor:

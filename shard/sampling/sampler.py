@@ -79,8 +79,8 @@ class Sampler:
         apply_temperatures(logits, [sequence.sampling.temperature for sequence in sequences])
         sampled_tokens = self._sample_tokens(logits, sequences)
         # If no token is left to choose from, the logprob is not finite.
-        finite = [isfinite(total) and isfinite(choice.logprob) for total,
-                  choice in zip(sums, sampled_tokens, strict=True)]
+        finite = [isfinite(total) and isfinite(choice.logprob)
+                  for total, choice in zip(sums, sampled_tokens, strict=True)]
         if raw_samples is not None:
             self._replace_by_raw_logprobs(sampled_tokens, raw_samples, sequences)
         for row, (sampled_token, is_finite) in enumerate(zip(sampled_tokens, finite, strict=True)):
@@ -99,8 +99,8 @@ class Sampler:
         return self._grammars.advance(sequence, sampled_token.token)
 
     def _sample_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        logprobs, sampling_params = compute_log_softmax(logits, self._logprob_buffer), [sequence.sampling
-                                                                                        for sequence in sequences]
+        logprobs, sampling_params = (compute_log_softmax(logits, self._logprob_buffer),
+                                     [sequence.sampling for sequence in sequences])
         if not any(params.temperature for params in sampling_params):
             return self._sample_greedy(logits, logprobs, [sampling.top_n_tokens for sampling in sampling_params])
         uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences],
@@ -118,9 +118,9 @@ class Sampler:
     def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
                                 uniform_numbers: Tensor) -> list[SampledToken]:
         """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
-        sampled_tokens, decided = sample_candidates(self._candidate_finder.find_candidates(logits, logprobs,
-                                                                                           NUM_FEW_CANDIDATES),
-                                                    sampling_params, uniform_numbers)
+        sampled_tokens, decided = sample_candidates(
+            self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params,
+            uniform_numbers)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
             row_slice = slice(row, row + 1)  # alone: which other rows are not decided must not matter
             (sampled_tokens[row],), (is_enough,) = sample_candidates(

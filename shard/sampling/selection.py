@@ -61,8 +61,8 @@ def make_sampling_columns(sampling_params: list[SamplingParams], uniforms: Tenso
     is_greedy = torch.tensor([sampling.temperature == 0 for sampling in sampling_params])
     return SamplingColumns(uniforms.masked_fill(is_greedy, 0.0).to(device),
                            torch.tensor([sampling.raw_logprobs for sampling in sampling_params], device=device),
-                           {name: torch.tensor(column, device=device) for name,
-                            column in columns.items() if any(column)})
+                           {name: torch.tensor(column, device=device) for name, column in columns.items()
+                            if any(column)})
 
 
 def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
@@ -73,8 +73,8 @@ def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
     for name, column in sampling_columns.filters.items():
         FILTERS[name](remaining, column)
     ranks = remaining.draw_ranks(sampling_columns.uniforms)[:, None]
-    candidate_logprobs = compute_reported_logprobs(
-        candidates, remaining, sampling_columns.uses_raw_logprobs) if sampling_columns.filters else candidates.logprobs
+    candidate_logprobs = (compute_reported_logprobs(candidates, remaining, sampling_columns.uses_raw_logprobs)
+                          if sampling_columns.filters else candidates.logprobs)
     tokens, logprobs = candidates.token_ids.gather(-1, ranks)[:, 0], candidate_logprobs.gather(-1, ranks)[:, 0]
     is_unfiltered = ~remaining.is_filtered & (sampling_columns.uniforms > 0)
     if is_captured or bool(is_unfiltered.any()):
@@ -99,8 +99,8 @@ def sample_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: T
 
 def compute_reported_logprobs(candidates: Candidates, remaining: RemainingCandidates,
                               uses_raw_logprobs: Tensor) -> Tensor:  # [rows, width]
-    """Return logprobs over the survivors of the filters, or over the whole vocabulary in rows that are
-    `uses_raw_logprobs` [rows]."""
+    """Return logprobs over the survivors of the filters, or over the whole vocabulary in rows where `uses_raw_logprobs`
+    [rows] is true."""
     among_remaining = remaining.is_filtered & ~uses_raw_logprobs
     logits = candidates.logits.masked_fill(remaining.probabilities == 0, -torch.inf)
     return torch.where(among_remaining[:, None], logits.log_softmax(-1), candidates.logprobs)

@@ -19,8 +19,8 @@ def draw_from_candidates(candidates: Candidates, uniforms: Tensor) -> tuple[Tens
     is_in_tail = ranks == cumulative.shape[-1]
     # rounding may leave a whole vocabulary below 1: the best gets the rest
     candidate_ranks = ranks.masked_fill(is_in_tail, 0)
-    return candidates.token_ids.gather(-1, candidate_ranks[:, None])[:, 0], torch.zeros_like(
-        is_in_tail) if candidates.is_whole_vocabulary else is_in_tail
+    return (candidates.token_ids.gather(-1, candidate_ranks[:, None])[:, 0],
+            torch.zeros_like(is_in_tail) if candidates.is_whole_vocabulary else is_in_tail)
 
 
 def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
@@ -38,8 +38,8 @@ def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows
     block_probabilities = blocks.gather(1, block[:, None, None].expand(-1, 1, IDS_PER_BLOCK))[:, 0].double()
     index_in_block, _, _ = find_cumulative_share(block_probabilities, share - before)
     # If rounding leaves the sum of all chances below 1, the best token gets the rest, not the likeliest one behind it.
-    falls_back_to_best = (candidates.is_certain[:, 0]
-                          & is_short) | (block_probabilities.gather(-1, index_in_block[:, None])[:, 0] == 0)
+    falls_back_to_best = ((candidates.is_certain[:, 0] & is_short)
+                          | (block_probabilities.gather(-1, index_in_block[:, None])[:, 0] == 0))
     return torch.where(falls_back_to_best, candidates.token_ids[:, 0], block * IDS_PER_BLOCK + index_in_block)
 
 

@@ -66,7 +66,8 @@ class SimulatedWorker:
 
     def __init__(self, config: ShardConfig, sleep: Callable[[float], object] | None = None,
                  exit: Callable[[], object] = exit_process) -> None:  # noqa: A002 - what it does
-        """Create the worker. `sleep` is called with the seconds of every step, and with FOREVER by the fault `hang`."""
+        """Create the worker. `sleep` is called with the seconds of every step, and with MAX_SLEEP_SECONDS by the fault
+        `hang`."""
         self._rank, self._world_size = config.rank, config.world_size
         self._model_config = config.simulated
         self._closed_event = Event()
@@ -92,8 +93,7 @@ class SimulatedWorker:
             tokens_per_step=model.tokens_per_step, mixed_steps=model.mixed_steps, exact=True, adapters=model.adapters,
             grammars=model.grammars, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
             loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]), warmup=self._warmup_answer,
-            generation=model.generation,
-            embeddings=model.embedding_width > 0, classification=model.num_labels > 0,
+            generation=model.generation, embeddings=model.embedding_width > 0, classification=model.num_labels > 0,
             labels=[f"LABEL_{number}" for number in range(model.num_labels)])
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
@@ -141,8 +141,8 @@ class SimulatedWorker:
         self._step_started_at, texts = monotonic(), self.ledger.check_embed(request)
         self._check_poison(texts)
         num_tokens = sum(len(text.tokens) for text in texts)
-        step_seconds, extra_seconds = self._compute_seconds(len(texts), num_tokens,
-                                                            num_tokens), float(faults.get("slow", 0.0))
+        step_seconds, extra_seconds = (self._compute_seconds(len(texts), num_tokens, num_tokens),
+                                       float(faults.get("slow", 0.0)))
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
         failed_index = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
         if self._rank == 0:
@@ -210,8 +210,8 @@ class SimulatedWorker:
         step_seconds, extra_seconds = self._estimate_step_seconds(step), float(faults.get("slow", 0.0))
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
         failures = self._choose_failures(sequences, faults)
-        prompt_logprobs = self._make_prompt_logprobs([chunk for chunk in step.chunks
-                                                      if chunk.sequence.id not in failures])
+        prompt_logprobs = self._make_prompt_logprobs(
+            [chunk for chunk in step.chunks if chunk.sequence.id not in failures])
         outputs = {sequence.id: self._generate_output(sequence) for sequence in step.sampled_sequences
                    if sequence.id not in failures}
         self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)
@@ -286,8 +286,8 @@ class SimulatedWorker:
 
     def _compute_seconds(self, num_rows: int, num_chunk_tokens: int, num_context_tokens: int) -> float:
         model = self._model_config
-        return (model.seconds_per_step + model.seconds_per_row * num_rows + model.seconds_per_chunk_token
-                * num_chunk_tokens + model.seconds_per_place * num_context_tokens)
+        return (model.seconds_per_step + model.seconds_per_row * num_rows
+                + model.seconds_per_chunk_token * num_chunk_tokens + model.seconds_per_place * num_context_tokens)
 
 
 def make_output_with_top_tokens(tokens: list[int], logprobs: list[float], num_top_tokens: int) -> SequenceOutput:

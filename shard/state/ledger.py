@@ -141,7 +141,7 @@ class Ledger:
 
     def apply_results(self, step: Step, new_tokens: Mapping[int, list[int]],
                       failures: Mapping[int, pb.Failure]) -> None:
-        """Apply the results of a step: every yielding sequence has tokens in `new_tokens` or is in `failures`."""
+        """Apply the results of a step: every sampled sequence has tokens in `new_tokens` or is in `failures`."""
         for chunk in step.chunks:
             chunk.sequence.failure = failures.get(chunk.sequence.id)
             self._set_num_computed(chunk.sequence, chunk.end, is_valid=chunk.sequence.failure is None)

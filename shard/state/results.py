@@ -35,7 +35,7 @@ class TokenLabels:
 
 
 def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[int, SequenceOutput]) -> None:
-    """Write a row for every yielding sequence that did not fail, and the ids and failures of all that failed."""
+    """Write a row for every sampled sequence that did not fail, and the ids and failures of all that failed."""
     sequences = [sequence for sequence in step.sampled_sequences if sequence.id in outputs]
     ordered_outputs = [outputs[sequence.id] for sequence in sequences]
     counts = [len(output.tokens) for output in ordered_outputs]

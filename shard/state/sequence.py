@@ -30,7 +30,7 @@ class MessageLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one sequence, one field per column of `SamplingParams` in proto/shard.proto."""
+    """Sampling parameters of one sequence, one field per column of `Sampling` in proto/shard.proto."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -80,7 +80,8 @@ class Sequence:
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
     # by the start index of the count
     token_counts: dict[int, TokenCounts] = field(default_factory=dict, compare=False, repr=False)
-    can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)  # result of `picking.is_plain`
+    # result of `device_sampler.can_sample_on_device`
+    can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_prefilled(self) -> bool:
@@ -165,7 +166,8 @@ def _check_sequence(sequence: Sequence, limits: MessageLimits, block_size: int, 
         "wants prompt logprobs of cached tokens": sequence.wants_prompt_logprobs and sequence.num_cached_tokens > 0,
         "has too few blocks for its tokens": len(blocks) * block_size < length,
         "names a block twice": len(set(blocks)) != len(blocks),
-        "names a block that does not exist": max(blocks, default=0) >= num_blocks,}
+        "names a block that does not exist": max(blocks, default=0) >= num_blocks,
+    }
     for problem, is_present in problems.items():
         if is_present:
             raise MalformedMessage(f"sequence {sequence.id} {problem}")

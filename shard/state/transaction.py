@@ -130,8 +130,8 @@ class BatchTransaction:
         """Check that the blocks have slots for the last token and for all tokens that the step may yield but the last.
         """
         num_blocks, block_size = len(sequence.blocks), self._ledger.block_usage.block_size
-        if num_slots > num_blocks * block_size and num_slots > (
-            num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size:
+        if (num_slots > num_blocks * block_size
+            and num_slots > (num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size):
             raise RejectedMessage(f"sequence {sequence.id} has too few blocks for {num_slots} places")
 
     def add_sequences(self, new_sequences: list[Sequence]) -> None:

@@ -42,8 +42,8 @@ class JsonLogFormatter(logging.Formatter):
 def start_logging(process_name: str, settings: LogSettings) -> None:
     """Log to stderr, each record with one write."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json else
-                         logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
+    handler.setFormatter(JsonLogFormatter(process_name) if settings.as_json
+                         else logging.Formatter(f"%(asctime)s {process_name} %(levelname)s %(message)s"))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     if settings.as_json:
         logging.captureWarnings(True)

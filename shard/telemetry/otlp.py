@@ -63,7 +63,7 @@ class ReportingExporter(SpanExporter):
 
 
 class ActiveSpan:
-    """Implementation of `shard.telemetry.settings.Span`."""
+    """Implementation of `shard.telemetry.traces.TraceSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span
@@ -85,12 +85,12 @@ class ActiveSpan:
 
 
 class OtlpSpanSender:
-    """Implementation of `settings.Sender`. Its library also reads environment variables that begin with OTEL_."""
+    """Implementation of `traces.SpanSender`. Its library also reads environment variables that begin with OTEL_."""
 
     def __init__(self, settings: TraceSettings, process_name: str, on_spans_lost: OnSpansLost) -> None:
-        self._exporter = ReportingExporter(OTLPSpanExporter(settings.endpoint,
-                                                            insecure=not settings.endpoint.startswith("https:"),
-                                                            timeout=EXPORT_TIMEOUT_SECONDS), on_spans_lost)
+        self._exporter = ReportingExporter(
+            OTLPSpanExporter(settings.endpoint, insecure=not settings.endpoint.startswith("https:"),
+                             timeout=EXPORT_TIMEOUT_SECONDS), on_spans_lost)
         resource_attributes = {"service.name": settings.service, "service.version": version("weft"),
                                "weft.process": process_name}
         self._provider = TracerProvider(resource=Resource.create(resource_attributes), shutdown_on_exit=False)
@@ -108,7 +108,7 @@ class OtlpSpanSender:
         end_span(span, ended_ns, failed=failed)
 
     def close(self) -> None:
-        """Send the remaining spans; after FAREWELL seconds the attempt under way is aborted."""
+        """Send the remaining spans; after SHUTDOWN_TIMEOUT_SECONDS the attempt under way is aborted."""
         abort_timer = Timer(SHUTDOWN_TIMEOUT_SECONDS, self._exporter.shutdown)
         abort_timer.start()
         self._provider.shutdown()

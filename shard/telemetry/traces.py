@@ -82,5 +82,5 @@ def is_collector_address(text: str) -> bool:
         has_host = bool(parts.hostname) and parts.port != 0  # an invalid port raises
     except ValueError:
         return False
-    return has_host and parts.scheme in {"http", "https"} and text.isprintable() and " " not in text and not (
-        parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+    return (has_host and parts.scheme in {"http", "https"} and text.isprintable() and " " not in text
+            and not (parts.path.strip("/") or parts.query or parts.fragment or parts.username))

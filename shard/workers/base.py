@@ -20,7 +20,7 @@ AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
 
 
 class BaseWorker(Generic[AnyLoadedModel]):
-    """Base class of ModelWorker and EncoderWorker."""
+    """Base class of DecoderWorker and EncoderWorker."""
 
     def __init__(self, loaded_model: AnyLoadedModel, limits: MessageLimits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
         """Create the worker; `exit` ends the process at once."""
@@ -41,8 +41,7 @@ class BaseWorker(Generic[AnyLoadedModel]):
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
             exact=not loaded.inexact_reason, loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]),
             adapters=loaded.adapter_registry.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
-            warmup=self._warmup_answer,
-            generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
+            warmup=self._warmup_answer, generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
             classification=pb.LABELS in limits.supported_wanted)
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
@@ -92,4 +91,4 @@ class BaseWorker(Generic[AnyLoadedModel]):
         except StepOutOfMemory as error:
             raise StartupOutOfMemory(
                 f"there is no memory for the largest step ({error}); lower {flags_to_lower}--max-batch-prefill-tokens "
-                                     "or --max-batch-size") from error
+                "or --max-batch-size") from error

@@ -71,8 +71,8 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
             raise
         except ValueError as error:  # not a failed step: the router gets the reason, and no traceback is logged
             raise RejectedMessage(str(error)) from error
-        answer.cache_bytes, answer.why = cache.num_blocks * self._loaded_model.bytes_per_block(
-            request.block_size), size_reason
+        answer.cache_bytes, answer.why = (
+            cache.num_blocks * self._loaded_model.bytes_per_block(request.block_size), size_reason)
         answer.adapter_bytes = adapter_bytes
         self.ledger.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
@@ -83,8 +83,8 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         as available to the cache."""
         max_sizes = MaxStepSizes.from_request(request, self._max_sequence_length(request))
         cache = self._loaded_model.make_cache(request.block_size, NUM_TRIAL_BLOCKS)
-        captured = self._loaded_model.capture_decode_steps(cache, MaxDecodeSize(max_sizes.max_rows,
-                                                                                max_sizes.max_sequence_length))
+        captured = self._loaded_model.capture_decode_steps(
+            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length))
         self._make_warmup(cache, max_sizes).run_largest_step()
         del captured  # must exist until the step has run
 

@@ -27,7 +27,7 @@ class EncoderWorker(BaseWorker[LoadedEncoder]):
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded_model = load(config, on_progress)
         limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
-            mixed_steps=False, generation=False,
+                               mixed_steps=False, generation=False,
                                supported_wanted=frozenset({pb.LABELS if loaded_model.config.labels else pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
 

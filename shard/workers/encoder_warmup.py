@@ -23,7 +23,8 @@ MIN_TEXT_TOKENS = 16  # tokens of the shortest of the growing texts
 class EncoderWarmup:
     def __init__(self, run_texts: Callable[[Sequence[PoolingText]], object], max_sizes: MaxStepSizes, group: RankGroup,
                  slow_step_seconds: float) -> None:
-        """Create a warm-up. `run_texts` runs a step; `slow_step_seconds` is in seconds."""
+        """Create a warm-up. `run_texts` runs a step. Once one takes `slow_step_seconds`, no larger one of its kind is
+        run."""
         self._run_texts = run_texts
         self._max_sizes = max_sizes
         self._group = group

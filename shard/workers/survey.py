@@ -90,8 +90,8 @@ def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:
 def compute_cache_budget(needed_bytes: int, free: int, total: int, device: str) -> MemoryBudget:
     """Return the room for the cache of all shards, beside weights of `needed_bytes` bytes."""
     left = max(0, free - needed_bytes)
-    return compute_host_budget(AvailableMemory(left, ""), None,
-                               1) if device == "cpu" else compute_gpu_budget(left, total, None, 1)
+    return (compute_host_budget(AvailableMemory(left, ""), None, 1) if device == "cpu"
+            else compute_gpu_budget(left, total, None, 1))
 
 
 def main() -> None:

@@ -82,7 +82,8 @@ class DecoderWarmup:
              for count in iter_growing_sizes(1, max_sizes.max_rows)),
             (self._make_decode_step(1, length)
              for length in iter_growing_sizes(8 * SHORT_CONTEXT_TOKENS, max_sizes.max_sequence_length)),
-            (self._make_chunk_step(tokens, 0) for tokens in iter_growing_sizes(16, max_sizes.max_chunk_tokens)),]
+            (self._make_chunk_step(tokens, 0) for tokens in iter_growing_sizes(16, max_sizes.max_chunk_tokens)),
+        ]
 
     def _measure_series(self, series: Iterator[Step]) -> Iterator[StepMeasurement]:
         for number, step in enumerate(series):

@@ -66,8 +66,8 @@ def check_adapters() -> None:
 
 
 def check_response_format() -> None:
-    text = CLIENT.generate("Who is it?", max_new_tokens=60, adapter_id="json", response_format=ResponseFormat(
-        type="json_object", schema=SCHEMA)).generated_text
+    text = CLIENT.generate("Who is it?", max_new_tokens=60, adapter_id="json",
+                           response_format=ResponseFormat(type="json_object", schema=SCHEMA)).generated_text
     assert [*json.loads(text)] == ["name"]
 
 

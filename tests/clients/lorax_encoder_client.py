@@ -1,4 +1,4 @@
-"""Checks of encoders with LoRAX's own client: `python lorax_encoder_client.py LABELLING_CLIENT EMBEDDING_CLIENT`.
+"""Checks of encoders with LoRAX's own client: `python lorax_encoder_client.py LABELS VECTORS`.
 
 LABELS and VECTORS are the URLs of two servers with `--compat lorax`: the first labels tokens, the second makes
 embeddings. The client's asynchronous `classify` is left out: it parses a list as an object and fails with LoRAX's own

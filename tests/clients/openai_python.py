@@ -8,8 +8,9 @@ import openai
 
 CLIENT = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
 COUNTING_MESSAGES = [{"role": "user", "content": "Count to five."}]
-WEATHER_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Tells the weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+WEATHER_TOOL = {"type": "function", "function": {
+    "name": "get_weather", "description": "Tells the weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 WEATHER_MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 

@@ -79,7 +79,8 @@ BODIES_WITH_INVALID_VALUES = {
     "a schema that cannot be obeyed": make_body_with_parameters('"grammar": {"type": "json", "value": {"not": {}}}'),
     "a schema with a number that is none": make_body_with_parameters(
         '"grammar": {"type": "json", "value": {"const": 1e999}}'),
-    "an adapter that nobody has": make_body_with_parameters('"adapter_id": "loom"'),}
+    "an adapter that nobody has": make_body_with_parameters('"adapter_id": "loom"'),
+}
 
 
 async def check_next_request_works(weft):

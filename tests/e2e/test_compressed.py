@@ -18,8 +18,8 @@ class DecompressionCounter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = 0
         make_decompressor = zlib.decompressobj
-        monkeypatch.setattr(zlib, "decompressobj", lambda *args,
-                            **more: CountingDecompressor(make_decompressor(*args, **more), self))
+        monkeypatch.setattr(zlib, "decompressobj",
+                            lambda *args, **more: CountingDecompressor(make_decompressor(*args, **more), self))
 
 
 class CountingDecompressor:

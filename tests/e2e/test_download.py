@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # two servers; the pa
 SERVER_ARGUMENTS = ("--max-batch-total-tokens", "4096", "--threads", "1")
 
 
-def test_model_is_downloaded_once_and_then_served_offline(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_model_is_downloaded_once_and_then_served_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path, "llama", indexed=True)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NO_PROXY", "*")

@@ -63,8 +63,9 @@ def test_tenants_share_tokens_by_weight(tmp_path, weight):
                                                   headers=headers) as answer:
                     assert answer.status == 200
 
-        asking = [asyncio.create_task(send_requests_in_a_loop(name, number)) for name,
-                  count in (("flood", NUM_FLOOD_CLIENTS), ("other", NUM_OTHER_CLIENTS)) for number in range(count)]
+        asking = [asyncio.create_task(send_requests_in_a_loop(name, number))
+                  for name, count in (("flood", NUM_FLOOD_CLIENTS), ("other", NUM_OTHER_CLIENTS))
+                  for number in range(count)]
         await service.done.wait()
         for task in asking:
             task.cancel()

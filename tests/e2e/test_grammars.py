@@ -47,7 +47,8 @@ SCHEMAS: dict[str, Any] = {
     "patterns": {"type": "object", "required": ["when"], "additionalProperties": False, "properties": {
         "when": {"type": "string", "pattern": r"^\d{4}-[01]\d$"}}},
     "together": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
-    "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": ["x"]}], "items": False, "minItems": 2},}
+    "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": ["x"]}], "items": False, "minItems": 2},
+}
 REGEXES = [r"(loom|weft|warp)", r"\d{3}-\d{4}", r"[A-Z][a-z]{0,6}( [A-Z][a-z]{0,6}){1,2}",
            r"(?:[01]?\d|2[0-3]):[0-5]\d", r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
            r"^Übung( [čě]{1,3})?$"]

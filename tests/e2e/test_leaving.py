@@ -136,8 +136,8 @@ def test_clients_can_disconnect_at_random_moments(tmp_path, policy, look_ahead, 
         leaving_clients += [(submit_until_state, "last step")] * NUM_LEAVING_IN_LAST_STEP
         leaving_clients += [(stream_over_http if http else submit_to_engine, "")] * NUM_STREAM_CLIENTS
         leaving_clients += [(generate_over_http if http else submit_to_engine, "")] * NUM_GENERATE_CLIENTS
-        await asyncio.gather(*(LeavingClient.make_random(rng, state).arrive_and_leave(weft, visit) for visit,
-                               state in leaving_clients))
+        await asyncio.gather(*(LeavingClient.make_random(rng, state).arrive_and_leave(weft, visit)
+                               for visit, state in leaving_clients))
         (await staying_client).check_output(weft.model)
         await weft.check_idle()
         cancellations.check_absent_afterwards(weft.ranks[0].worker.sequences_by_step)

@@ -46,8 +46,8 @@ def test_requests_tokens_and_steps_are_counted_exactly(tmp_path: Any, policy: st
         await weft.wait_for_steps_in_flight()
         check_metrics_page(weft.engine.metrics_page())
         samples = await get_metrics(weft)
-        texts, lengths = NUM_SHORT_REQUESTS + NUM_LONG_REQUESTS - 2 + 4, [SHORT_LENGTH] * NUM_SHORT_REQUESTS + [
-            LONG_LENGTH] * (NUM_LONG_REQUESTS + 2)
+        texts, lengths = (NUM_SHORT_REQUESTS + NUM_LONG_REQUESTS - 2 + 4,
+                          [SHORT_LENGTH] * NUM_SHORT_REQUESTS + [LONG_LENGTH] * (NUM_LONG_REQUESTS + 2))
         assert (samples["tgi_request_count"], samples["tgi_request_success"], get_failure_counts(samples)) == (9, 9, {})
         for name in ("duration", "validation_duration", "queue_duration", "inference_duration", "input_length",
                      "mean_time_per_token_duration", "time_to_first_token_duration"):
@@ -143,8 +143,8 @@ def test_failed_requests_and_their_steps_are_counted(tmp_path: Any) -> None:
         samples = await get_metrics(weft)
         assert (samples["tgi_request_count"], samples["tgi_request_success"], get_failure_counts(samples)
                 ) == (7, 4, {"generation": 3})
-        sent, answered, lost = (sum_over_methods(samples, f"tgi_batch_inference_{name}") for name in (
-            "count", "success", "failure"))
+        sent, answered, lost = (sum_over_methods(samples, f"tgi_batch_inference_{name}")
+                                for name in ("count", "success", "failure"))
         assert sent == answered + lost
         assert 3 <= samples['tgi_shard_lost{loss="step_error"}'] <= lost
         assert samples["tgi_shard_ready"] == 1
@@ -231,7 +231,8 @@ INVALID_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (CHAT_PATH, CHAT_BODY | {"n": 2, "stream": True}),
     (CHAT_PATH, CHAT_BODY | {"tools": [], "response_format": {"type": "json_object"}}),
     (COMPLETIONS_PATH, {"prompt": "x", "suffix": "y"}),
-    ("/vertex", {"instances": [make_generate_body("x"), make_generate_body("")]}), ("/invocations", {}),]
+    ("/vertex", {"instances": [make_generate_body("x"), make_generate_body("")]}), ("/invocations", {}),
+]
 UNCOUNTED_REQUESTS = [("POST", "/tokenize", make_generate_body("x")), ("POST", "/chat_tokenize", CHAT_BODY),
                       ("POST", "/tokenize", {}), ("GET", "/info", None), ("GET", "/health", None),
                       ("GET", "/nowhere", None), ("PUT", "/generate", None)]
@@ -314,9 +315,8 @@ def test_all_counters_match_a_load_of_every_request_kind(tmp_path: Any) -> None:
         check_metrics_page(page)
         samples = parse_metrics(page)
         assert {name: samples[name] for name in EXPECTED_COUNTERS} == EXPECTED_COUNTERS
-        assert find_counter_names(page) == {name for name in EXPECTED_COUNTERS
-                                            if name in find_counter_names(page)} | STEP_COUNTERS | {CONCAT_COUNTER,
-                                                                                                    STALL_COUNTER}
+        assert (find_counter_names(page) == {name for name in EXPECTED_COUNTERS if name in find_counter_names(page)}
+                | STEP_COUNTERS | {CONCAT_COUNTER, STALL_COUNTER})
         steps = sum_over_methods(samples, "tgi_batch_inference_count")
         assert steps == sum_over_methods(samples, "tgi_batch_inference_success") == weft.shards.num_steps
         assert samples[CONCAT_COUNTER] < samples["tgi_batch_next_size_count"]

@@ -86,9 +86,8 @@ def test_model_in_the_hub_cache_is_served_under_its_name(
 
 def test_end_token_of_the_model_ends_the_text(model_folder_with_end_token: Path, tmp_path: Path) -> None:
     ids = generate_with_transformers(model_folder_with_end_token, DEFAULT_PROMPT, 40)
-    with run_weft_process(tmp_path,
-                          str(model_folder_with_end_token)) as weft, weft.post_prompt("/generate", 40,
-                                                                                      details=True) as response:
+    with run_weft_process(tmp_path, str(model_folder_with_end_token)) as weft, weft.post_prompt(
+        "/generate", 40, details=True) as response:
         details = json.load(response)["details"]
     assert [token["id"] for token in details["tokens"]] == ids
     assert details["finish_reason"] == "eos_token"

@@ -101,7 +101,8 @@ def make_json_change(**values: Any) -> Callable[[Path], None]:
     ("model.safetensors", truncate_file, "is the download complete?"),
     ("model.safetensors", lambda path: path.rename(path.with_name("pytorch_model.bin")), "*.safetensors"),
     ("tokenizer.json", lambda path: path.write_text("{"), "tokenizer.json holds no tokenizer that can be read"),
-    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),])
+    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),
+])
 def test_damaged_model_is_a_one_line_error_naming_the_file(
         model_folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
     for path in model_folder.iterdir():

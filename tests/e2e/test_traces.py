@@ -108,8 +108,8 @@ def test_unreachable_collector_is_harmless_and_logged_once(tmp_path: Path) -> No
 
 
 def test_invalid_parent_header_is_ignored(tmp_path: Path) -> None:
-    with run_collector() as (collector,
-                             address), run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint", address) as weft:
+    with run_collector() as (collector, address), run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint",
+                                                                   address) as weft:
         send_chat(weft, traceparent="00-woven", tracestate="=")
         weft.send_signal(signal.SIGTERM)
         assert weft.wait_for_exit()[0] == 0

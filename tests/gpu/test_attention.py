@@ -25,9 +25,8 @@ NAN_FILL = float("nan")
 def run_attention(backend: str, **harness_options: Any) -> list[Tensor]:
     harness = AttentionHarness(backend, **harness_options)
     harness.fill_all_blocks(NAN_FILL)
-    decode_sequences, prompt_sequences = [harness.make_random_sequence(length)
-                                          for length in DECODE_LENGTHS], [harness.make_random_sequence(end) for _,
-                                                                          end in CHUNK_RANGES]
+    decode_sequences, prompt_sequences = ([harness.make_random_sequence(length) for length in DECODE_LENGTHS],
+                                          [harness.make_random_sequence(end) for _, end in CHUNK_RANGES])
     for part in decode_sequences:
         harness.write_to_cache(part, 0, part.length - 1)
     for part, (start, _) in zip(prompt_sequences, CHUNK_RANGES, strict=True):

@@ -84,8 +84,8 @@ def test_no_kernel_is_compiled_after_warmup(
                             lambda **told: compiled_kernels.append(told["repr"]))
         for settings in ({"look_ahead": 2}, {"look_ahead": 1, "prefill_policy": "pause"},
                          {"look_ahead": 2, "max_batch_prefill_tokens": 48}):
-            outputs = harness.run_together([ScheduledRequest(request, arrival_step=number) for number,
-                                            request in enumerate(requests)], **settings)
+            outputs = harness.run_together(
+                [ScheduledRequest(request, arrival_step=number) for number, request in enumerate(requests)], **settings)
             assert [each.end_reason for each in outputs] == ["length"] * len(requests)
     assert not compiled_kernels
 

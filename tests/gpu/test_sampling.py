@@ -24,8 +24,8 @@ RANDOM_OPTIONS: list[dict[str, Any]] = [
 
 def sample_rows(device: str, options_by_row: list[dict[str, Any]], seed: int = 0) -> Any:
     logits = make_random_logits(len(options_by_row), VOCABULARY_SIZE, seed).to(device)
-    sequences = [make_sampling_sequence(output=(4, 4, 7), key=row, **sampling) for row,
-                 sampling in enumerate(options_by_row)]
+    sequences = [make_sampling_sequence(output=(4, 4, 7), key=row, **sampling)
+                 for row, sampling in enumerate(options_by_row)]
     return Sampler(VOCABULARY_SIZE, device).sample(logits, sequences)
 
 
@@ -54,12 +54,12 @@ def test_lowest_id_wins_among_equal_logits(device: str) -> None:
     logits = torch.zeros(3, VOCABULARY_SIZE, device=device)
     logits[1, 7_777:] = 1.0
     logits[2, [9, 14_000]] = 2.0
-    assert Sampler(VOCABULARY_SIZE,
-                   device).sample(logits, [make_sampling_sequence() for _ in range(3)]).tokens == [0, 7_777, 9]
+    assert Sampler(VOCABULARY_SIZE, device).sample(logits,
+                                                   [make_sampling_sequence() for _ in range(3)]).tokens == [0, 7_777, 9]
 
 
 def test_non_finite_logits_fail_only_their_own_row(device: str) -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE).to(device)
     logits[1, 5] = torch.nan
-    assert Sampler(VOCABULARY_SIZE,
-                   device).sample(logits, [make_sampling_sequence() for _ in range(3)]).is_finite == [True, False, True]
+    assert (Sampler(VOCABULARY_SIZE, device).sample(logits, [make_sampling_sequence() for _ in range(3)]).is_finite
+            == [True, False, True])

@@ -1,4 +1,4 @@
-"""Tests of `use_weft_from_source serve` over HTTP with the model on a GPU."""
+"""Tests of `weft serve` over HTTP with the model on a GPU."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def use_weft_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `use_weft_from_source` from the source tree, since it may not be installed."""
+    """Run `weft` from the source tree, since it may not be installed."""
     (program := tmp_path / "weft").write_text(LAUNCHER_SCRIPT)
     program.chmod(0o755)
     monkeypatch.setattr(support.weft_process, "WEFT_EXECUTABLE", program)

@@ -62,8 +62,7 @@ def test_flags_become_settings(get_serve_settings: Callable[..., Any], arguments
 @pytest.mark.parametrize(("given", "tokens"), [
     ({}, 32_768), ({"model_id": "weft/demo"}, 32_768), ({"max_batch_total_tokens": 64}, 64),
     ({"model_id": "weft/simulated"}, None), ({"model_id": "org/name"}, None)])
-def test_built_in_model_has_default_settings_unless_given(
-        given: dict[str, Any], tokens: int | None) -> None:
+def test_built_in_model_has_default_settings_unless_given(given: dict[str, Any], tokens: int | None) -> None:
     assert cli.add_default_settings(given).get("max_batch_total_tokens") == tokens
 
 
@@ -191,8 +190,8 @@ def get_module_call(monkeypatch: pytest.MonkeyPatch,
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(commands, "run_module_and_exit", lambda name, _=None, /,
-                            **order: found.append((name, order)))
+        monkeypatch.setattr(commands, "run_module_and_exit",
+                            lambda name, _=None, /, **order: found.append((name, order)))
         assert run_weft(*arguments)[0] == 0
         return found[0]
     return run
@@ -209,8 +208,8 @@ def test_subcommands_run_router_modules(get_module_call: Callable[..., Any]) -> 
 def test_chat_runs_a_router_module_with_the_key_in_a_variable(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(commands, "run_module_and_exit", lambda name, secrets, /,
-                        **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(commands, "run_module_and_exit",
+                        lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
     assert heard == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
@@ -228,8 +227,8 @@ def test_adapters_command_runs_a_router_module_with_secrets_in_variables(
         order: dict[str, Any]) -> None:
     heard: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
-    monkeypatch.setattr(commands, "run_module_and_exit", lambda name, secrets, /,
-                        **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(commands, "run_module_and_exit",
+                        lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert run_weft("adapters", *words)[0] == 0
     assert heard == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
                       {"url": "http://127.0.0.1:3000", **order})]

@@ -28,7 +28,8 @@ EXTRA_REQUEST_FIELDS = st.fixed_dictionaries({
     "tenant": st.sampled_from(TENANTS),
     "timeout": st.sampled_from([None, None, None, 0.01, 0.3]),
     "kind": st.sampled_from([RequestKind.GENERATE, RequestKind.GENERATE, RequestKind.GENERATE, RequestKind.EMBED,
-                             RequestKind.CLASSIFY]),})
+                             RequestKind.CLASSIFY]),
+})
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -126,11 +126,11 @@ class SharingMachine(RuleBasedStateMachine):
     def answer(self, says, ends=9, fails=99):
         """Answer the oldest step; one of its sequences may end, and one may fail."""
         step = self.steps_in_flight.pop(0)
-        tokens = {number: self.tokens_of(number, says, place == ends) for place,
-                  number in enumerate(step.plan.members_with_output)}
+        tokens = {number: self.tokens_of(number, says, place == ends)
+                  for place, number in enumerate(step.plan.members_with_output)}
         failed = {number: "why" for place, number in enumerate(step.plan.members) if place == fails}
-        rows = {number: StepResultRow(said, (0.0,) * len(said)) for number,
-                said in tokens.items() if number not in failed}
+        rows = {number: StepResultRow(said, (0.0,) * len(said)) for number, said in tokens.items()
+                if number not in failed}
         before = self.sequences_with_blocks()
         events = self.core.complete(step.plan.last_message_number, StepResult(self.epoch, 0.01, rows, failed), {}, 0.0)
         for sequence, end in step.computed_chunks:
@@ -261,8 +261,8 @@ class SharingMachine(RuleBasedStateMachine):
         assert chunk.start == start
         for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
             assert sequence.blocks[index] not in self.shared.values()
-            self.written[sequence.blocks[index]] = sequence.block_key(index) if (index
-                                                                                 + 1) * BLOCK_SIZE <= end else None
+            self.written[sequence.blocks[index]] = (sequence.block_key(index) if (index + 1) * BLOCK_SIZE <= end
+                                                    else None)
         sequence.num_computed = end
         return sequence, end
 

@@ -54,8 +54,8 @@ def test_unbroken_text_is_decoded_as_by_the_library(style, data):
 def test_text_continues_after_a_prompt(style, data):
     prompt = data.draw(st.lists(st.sampled_from(style.whole_character_tokens), min_size=1, max_size=8))
     ids = data.draw(token_lists(style))
-    assert style.reference_decode(prompt) + "".join(decode_pieces(style, ids,
-                                                                  prompt)) == style.reference_decode([*prompt, *ids])
+    assert (style.reference_decode(prompt) + "".join(decode_pieces(style, ids, prompt))
+            == style.reference_decode([*prompt, *ids]))
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def stop_string_strategy(text):
 @given(data=st.data())
 def test_text_ends_with_the_first_stop_string_and_later_tokens_are_hidden(style, data):
     ids = data.draw(token_lists(style, max_size=20))
-    whole = style.reference_decode([style.whole_character_tokens[0],
-                                    *ids])[len(style.reference_decode([style.whole_character_tokens[0]])):]
+    whole = style.reference_decode(
+        [style.whole_character_tokens[0], *ids])[len(style.reference_decode([style.whole_character_tokens[0]])):]
     stop = data.draw(stop_string_strategy(whole))
     client = StreamingClient(style, split_into_rows(data, ids), stop)
     end = min((whole.find(string) + len(string) for string in stop if string in whole), default=None)

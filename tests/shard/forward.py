@@ -100,8 +100,8 @@ def check_decoder_matches_transformers(folder: Path, dtype: torch.dtype, num_ran
     """Compare with transformers: float32 agrees, and bfloat16's error is below 1.25 times that of transformers."""
     distance_function = distance_function or rms_distance
     first, *others = run_forward_on_ranks(folder, dtype, num_ranks, backend, length)
-    float32_reference, same_dtype_reference = run_transformers_model(
-        folder, torch.float32, length), run_transformers_model(folder, dtype, length)
+    float32_reference, same_dtype_reference = (run_transformers_model(folder, torch.float32, length),
+                                               run_transformers_model(folder, dtype, length))
     assert first.logits is not None
     assert first.logits.dtype == torch.float32
     assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)

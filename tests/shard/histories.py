@@ -52,8 +52,8 @@ def random_requests(draw: st.DrawFn,
                    prompt_logprobs=draw(st.booleans()))
 
 
-def scheduled_request_lists(sampling_strategy: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[
-        list[ScheduledRequest]]:
+def scheduled_request_lists(
+        sampling_strategy: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[ScheduledRequest]]:
     scheduled_requests = st.builds(ScheduledRequest, random_requests(sampling_strategy), arrival_step=st.integers(0, 8),
                                    cancel_step=or_default(st.integers(9, 14), None))
     return st.lists(scheduled_requests, min_size=2, max_size=6, unique_by=lambda thread: thread.request.id)

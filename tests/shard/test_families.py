@@ -91,9 +91,10 @@ def test_exactness_gate_passes_every_family(checkpoint: Path, dtype: torch.dtype
 @pytest.mark.parametrize(("checkpoint", "ranks"), FAMILY_AND_RANK_CASES, indirect=["checkpoint"])
 def test_results_are_exact_in_any_batch_and_greedy_ones_match_transformers(scheduler_with_workers: SchedulerWithWorkers,
                                                                            checkpoint: Path) -> None:
-    """The loom's exactness gate has checked a layer of each kind."""
-    transformers_model, scheduled_requests = AutoModelForCausalLM.from_pretrained(
-        checkpoint), FEW_SCHEDULED_REQUESTS if len(scheduler_with_workers.workers) > 1 else SCHEDULED_REQUESTS
+    """The exactness gate has checked a layer of each kind."""
+    transformers_model, scheduled_requests = (
+        AutoModelForCausalLM.from_pretrained(checkpoint),
+        FEW_SCHEDULED_REQUESTS if len(scheduler_with_workers.workers) > 1 else SCHEDULED_REQUESTS)
     for scheduled_request, output in zip(scheduled_requests,
                                          scheduler_with_workers.run_and_compare(scheduled_requests, loss_steps=(5,),
                                                                                 **SCHEDULER_SETTINGS), strict=True):

@@ -92,7 +92,7 @@ scheduler_settings = st.fixed_dictionaries({
     "prefill_policy": st.sampled_from(["mixed", "pause"]), "look_ahead": st.sampled_from([1, 2]),
     "max_batch_prefill_tokens": st.sampled_from([32, 48, 100, 256]), "max_batch_size": st.sampled_from([3, 16])})
 given_random_histories = given(prefix_requests=st.lists(random_prefix_requests, min_size=4, max_size=9),
-  schedule=scheduler_settings, losses=st.sampled_from([(), (), (5,), (3, 30)]))
+                               schedule=scheduler_settings, losses=st.sampled_from([(), (), (5,), (3, 30)]))
 relaxed_settings = settings(deadline=None,
                             suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
@@ -145,7 +145,8 @@ def make_hashed_request(name: str, prompt: tuple[int, ...], max_new_tokens: int 
 
 
 def schedule_one_after_another(requests: list[Request]) -> list[ScheduledRequest]:
-    """Return threads that run one after the other: each arrives when the earlier ones have ended."""
+    """Return the requests so scheduled that they run one after the other: each arrives when the earlier ones have
+    ended."""
     return [ScheduledRequest(request, arrival_step=40 * number) for number, request in enumerate(requests)]
 
 

@@ -1,7 +1,7 @@
 """The two files of a LoRA adapter as bytes, made without torch or peft.
 
     files = make_adapter_files(seed=1)
-    write(folder, files)
+    write_files(folder, files)
 """
 
 import json

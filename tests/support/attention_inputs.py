@@ -69,7 +69,7 @@ class AttentionHarness:
             rows[zero_block_start + self.cache.block_size:] = value
 
     def fill_blocks_of(self, sequence: AttentionSequence, value: float) -> None:
-        """Fill the blocks of `part` with `value`."""
+        """Fill the blocks of `sequence` with `value`."""
         slots = self.get_slots(sequence, 0, len(sequence.blocks) * self.cache.block_size)
         for rows in self.cache.keys + self.cache.values:
             rows[slots] = value

@@ -1,9 +1,10 @@
 """The real scheduler with real workers in one process, without gRPC, for tests that no request's output depends on the
 other requests.
 
-    with Loom(model, ranks=2) as loom:
-            heard = loom.weave([Thread(request), Thread(other, arrival=3)], prefill_policy="pause", look_ahead=1)
-        assert heard[0] == loom.alone(request)
+    with SchedulerWithWorkers(model, ranks=2) as harness:
+        outputs = harness.run_together([ScheduledRequest(request), ScheduledRequest(other, arrival_step=3)],
+                                       prefill_policy="pause", look_ahead=1)
+        assert outputs[0] == harness.run_alone(request)
 
 Time is counted in steps. The cost model gets its own predictions as measured times, so that a schedule is repeatable.
 """
@@ -76,8 +77,8 @@ class SchedulerWithWorkers:
         config = ShardConfig(**{"model": str(model), "world_size": ranks, "threads": 1,
                                 "meeting_point": f"{self._meeting_folder.name}/point"} | settings)
         configs = [replace(config, rank=rank, memory=get_probe_cache_path(rank)) for rank in range(ranks)]
-        worker_futures = [thread.submit(DecoderWorker, config) for thread,
-                          config in zip(self._rank_threads, configs, strict=True)]
+        worker_futures = [thread.submit(DecoderWorker, config)
+                          for thread, config in zip(self._rank_threads, configs, strict=True)]
         self.workers = [worker.result() for worker in worker_futures]
         self.call_all_ranks("warmup", pb.WarmupRequest(
             block_size=16, max_prefill_tokens=max_prefill_tokens, max_batch_size=max_batch_size,

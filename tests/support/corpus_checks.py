@@ -43,7 +43,7 @@ def join_prompt_texts(messages: Sequence[Message]) -> str:
 
 
 def find_flawed_lines(maker: DocumentMaker, count: int = 200) -> list[str]:
-    """Return the lines that are not ASCII or match BAD."""
+    """Return the lines that are not ASCII or match FLAW_PATTERN."""
     lines = [line for item in draw_items(maker, count) for text in get_message_texts(item) for line in text.split("\n")]
     return [line for line in lines if not line.isascii() or FLAW_PATTERN.search(line)]
 

@@ -37,7 +37,7 @@ def compute_expected_output(request: Request, model: SimulatedConfig) -> tuple[l
 
 def make_finished_timeline(queue_seconds: float = 0.0, prefill_seconds: float = 0.0,
                            decode_seconds: float = 0.0) -> RequestTimeline:
-    """Return the story of a finished request that spent these seconds in each phase."""
+    """Return the timeline of a finished request that spent these seconds in each phase."""
     timeline = RequestTimeline(0.0)
     timeline.enter_phase(RequestPhase.PREFILL, queue_seconds)
     timeline.enter_phase(RequestPhase.DECODE, queue_seconds + prefill_seconds)

@@ -1,10 +1,10 @@
 """Fake Hugging Face Hub on localhost: one model, the routes that Hub clients use, and faults on demand.
 
     with FakeHub(FILES) as hub:
-        hub.url                             the value for HF_ENDPOINT
-        hub.answers.append(503)             statuses of the next requests, one each
-        hub.cuts["model.safetensors"] = 9   the connection closes after 9 bytes of this file, once
-        hub.asked                           received requests: method, path, range, token
+        hub.url                                        the value for HF_ENDPOINT
+        hub.scripted_answers.append(503)               statuses of the next requests, one each
+        hub.cut_after_bytes["model.safetensors"] = 9   the connection closes after 9 bytes of this file, once
+        hub.received_requests                          method, path, range, token of each
 
 As on the real Hub, large files come from another origin: `localhost` instead of `127.0.0.1`.
 """
@@ -95,8 +95,8 @@ class HubRequestHandler(BaseHTTPRequestHandler):
         if self.hub.scripted_answers:
             answer = self.hub.scripted_answers.popleft()
             self.send_answer(*(answer if isinstance(answer, tuple) else (answer, {})))
-        elif self.hub.private_token and headers.get("Authorization") != f"Bearer {self.hub.private_token}" and (
-                not path.startswith("/store/")):
+        elif (self.hub.private_token and headers.get("Authorization") != f"Bearer {self.hub.private_token}"
+              and (not path.startswith("/store/"))):
             self.send_answer(404 if headers.get("Authorization") else 401, {"X-Error-Code": "RepoNotFound"})
         elif path.startswith("/store/"):
             self.send_file(path.removeprefix("/store/"))

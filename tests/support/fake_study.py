@@ -27,7 +27,7 @@ SECONDS_PER_TOKEN = 0.01  # seconds
 
 
 class FakeStudyServers:
-    """Fake servers, one per policy. A request that runs alone takes TOKEN seconds per token."""
+    """Fake servers, one per policy. A request that runs alone takes SECONDS_PER_TOKEN."""
 
     def __init__(self) -> None:
         self.settings_of_servers: list[dict[str, Any]] = []
@@ -44,8 +44,8 @@ class FakeStudyServers:
         if requests[0].prompt == "Request":
             return []
         self.request_counts.append(len(requests))
-        make_records = make_unbatched_records if settings.get("batching") in {"none", "nobatch",
-                                                                              "static"} else make_batched_records
+        make_records = (make_unbatched_records if settings.get("batching") in {"none", "nobatch", "static"}
+                        else make_batched_records)
         return make_records(requests, concurrency, is_streamed=dialect != "batching")
 
     def make_study_runner(self, folder: Path) -> StudyRunner:
@@ -57,7 +57,7 @@ def make_batched_records(requests: Sequence[BenchRequest], concurrency: int | No
                          is_streamed: bool) -> list[RequestRecord]:
     """Return records of a server that batches: requests take a fifth longer for each other one, up to eight.
 
-    A request that is not streamed waits for one of HANDLERS handlers.
+    A request that is not streamed waits for one of NUM_HANDLERS handlers.
     """
     slowdown = 1 + min((concurrency or 2) - 1, 8) / 5
     handlers_free_at, records = [0.0] * NUM_HANDLERS, []

@@ -1,9 +1,9 @@
 """Safetensors files with a defect in the header that is drawn from a seed.
 
-    mutation = mutate(path.read_bytes(), "shape", Random(5))
+    mutated = mutate_file(path.read_bytes(), "reshape", Random(5))
 
-A mutation has the names of the tensors that an error message may name. Our own reader of headers is not used here: the
-effect of a flipped byte is found by the standard library's JSON parser.
+A mutated file has the names of the tensors that an error message may name. Our own reader of headers is not used here:
+the effect of a flipped byte is found by the standard library's JSON parser.
 """
 
 import json

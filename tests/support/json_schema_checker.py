@@ -76,6 +76,6 @@ def are_properties_valid(schema: Any, value: dict[str, Any], root: Any) -> bool:
 
 def are_items_valid(schema: Any, value: list[Any], root: Any) -> bool:
     prefix_schemas = schema.get("prefixItems", [])
-    return all(is_valid_for_schema(part, inner, root) for part,
-               inner in zip(prefix_schemas, value, strict=False)) and all(
-                   is_valid_for_schema(schema.get("items", True), inner, root) for inner in value[len(prefix_schemas):])
+    return (all(is_valid_for_schema(part, inner, root) for part, inner in zip(prefix_schemas, value, strict=False))
+            and all(is_valid_for_schema(schema.get("items", True), inner, root)
+                    for inner in value[len(prefix_schemas):]))

@@ -52,6 +52,6 @@ def check_histogram(samples: list) -> None:
 
 def get_failure_counts(samples: dict[str, float]) -> dict[str, float]:
     """Return the numbers of failed requests that are not 0, by the value of `err`."""
-    all_counts = {name.split('"')[1]: value for name,
-                  value in samples.items() if name.startswith("tgi_request_failure{")}
+    all_counts = {name.split('"')[1]: value for name, value in samples.items()
+                  if name.startswith("tgi_request_failure{")}
     return {err: value for err, value in all_counts.items() if value}

@@ -16,14 +16,16 @@ TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-KEYWORD_CHECKS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # the type that it constrains, and its check
+# the type that a keyword constrains, and its check
+KEYWORD_CHECKS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "minimum": ("number", lambda value, least: value >= least),
     "maximum": ("number", lambda value, most: value <= most),
     "exclusiveMinimum": ("number", lambda value, bound: value > bound),
     "exclusiveMaximum": ("number", lambda value, bound: value < bound),
     "minLength": ("string", lambda value, least: len(value) >= least),
     "maxLength": ("string", lambda value, most: len(value) <= most),
-    "minItems": ("array", lambda value, least: len(value) >= least),}
+    "minItems": ("array", lambda value, least: len(value) >= least),
+}
 
 
 class DocumentSchemas:
@@ -51,9 +53,9 @@ class DocumentSchemas:
         if isinstance(value, list):
             return all(self.is_valid(schema.get("items", {}), item) for item in value)
         if isinstance(value, dict):
-            return set(schema.get("required", ())) <= set(value) and all(self.is_valid(about, value[name]) for name,
-                                                                         about in schema.get("properties", {}).items()
-                                                                         if name in value)
+            return set(schema.get("required", ())) <= set(value) and all(
+                self.is_valid(about, value[name]) for name, about in schema.get("properties", {}).items()
+                if name in value)
         return True
 
     def make_sample(self, schema: Schema) -> Any:

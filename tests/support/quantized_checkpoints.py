@@ -1,7 +1,7 @@
 """Quantized checkpoints in the tools' file formats, made with plain numpy and independent of our readers.
 
-    quantised = written(folder, Gptq(group_size=32), tmp_path)
-    reference = written(folder, Gptq(group_size=32), tmp_path, dequantised=True)
+    quantized = write_quantized_checkpoint(folder, GptqTool(group_size=32), tmp_path)
+    reference = write_quantized_checkpoint(folder, GptqTool(group_size=32), tmp_path, is_dequantized=True)
 
 Both folders hold the same model: the second has the dequantized weights of the first.
 """
@@ -59,7 +59,7 @@ def write_quantized_checkpoint(folder: Path, tool: QuantizationTool, target: Pat
 
 def quantize_to_codes(weight: Array, group_indexes: Array, bits: int, *,
                       is_symmetric: bool) -> tuple[Array, Array, Array]:
-    """Return unsigned codes `[out, in]`, and scales and zero points `[out, group_indexes]`."""
+    """Return unsigned codes `[out, in]`, and scales and zero points `[out, groups]`."""
     max_code, num_groups = 2**bits - 1, int(group_indexes.max()) + 1
     scales = np.empty((len(weight), num_groups), np.float16)
     zeros = np.full((len(weight), num_groups), 2**(bits - 1))

@@ -91,7 +91,7 @@ class ReplayableModel:
         reference_attention, self.attention = attentions
         self.cache = self.make_cache(device)
         self._prefill_runner, self.runner = [ModelRunner(self.model, attention, Sampler(config.vocabulary_size, device),
-            SingleRankGroup(), wardrobe.adapter_routing, device=device)
+                                                         SingleRankGroup(), wardrobe.adapter_routing, device=device)
                                              for attention in (reference_attention, self.attention)]
         self.replays = CudaGraphRunner(self.model, self.attention, self.cache, MaxDecodeSize(max_rows, MAX_LENGTH),
                                        capture, adapter_routing=wardrobe.capturable_routing)

@@ -1,4 +1,4 @@
-"""`AdapterRegistry` on top of a fake store, for tests in which no shard loads an adapter."""
+"""An `AdapterRegistry` on top of a fake store, for tests in which no shard loads an adapter."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ class FakeResourceNumbering:
 
 
 async def make_preloaded_adapters(config: RouterConfig, store: FakeAdapterStore) -> AdapterRegistry:
-    """Return `AdapterRegistry` that have preloaded the adapters of `config`."""
+    """Return an `AdapterRegistry` that has preloaded the adapters of `config`."""
     adapters = AdapterRegistry(config, store, FakeResourceNumbering())
     await adapters.preload(accept_resource)
     return adapters

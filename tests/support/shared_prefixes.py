@@ -1,8 +1,8 @@
 """Scheduler and requests with shared prefixes, for tests of the prefix cache. Step results are made up.
 
-    core = scheduler(look_ahead=1)
-    number = submit(core, text(48))
-    assert run(core) == {number: 0}
+    core = make_prefix_scheduler(look_ahead=1)
+    number = submit_prompt(core, make_prompt_tokens(48))
+    assert run_until_idle(core) == {number: 0}
 """
 
 from collections.abc import Iterable

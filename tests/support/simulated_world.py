@@ -543,7 +543,7 @@ class SimulatedWorld:
         assert set(blocks._reserved_hashes.values()) <= held, "somebody waits for what nobody computes"
 
     def check_timelines(self) -> None:
-        """Assert that each story covers the time from arrival to end without a gap."""
+        """Assert that each timeline covers the time from arrival to end without a gap."""
         for client, story in zip([c for c in self.all_clients if c.sequence_number is not None], self.timelines,
                                  strict=True):
             if story is None:

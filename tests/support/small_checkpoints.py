@@ -1,11 +1,11 @@
 """Small random checkpoints on disk, written by transformers, which also loads them as an oracle.
 
-    folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", rope_parameters=LLAMA3, dtype="bfloat16")
+    folder = make_tiny_checkpoint(tmp_path, "llama", rope_parameters=LLAMA3_ROPE, dtype="bfloat16")
     oracle = AutoModelForCausalLM.from_pretrained(folder)
 
 The same arguments make the same model; it is written once per folder. The weights are chosen so that a mistake changes
 the output: norms and biases differ from their initial values, logits are far apart, every head matters. The logit of
-END is 0, so greedy generation never stops by itself; pass another `eos_token_id` to make it stop.
+END_TOKEN is 0, so greedy generation never stops by itself; pass another `eos_token_id` to make it stop.
 """
 
 import hashlib
@@ -190,7 +190,8 @@ def make_random_model(family: str, dtype: torch.dtype, seed: int, config_changes
 
 def make_tiny_encoder(folder: Path, family: str = "bert", *, dtype: str = "float32", labels: bool = False,
                       seed: int = 0, **config_changes: Any) -> Path:
-    """Write an encoder as `make_tiny_checkpoint` writes a decoder; with `labels`, a token classifier for LABELS."""
+    """Write an encoder as `make_tiny_checkpoint` writes a decoder; with `labels`, a token classifier for
+    TOKEN_LABELS."""
     cache_key = json.dumps([family, dtype, labels, seed, config_changes], sort_keys=True)
     target = folder / f"{family}-{hashlib.sha256(cache_key.encode()).hexdigest()[:12]}"
     if not target.exists():
@@ -251,7 +252,7 @@ def rewrite_as_old_config(path: Path) -> None:
 
 
 def write_tokenizer(folder: Path, vocabulary_size: int = TOKENIZER_SIZE) -> None:
-    """Write tokenizer.json, a byte-level BPE that begins every text with BEGIN, and tokenizer_config.json."""
+    """Write tokenizer.json, a byte-level BPE that begins every text with BEGIN_TOKEN, and tokenizer_config.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -47,8 +47,8 @@ class CollectedSpan:
         return self.span.start_time_unix_nano, self.span.end_time_unix_nano
 
     def contains(self, other: "CollectedSpan") -> bool:
-        return self.start_and_end_ns[0] <= other.start_and_end_ns[0] <= other.start_and_end_ns[
-            1] <= self.start_and_end_ns[1]
+        return (self.start_and_end_ns[0] <= other.start_and_end_ns[0] <= other.start_and_end_ns[1]
+                <= self.start_and_end_ns[1])
 
 
 class TraceCollector:

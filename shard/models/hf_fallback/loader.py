@@ -58,7 +58,7 @@ def import_transformers() -> Any:
 
 
 def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
-    """Return the config. Raises Unsuitable if our attention does not support the model."""
+    """Return the config. Raises UnsupportedModel if our attention does not support the model."""
     reject_unsupported_settings(hf_config)
     name, config_json = (hf_config.get("architectures") or ["none"])[0], json.dumps(hf_config.values)
     config, layers, head = build_meta_model(config_json, name)
@@ -67,8 +67,8 @@ def parse_fallback_config(hf_config: JsonConfig) -> FallbackConfig:
     return FallbackConfig(
         architecture=name, vocabulary_size=config.vocab_size, hidden_size=width, intermediate_size=0,
         num_layers=len(layer_attentions), num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
-        norm_epsilon=0.0, max_positions=read_max_positions(config, hf_config.source), dtype=read_dtype(hf_config),
+        head_dim=first.head_dim, norm_epsilon=0.0, max_positions=read_max_positions(config, hf_config.source),
+        dtype=read_dtype(hf_config),
         sliding_windows=list_sliding_windows(layer_attentions), attention_scale=first.scale,
         attention_softcap=first.softcap, config_json=config_json,
         layers_path=find_layers_path(layers, first.module))
@@ -126,8 +126,8 @@ def reject_unsupported_config(transformers_config: Any, model_class: Any) -> Non
         raise UnsupportedModel("its attention in transformers cannot be replaced")
     if unknown := set(getattr(transformers_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
         raise UnsupportedModel(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
-    if unknown := set(iter_rope_types(getattr(transformers_config, "rope_parameters", None)
-                                      or {})) - SUPPORTED_ROPE_TYPES:
+    if unknown := (set(iter_rope_types(getattr(transformers_config, "rope_parameters", None) or {}))
+                   - SUPPORTED_ROPE_TYPES):
         raise UnsupportedModel(f"its positions are of the type {', '.join(sorted(unknown))}")
 
 
@@ -182,8 +182,8 @@ def read_rank_part(source: ModelSource[FallbackConfig]) -> FallbackModel:
         reject_unsplittable_model(config, group)
     transformers_config, model_class = make_transformers_config(config.config_json, config.architecture)
     transformers_config._attn_implementation = ATTENTION_NAME
-    layers, head = split_layers_and_head(load_pretrained_weights(model_class, transformers_config,
-                                                                 weights).requires_grad_(False))
+    layers, head = split_layers_and_head(
+        load_pretrained_weights(model_class, transformers_config, weights).requires_grad_(False))
     if group.size > 1:
         split_linears(layers, get_tensor_parallel_plan(transformers_config), group, group.sum)
     for part in (layers, head):

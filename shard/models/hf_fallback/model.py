@@ -1,7 +1,7 @@
 """Model whose layers are foreign torch modules, run with our KV cache and attention backends.
 
 The modules' attention calls `forward_to_listener`, which calls the step's listener: a `ServingAttentionListener` in
-serving, a `Look` when the model is probed. Linears are replaced by ours.
+serving, an `AttentionProbe` when the model is probed. Linears are replaced by ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,8 @@ class ServingAttentionListener:
     attention: AttentionBackend
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Run attention for one layer. Mask and keyword arguments are unused: the backend's `Variant` covers them."""
+        """Run attention for one layer. Mask and keyword arguments are unused: the backend's `AttentionConfig` covers
+        them."""
         layer: Any = call.module.layer_idx
         queries, keys, values = (to_token_major(x, self.cache.dtype) for x in call[1:4])
         self.cache.write(layer, keys.flatten(1), values.flatten(1), self.inputs.slots)
@@ -169,7 +170,7 @@ def get_layer_list(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:
 
 
 def replace_submodule_in_copy(module: nn.Module, path: Sequence[str], submodule: nn.Module) -> nn.Module:
-    """Return a copy with another submodule at `layers_path`; all other submodules are shared."""
+    """Return a copy with another submodule at `path`; all other submodules are shared."""
     first, *others = path
     copied = copy(module)
     inner = copied._modules[first]

@@ -64,7 +64,7 @@ class AttentionProbe:
         if keys.shape != values.shape or keys.shape[-1] != queries.shape[-1]:
             raise UnsupportedModel(
                 f"its queries, keys and values differ in width ({queries.shape[-1]}, {keys.shape[-1]}, "
-                                   f"{values.shape[-1]})")
+                f"{values.shape[-1]})")
         reject_unhandled_arguments(module, extra_arguments)
         self.layer_attentions.append(LayerAttention(module, queries.shape[1], keys.shape[1], keys.shape[-1],
                                                     extra_arguments.get("scaling"), extra_arguments.get("softcap")

@@ -34,8 +34,9 @@ def split_linear_by_outputs(linear: nn.Linear, group: RankGroup, _: RankSum) -> 
 def split_linear_by_inputs(linear: nn.Linear, group: RankGroup, sum_over_ranks: RankSum) -> nn.Module:
     """Split by inputs. Only rank 0 keeps the bias, so that it is added once."""
     rank_range = even_share(linear.in_features, group.rank, group.size)
-    return RankSummedLinear(make_linear_copy(linear.weight[:, rank_range.start:rank_range.stop],
-                                             None if group.rank else get_bias_tensor(linear)), sum_over_ranks)
+    return RankSummedLinear(
+        make_linear_copy(linear.weight[:, rank_range.start:rank_range.stop],
+                         None if group.rank else get_bias_tensor(linear)), sum_over_ranks)
 
 
 SPLIT_FUNCTIONS = {"colwise": split_linear_by_outputs, "rowwise": split_linear_by_inputs}

@@ -56,8 +56,7 @@ def test_commit_shows_uncommitted_changes(tmp_path: Path) -> None:
     assert results.read_git_commit(tmp_path) == f"{commit}+"
 
 
-def test_commit_is_empty_without_git_or_a_checkout(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_empty_without_git_or_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert results.read_git_commit(tmp_path) == ""
     (tmp_path / ".git").mkdir()
     assert results.read_git_commit(tmp_path) == ""

@@ -18,8 +18,7 @@ def make_step_times() -> list[float]:
 
 
 def make_records(late_seconds: float = 0.0) -> list[RequestRecord]:
-    """Return the records of a stream whose first tokens take three steps, each token noted `late_seconds` seconds too
-    late."""
+    """Return the records of a stream whose first tokens take three steps, each token noted `late_seconds` too late."""
     made, sent = [], 0.0
     while sent < TOTAL_SECONDS:
         first = sent + 3 * STEP_SECONDS

@@ -8,8 +8,7 @@ from benchmarks.questions import simulator_accuracy
 from benchmarks.questions.simulator_accuracy import SimulatedComparison, SimulatorAccuracySettings, record_runs
 
 
-def test_runs_alternate_and_parts_have_their_own_seeds(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_alternate_and_parts_have_their_own_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
 
     def fake_record(settings: SimulatorAccuracySettings, model: str, seed: int, folder: Path) -> Path:

@@ -63,9 +63,9 @@ def test_saturated_policy_gets_no_further_levels(tmp_path: Path) -> None:
     assert levels == {"none": [0.5, 1.0, 4.0, 16.0], "mixed": [0.5, 1.0, 4.0, 16.0]}
     longer = replace(plan, scope=replace(SMALL_SCOPE, levels=(4.0, 8.0, 16.0)))
     turn = next(turn for turn in longer.iter_server_runs("sweep") if turn.policy == "none")
-    assert [taken.run.level
-            for taken in FakeStudyServers().make_study_runner(tmp_path
-                                                              / "longer").iter_run_records(longer, turn)] == [4.0, 8.0]
+    assert ([taken.run.level
+             for taken in FakeStudyServers().make_study_runner(tmp_path / "longer").iter_run_records(longer, turn)]
+            == [4.0, 8.0])
 
 
 def test_compat_runs_keep_the_server_stats(tmp_path: Path) -> None:
@@ -92,8 +92,7 @@ def test_run_with_only_failures_is_not_saved(tmp_path: Path) -> None:
     assert not RunRecordStore(tmp_path).get_path(turn.runs[0]).exists()
 
 
-def test_disturbed_run_is_repeated_unless_the_server_counts(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disturbed_run_is_repeated_unless_the_server_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = FakeStudyServers()
     plan = make_plan(house, tmp_path)
     seconds = count(0, 100)

@@ -56,8 +56,8 @@ def test_compat_ratio_pairs_runs_of_the_same_seed() -> None:
     takens = run_fake_study(SMALL_SCOPE)
     cut = [taken for taken in takens if (taken.run.part, taken.run.policy, taken.run.seed) != ("compat", "dynamic", 0)]
     ratio = summarize_study(takens)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"]
-    assert summarize_study(cut)["shapes"]["simulated"]["compat"][
-        "continuous_mean_latency_ratio"].values == ratio.values[1:]
+    assert (summarize_study(cut)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"].values
+            == ratio.values[1:])
     alone = [taken for taken in takens if taken.run.part == "solo" or taken.run.policy == "dynamic"]
     assert list(summarize_study(alone)["shapes"]["simulated"]["compat"]) == ["policies"]
 
@@ -142,8 +142,8 @@ def test_latencies_are_grouped_in_token_ranges() -> None:
     seeds = [[make_completed_request(1, 1.0), make_completed_request(40, 3.0)],
              [make_completed_request(2, 1.0), make_completed_request(9, 2.0), make_completed_request(10, 4.0),
               make_completed_request(10, 5.0)]]
-    assert {place: band.values for place,
-            band in compute_latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
+    assert {place: band.values
+            for place, band in compute_latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
 
 
 def test_few_lengths_are_not_grouped() -> None:

@@ -65,8 +65,8 @@ def test_invalid_arguments_are_rejected(wrong: str) -> None:
 
 def test_results_folder_is_named_by_date_and_hardware() -> None:
     this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
-    assert choose_results_folder(DEFAULT_SETTINGS,
-                                 this) == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve()
+    assert (choose_results_folder(DEFAULT_SETTINGS, this)
+            == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve())
     assert choose_results_folder(StudySettings(folder=Path("here")), this) == Path("here").resolve()
 
 

@@ -112,8 +112,8 @@ def test_policy_is_saturated_after_falling_behind_twice() -> None:
 
 
 def test_users_are_too_many_at_more_than_twice_the_latency() -> None:
-    alone, some, many = make_steady_run(USERS_RUN,
-                                        1.0), make_steady_run(USERS_RUN, 2.0), make_steady_run(USERS_RUN, 2.1)
+    alone, some, many = (make_steady_run(USERS_RUN, 1.0), make_steady_run(USERS_RUN, 2.0),
+                         make_steady_run(USERS_RUN, 2.1))
     assert not should_stop_runs([alone, some])
     assert should_stop_runs([alone, some, many])
 

@@ -48,8 +48,8 @@ def test_load_is_scaled_to_the_server_speed() -> None:
     mean = sum(SERVER_SPEED.interpolate_latency(run, length)
                for length in FIGURE_OUTPUT_LENGTHS) / len(FIGURE_OUTPUT_LENGTHS)
     assert SERVER_SPEED.compute_speedup(run) == pytest.approx(STUDY_MEAN_REQUEST_SECONDS / mean)
-    faster = replace(SERVER_SPEED, short_prompt_latencies=tuple((tokens, seconds / 2) for tokens,
-                                                                seconds in SERVER_SPEED.short_prompt_latencies))
+    faster = replace(SERVER_SPEED, short_prompt_latencies=tuple(
+        (tokens, seconds / 2) for tokens, seconds in SERVER_SPEED.short_prompt_latencies))
     assert faster.compute_speedup(run) == pytest.approx(2 * SERVER_SPEED.compute_speedup(run))
 
 
@@ -81,7 +81,7 @@ def test_every_user_sends_several_requests() -> None:
 
 def test_cache_size_is_part_of_the_server_settings() -> None:
     shape = replace(STUDY_PLAN.shape, router_settings={"max_batch_total_tokens": 4096})
-    told = replace(STUDY_PLAN,
-                   shape=shape).make_router_settings(StudyRun("sweep", "tiny", "poisson", "static-1", level=1.0))
+    told = replace(STUDY_PLAN, shape=shape).make_router_settings(
+        StudyRun("sweep", "tiny", "poisson", "static-1", level=1.0))
     assert told["max_batch_total_tokens"] == 4096
     assert told["static_window_ms"] == pytest.approx(1e3 * SERVER_SPEED.mean_request_seconds)

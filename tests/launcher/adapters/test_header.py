@@ -82,8 +82,8 @@ def read_shapes_or_none(content: bytes) -> dict[str, TensorShape] | None:
 def read_shapes_like_a_shard(content: bytes) -> dict[str, TensorShape] | None:
     try:
         length = strict.read_header_length(content, len(content))
-        return {name: entry.shape for name,
-                entry in strict.read_tensor_entries(content[8:8 + length], len(content)).items()}
+        return {name: entry.shape
+                for name, entry in strict.read_tensor_entries(content[8:8 + length], len(content)).items()}
     except ValueError:
         return None
 

@@ -85,7 +85,7 @@ def store_process(fake_hub: FakeHub, tmp_path: Path) -> Iterator[StoreProcess]:
 
 
 class DispatcherWithAnswers(NamedTuple):
-    """Desk and the queue of its answers."""
+    """Dispatcher and the queue of its answers."""
 
     dispatcher: RequestDispatcher
     answers: Queue[Any]

@@ -389,8 +389,8 @@ def test_mutated_adapter_is_rejected_and_leaves_no_files(store: AdapterVersionSt
     num_refused, files = 0, make_adapter_files()
     for seed in range(118):
         random = Random(f"{kind} {seed}")
-        changed = ({CONFIG_FILE: mutate_config(files[CONFIG_FILE], random)} if kind == "config" else
-                   {WEIGHTS_FILE: mutate_file(files[WEIGHTS_FILE], kind, random).content})
+        changed = ({CONFIG_FILE: mutate_config(files[CONFIG_FILE], random)} if kind == "config"
+                   else {WEIGHTS_FILE: mutate_file(files[WEIGHTS_FILE], kind, random).content})
         before = list_stored_versions(store.folder)
         found = try_to_publish(store, files | changed)
         num_refused += found == "invalid"

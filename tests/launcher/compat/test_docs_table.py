@@ -45,7 +45,8 @@ from launcher.compat.flag_table import (
     (switch_flag("wet", unneeded_effect("it is wet"), conflicts_with="dry"), "not needed: it is wet; not beside --dry"),
     (ForeignFlag("ENDPOINT", (variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
     (ForeignFlag("ACCOUNT", (variable_effect("ENDPOINT", value_template="https://{}.org"),), is_only_variable=True),
-     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),])
+     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),
+])
 def test_every_kind_of_flag_has_its_sentence(flag: ForeignFlag, words: str) -> None:
     assert describe_flag(flag) == words
 

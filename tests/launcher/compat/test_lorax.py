@@ -38,7 +38,7 @@ VARIABLE_EXAMPLES = {
     "LORAX_PROFILER_DIR": "/a", "REQUEST_LOGGER_URL": "https://a",
 }
 REJECTED_VARIABLES = {"ROPE_SCALING": "linear", "ROPE_FACTOR": "2.0"}
-# LoRAX's defaults: those in DEFAULTS are also weft's, those in GIVEN are set explicitly.
+# LoRAX's defaults: those in SHARED_DEFAULTS are also weft's, those in EXPLICIT_SETTINGS are set explicitly.
 SHARED_DEFAULTS = {
     "adapter_source": "hub", "validation_workers": 2, "max_best_of": 2, "max_stop_sequences": 4,
     "max_waiting_tokens": 20, "max_active_adapters": 1024, "adapter_cycle_time_s": 2, "adapter_memory_fraction": 0.1,

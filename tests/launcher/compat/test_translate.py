@@ -33,7 +33,8 @@ FLAG_TABLE = FlagTable("loom-launcher", (
     switch_flag("json-output", setting_effect("json_output")),
     switch_flag("nails", refused_effect("there are no nails")),
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT),), "switch", "e"),
-    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),))
+    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),
+))
 # Kinds of flags that the table above lacks.
 EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
     ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),), default="org/default"),
@@ -47,9 +48,8 @@ EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
     ForeignFlag("DISTAFF", (variable_effect("DISTAFF"),), is_only_variable=True),
     switch_flag("wet", ignored_effect("there is no water")),
     switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
-    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
-                                (FixedSetting("compat", "tgi"),
-                                 FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
+    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
+), (FixedSetting("compat", "tgi"), FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
 MODEL_ARGUMENTS = ("--model-id", "org/name")
 DEFAULT_ARGUMENTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 
@@ -227,7 +227,7 @@ def test_environment_description_can_be_requested() -> None:
     assert not translate_with_table(*MODEL_ARGUMENTS).shows_environment
 
 
-# -- the flags of CARDED
+# -- the flags of EXTENDED_FLAG_TABLE
 
 
 def translate_with_extended_table(*arguments: str, **environment: str) -> FlagTranslation:
@@ -286,8 +286,8 @@ def test_listed_adapters_are_preloaded() -> None:
     found = translate_with_extended_table("--fibres", "org/one,two=org/two@v2")
     assert found.settings["preloaded_adapter_ids"] == ["org/one", "two=org/two@v2"]
     assert (found.settings["adapters"], found.notes) == (["true"], [])
-    assert " --adapters" not in " ".join(translate_with_extended_table("--adapters",
-                                                                       FIBRES="org/one").serve_arguments[:-1])
+    assert " --adapters" not in " ".join(
+        translate_with_extended_table("--adapters", FIBRES="org/one").serve_arguments[:-1])
 
 
 def test_adapters_in_folders_need_an_adapter_root() -> None:

@@ -25,8 +25,8 @@ def add_blob(cached_repository: CachedRepository, etag: str, content: str = "abc
 
 def test_published_commit_is_found_by_branch_and_commit(cached_repository: CachedRepository) -> None:
     add_blob(cached_repository, "e1").publish_snapshot(COMMIT, {"config.json": "e1"}, "main")
-    assert cached_repository.get_snapshot_folder("main") == cached_repository.get_snapshot_folder(
-        COMMIT) == cached_repository.folder / "snapshots" / COMMIT
+    assert (cached_repository.get_snapshot_folder("main") == cached_repository.get_snapshot_folder(COMMIT)
+            == cached_repository.folder / "snapshots" / COMMIT)
     assert (cached_repository.get_snapshot_folder("main") / "config.json").read_text() == "abc"
     assert (cached_repository.folder / "refs" / "main").read_text() == COMMIT
 

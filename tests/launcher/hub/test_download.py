@@ -172,8 +172,8 @@ def test_concurrent_downloads_transfer_everything_once(harness: DownloadHarness)
     said = harness.run_download(stream=HubReleasingStream(harness.fake_hub.is_stopping))
     first.join()
     assert said.count("another process downloads org/name; waiting for it") == 1
-    assert harness.fake_hub.count_requests("GET", "/store") == harness.fake_hub.count_requests("GET", "/store",
-                                                                                               "bytes=1000-") + 1 == 2
+    assert (harness.fake_hub.count_requests("GET", "/store")
+            == harness.fake_hub.count_requests("GET", "/store", "bytes=1000-") + 1 == 2)
     assert harness.read_files() == NEEDED_FILES
 
 
@@ -204,7 +204,8 @@ REJECTION_CASES = {
                        "has no file of weights that its model.safetensors.index.json"),
     "a broken index": (lambda fake: use_weights_index(fake, 5),
                        "has no file of weights that its model.safetensors.index.json"),
-    "a gate": (require_gate_token, "org/name is gated: ask for access at http://.*/org/name, and set HF_TOKEN"),}
+    "a gate": (require_gate_token, "org/name is gated: ask for access at http://.*/org/name, and set HF_TOKEN"),
+}
 
 
 @pytest.mark.parametrize("cause", REJECTION_CASES)

@@ -6,7 +6,7 @@ from launcher.hub.progress_bar import DownloadProgress, format_bytes, format_dur
 
 
 def make_progress(done_bytes: int, now: float, total_bytes: int = 1000_000_000) -> DownloadProgress:
-    """Return the meter of a download that began at second 0 without any bytes."""
+    """Return the progress of a download that began at second 0 without any bytes."""
     made = DownloadProgress("downloading it", total_bytes, 0, 0.0)
     made.done_bytes = done_bytes
     made.format_line(now)
@@ -14,8 +14,8 @@ def make_progress(done_bytes: int, now: float, total_bytes: int = 1000_000_000) 
 
 
 def test_line_shows_share_rate_and_remaining_time() -> None:
-    assert make_progress(250_000_000,
-                         5.0).format_line(5.0) == "downloading it: 25 %, 250.0 MB of 1.0 GB, 50.0 MB/s, 0:15 left"
+    assert (make_progress(250_000_000, 5.0).format_line(5.0)
+            == "downloading it: 25 %, 250.0 MB of 1.0 GB, 50.0 MB/s, 0:15 left")
 
 
 def test_line_without_progress_has_no_rate_or_remaining_time() -> None:

@@ -8,12 +8,12 @@ from launcher.hub.client import ServerUnreachableError
 from launcher.hub.retry_policy import RetryPolicy
 
 RETRY_PAUSES = (0.0, 0.0, 0.0)
-ANSWERED_ERROR, UNANSWERED_ERROR = ServerUnreachableError("503",
-                                                          has_response=True), ServerUnreachableError("no address")
+ANSWERED_ERROR, UNANSWERED_ERROR = (ServerUnreachableError("503", has_response=True),
+                                    ServerUnreachableError("no address"))
 
 
 class RecordingEvent(Event):
-    """Event whose `wait_before_retry` records the timeout and returns at once."""
+    """Event whose `wait` records the timeout and returns at once."""
 
     def __init__(self) -> None:
         super().__init__()

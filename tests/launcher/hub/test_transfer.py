@@ -87,8 +87,8 @@ def test_silent_connection_is_resumed(
 def test_next_start_resumes_a_partial_file(harness: FileDownloadHarness) -> None:
     harness.get_partial_file_path().write_bytes(FILES[WEIGHTS_FILE][:5000])
     assert harness.download_file() == FILES[WEIGHTS_FILE]
-    assert harness.fake_hub.count_requests("/store",
-                                           "bytes=5000-") == harness.fake_hub.count_requests("GET", "/store") == 1
+    assert (harness.fake_hub.count_requests("/store", "bytes=5000-") == harness.fake_hub.count_requests("GET", "/store")
+            == 1)
     assert sum(harness.byte_counts) == WEIGHTS_BYTES - 5000
 
 

@@ -13,8 +13,8 @@ def test_pauses_double_until_the_fifth_death_in_five_minutes() -> None:
 
 
 def test_rare_deaths_are_always_replaced_after_bounded_pauses() -> None:
-    assert get_pauses(*(WINDOW_SECONDS / (MAX_DEATHS - 1) * number for number in range(9))) == [1, 2, 4, 8, 16, 30,
-                                                                                                30, 30, 30]
+    assert (get_pauses(*(WINDOW_SECONDS / (MAX_DEATHS - 1) * number for number in range(9)))
+            == [1, 2, 4, 8, 16, 30, 30, 30, 30])
 
 
 def test_five_minutes_without_a_death_reset_the_pauses() -> None:

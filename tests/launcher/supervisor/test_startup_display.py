@@ -65,11 +65,11 @@ def timer_loop(monkeypatch: pytest.MonkeyPatch) -> FakeTimerLoop:
 
 
 def run_display(stream: io.StringIO, timer_loop: FakeTimerLoop, steps: Iterable[str]) -> str:
-    """Return the output of these steps and the end: `callback` refreshes the display, another step reports a phase."""
+    """Return the output of these steps and the end: `look` refreshes the display, another step reports a phase."""
     display = StartupDisplay(stream)
     for step in steps:
-        timer_loop.pending_callbacks.pop()() if step == "look" else display.update_progress("shard 0", step, GIB,
-                                                                                            2 * GIB)
+        (timer_loop.pending_callbacks.pop()() if step == "look"
+         else display.update_progress("shard 0", step, GIB, 2 * GIB))
     display.stop()
     assert not timer_loop.pending_callbacks
     return stream.getvalue()

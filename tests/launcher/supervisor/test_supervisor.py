@@ -82,7 +82,7 @@ async def run_process(program: str, display: StartupDisplay | None = None) -> As
 
 
 class ServerHarness:
-    """A server of two shards and a router, and the task that keeps it."""
+    """A server of two shards and a router, and the task that runs it."""
 
     def __init__(self, child_starts: ChildStartLog, shard: str, router: str, pauses: tuple[float, ...],
                  parent_fd: int) -> None:
@@ -107,7 +107,7 @@ class ServerHarness:
 
 @pytest.fixture
 def run_with_server(child_starts: ChildStartLog) -> Callable[..., None]:
-    """Return a function that runs a story with a server and stops the server at the end."""
+    """Return a function that runs a scenario with a server and stops the server at the end."""
     def run(scenario: Callable[[ServerHarness], Awaitable[None]], shard: str = LASTING_PROGRAM,
             router: str = LASTING_PROGRAM, pauses: tuple[float, ...] = (0, 0)) -> None:
         async def run_scenario() -> None:
@@ -164,8 +164,8 @@ def test_child_progress_is_shown_and_its_ready_info_kept() -> None:
 
 
 def test_child_logs_are_passed_on_in_whole_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    program = PARSE_ARGUMENTS + "[print(sys.argv[1] * 5, number, file=file, flush=True) for number in range(300) " \
-        "for file in (sys.stdout, sys.stderr)]; " + REPORT_READY + WAIT_FOR_PARENT
+    program = (PARSE_ARGUMENTS + "[print(sys.argv[1] * 5, number, file=file, flush=True) for number in range(300) "
+                                 "for file in (sys.stdout, sys.stderr)]; " + REPORT_READY + WAIT_FOR_PARENT)
 
     async def scenario() -> None:
         async with run_process(program) as one, run_process(program) as other:

@@ -328,9 +328,9 @@ def test_several_adapters_are_merged_by_version_digest() -> None:
     (MergedAdapterReference((AdapterReference("a"),), (1.0,), "ties", density=0.0),
      "`density` must be above 0 and at most 1, got 0.0"),
     (MergedAdapterReference((AdapterReference("a"),), (float("inf"),)), "a weight must be at most"),
-    (MergedAdapterReference((AdapterReference("a"),), (float("nan"),)), "a weight must be at most"),])
-def test_invalid_merge_is_rejected_before_anything_is_fetched(wanted: MergedAdapterReference,
-                                                              reason: str) -> None:
+    (MergedAdapterReference((AdapterReference("a"),), (float("nan"),)), "a weight must be at most"),
+])
+def test_invalid_merge_is_rejected_before_anything_is_fetched(wanted: MergedAdapterReference, reason: str) -> None:
     async def scenario(setup: RegistrySetup) -> None:
         with pytest.raises(InvalidRequest, match=reason):
             await setup.registry.resolve(wanted)

@@ -11,8 +11,8 @@ from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
 
 SERVER_URL = "http://127.0.0.1:3000"
 USER_MESSAGE = {"role": "user", "content": "hi"}
-ANSWER_CHUNKS = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"we"}}]}\n\n' \
-       b'data: {"choices":[{"index":0,"delta":{"content":"ft"}}],"usage":null}\n\n'
+ANSWER_CHUNKS = (b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"we"}}]}\n\n'
+                 b'data: {"choices":[{"index":0,"delta":{"content":"ft"}}],"usage":null}\n\n')
 USAGE_CHUNK = b'data: {"choices":[],"usage":{"completion_tokens":7}}\n\n'
 DONE_EVENT = b"data: [DONE]\n\n"
 

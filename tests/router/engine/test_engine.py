@@ -141,7 +141,7 @@ def test_drained_waits_until_no_request_is_unfinished(tmp_path):
 
 
 async def restart_with_recording(weft, folder):
-    """Restart the engine with a shelf for recordings, and return the shelf."""
+    """Restart the engine with a folder for recordings, and return the folder."""
     await weft.engine.stop()
     recording_folder = RecordingFolder(folder, weft.config)
     weft.engine = Engine(weft.config, ShardGroup(weft.shards.addresses), create_byte_tokenizer(),
@@ -412,7 +412,7 @@ def test_delivery_bug_fails_only_its_own_request(tmp_path, monkeypatch):
 
     async def scenario(weft):
         guilty, *others = await weft.collect_streams(make_text_request("clumsy", 20),
-                                          *(make_text_request(f"{number}", 20) for number in range(3)))
+                                                     *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
         assert len(guilty.tokens) == 4
         for heard in others:
@@ -433,7 +433,7 @@ def test_bug_at_the_end_of_delivery_fails_only_its_own_request(tmp_path, monkeyp
 
     async def scenario(weft):
         guilty, *others = await weft.collect_streams(make_text_request("clumsy", 5),
-                                          *(make_text_request(f"{number}", 20) for number in range(3)))
+                                                     *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
         for heard in others:
             heard.check_output(weft.model)
@@ -503,9 +503,8 @@ def test_request_record_is_kept_while_running_and_after_finishing(tmp_path):
 
 def test_records_of_failed_and_cancelled_requests_are_finished(tmp_path):
     async def scenario(weft):
-        too_long, leaving, staying = make_text_request("a loom",
-                                                       200), make_text_request("a loom",
-                                                                               20), make_text_request("a loom", 20)
+        too_long, leaving, staying = (make_text_request("a loom", 200), make_text_request("a loom", 20),
+                                      make_text_request("a loom", 20))
         streams = [weft.engine.submit(request) for request in (too_long, leaving, staying)]
         streams[1].close()
         assert [weft.engine.get_request_record(request.id).state for request in (too_long, leaving, staying)] == [

@@ -15,7 +15,7 @@ def make_plan(seconds=0.5):
 
 
 def run_with_two_plans(scenario):
-    """Run a story with two plans in flight."""
+    """Run a scenario with two plans in flight."""
     async def main():
         wake = asyncio.Event()
         awaited, answers = PlansInFlight(wake.set), [asyncio.get_running_loop().create_future() for _ in range(2)]

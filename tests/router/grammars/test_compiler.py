@@ -51,8 +51,8 @@ def test_no_resource_is_needed_without_a_grammar() -> None:
     ({"model_info": replace(MODEL_INFO, grammars=False)}, "this model is served without grammars"),
     ({"get_resource": None}, "this model is served without grammars"),
     ({"tokenizer": make_tokenizer_without_end_token()},
-     "this model has no end token, so no answer could end where its grammar does"),],
-                         ids=["switched off", "not taken", "nowhere", "endless"])
+     "this model has no end token, so no answer could end where its grammar does"),
+], ids=["switched off", "not taken", "nowhere", "endless"])
 def test_unsupported_grammar_is_rejected_with_the_reason(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         resolve_grammar(REGEX_GRAMMAR, **changed)

@@ -58,8 +58,8 @@ class ScriptedEngine:
         if self.submit_errors:
             raise self.submit_errors.pop()
         timeline = RequestTimeline(time.monotonic())
-        self.request_log.add_unfinished(RequestRecord(request.id, request.tenant.name, len(request.prompt),
-            arrived_at or timeline.arrived_at, timeline, traceparent=traceparent))
+        self.request_log.add_unfinished(RequestRecord(request.id, request.tenant.name, len(request.prompt), arrived_at
+                                                      or timeline.arrived_at, timeline, traceparent=traceparent))
         stream = RequestStream(request, 262_144, lambda: None, lambda: None, lambda: self._on_disconnect(request))
         self.streams.append(stream)
         self.request_received.set()
@@ -105,7 +105,7 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 
 @pytest.fixture
 def serve():
-    """Run a scenario with a client of the application; `model_info` override fields of the model's facts."""
+    """Run a scenario with a client of the application; `facts` override fields of its `model_info`."""
     def run(scenario, *scripts, config=None, template=CHAT_TEMPLATE, about=UNNAMED_MODEL, sender=None, store=None,
             grammars=False, **facts):
         async def main():

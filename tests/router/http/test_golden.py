@@ -129,7 +129,8 @@ RESPONSE_CASES = {
     "a completion": ("/v1/completions", {"prompt": "hi"}, make_text_events("ab"),
                      f'{{{TEXT_FIELDS},"choices":[{{"index":0,"text":"ab","logprobs":null,"finish_reason":"length"}}],'
                      '"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}'),
-    "an instance": ("/vertex", {"instances": [{"inputs": "hi"}]}, make_text_events("ab"), '{"predictions": ["ab"]}'),}
+    "an instance": ("/vertex", {"instances": [{"inputs": "hi"}]}, make_text_events("ab"), '{"predictions": ["ab"]}'),
+}
 FAILURE_JSON = ('{"error":{"message":"Request failed during generation: broken","type":"server_error","param":null,'
                 '"code":null}}')
 TGI_FAILURE_JSON = ('{"error":{"message":"Request failed during generation: broken","type":"generation",'
@@ -221,7 +222,8 @@ STREAM_CASES = {
         f"data: {FAILURE_JSON}\n\ndata: [DONE]\n\n"),
     "a failure of SageMaker": (
         "/invocations", {"messages": MESSAGES, "stream": True}, FAILURE_SCRIPT[1:],
-        f"data: {TGI_FAILURE_JSON}\n\ndata: [DONE]\n\n"),}
+        f"data: {TGI_FAILURE_JSON}\n\ndata: [DONE]\n\n"),
+}
 # Deviations of text-generation-inference from OpenAI's API, kept with --compat tgi.
 TGI_QUIRK_CASES = {
     "a chat": (
@@ -245,7 +247,8 @@ TGI_QUIRK_CASES = {
         f"data: {TGI_FAILURE_JSON}\n\ndata: [DONE]\n\n"),
     "a failure of a chat": (
         "/v1/chat/completions", {"messages": MESSAGES, "stream": True}, FAILURE_SCRIPT[1:],
-        f"data: {TGI_FAILURE_JSON}\n\ndata: [DONE]\n\n"),}
+        f"data: {TGI_FAILURE_JSON}\n\ndata: [DONE]\n\n"),
+}
 REJECTION_CASES = {
     "overloaded": (Overloaded("full"), 429, '{"error":"Model is overloaded: full","error_type":"overloaded"}'),
     "not ready": (NotReady("lost"), 503, '{"error":"Model is not ready: lost","error_type":"overloaded"}'),
@@ -256,8 +259,8 @@ REJECTION_CASES = {
 
 def mask_varying_fields(text: str) -> str:
     """Replace the values that differ between answers: ids, times, fingerprints and seeds."""
-    return VARYING_FIELDS.sub(lambda found: found[0].partition(":")[0]
-                              + (":0" if found[0][-1] != '"' else ':"-"'), text)
+    return VARYING_FIELDS.sub(lambda found: found[0].partition(":")[0] + (":0" if found[0][-1] != '"' else ':"-"'),
+                              text)
 
 
 def as_script_tuple(script):

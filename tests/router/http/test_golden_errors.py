@@ -83,7 +83,8 @@ TGI_ERROR_CASES = {
         "Input validation error: `instances` must hold at most 4 (--max-client-batch-size), got 5",
         "batch size exceeded")),
     "a body of no route": ("/invocations", {"text": "x"}, 422,
-                           tgi_error("the body must have `inputs`, `messages` or `prompt`", "validation")),}
+                           tgi_error("the body must have `inputs`, `messages` or `prompt`", "validation")),
+}
 
 
 OPENAI_ERROR_CASES = {
@@ -124,7 +125,8 @@ OPENAI_ERROR_CASES = {
     "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, openai_error(
         "this model does not make embeddings; it generates text (/generate, /v1/chat/completions)")),
     "no adapters": ("/v1/adapters", {"id": "x"}, 400, openai_error(
-        "this model is served without adapters (--adapters)")),}
+        "this model is served without adapters (--adapters)")),
+}
 
 
 def matches_pattern(text: str, pattern: str) -> bool:

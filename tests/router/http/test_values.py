@@ -70,9 +70,8 @@ class BodyTestCase:
         if value_text in INVALID_JSON:
             return 400
         value = json.loads(value_text)
-        return 200 if self.schemas.is_valid({"$ref": body_type},
-                                            build_body(value)) and not self._is_rejected(body_type, field_path,
-                                                                                         value) else 422
+        return (200 if self.schemas.is_valid({"$ref": body_type}, build_body(value))
+                and not self._is_rejected(body_type, field_path, value) else 422)
 
     def _is_rejected(self, body_type: str, field_path: str, value: Any) -> bool:
         """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
@@ -104,7 +103,7 @@ def make_body_json(build_body: MakeBody, value: str, **other_fields: Any) -> str
     return json.dumps({**other_fields, **build_body(placeholder)}).replace(json.dumps(placeholder), value)
 
 
-# `/invocations` is left out of STREAMED: it streams through the routes whose bodies it takes.
+# `/invocations` is left out of STREAM_CASES: it streams through the routes whose bodies it takes.
 RESPONSE_CASES = [BodyTestCase(entry, is_streamed=False) for entry in GENERATE_ROUTES if entry.path
                   != "/generate_stream"]
 STREAM_CASES = [BodyTestCase(entry, is_streamed=True) for entry in GENERATE_ROUTES if entry.can_stream and entry.path

@@ -30,8 +30,8 @@ def test_redacted_request_keeps_lengths_but_no_content():
 
 
 def test_redacted_request_survives_json():
-    assert request_from_json(redacted_request_to_json(redact_request(FULL_REQUEST))) == rebuild_request(
-        *redact_request(FULL_REQUEST))
+    assert (request_from_json(redacted_request_to_json(redact_request(FULL_REQUEST)))
+            == rebuild_request(*redact_request(FULL_REQUEST)))
 
 
 def test_request_without_adapter_and_tenant_survives_json():

@@ -77,7 +77,8 @@ RECORDING_CHANGES = {
     "names": (lambda lines: next(line for line in lines if line.get("names"))["names"].append("00"), "complete"),
     "fewer names": (lambda lines: next(line for line in lines if line.get("names")).pop("names"), "complete"),
     "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].update(_last_message_number=0),
-              "state"),}
+              "state"),
+}
 
 
 @pytest.mark.slow
@@ -167,9 +168,8 @@ def test_exit_code_reports_differences_and_bad_files(recording, tmp_path):
     code, output, errors = run_replay_program(other.path)
     assert (code, errors) == (1, "")
     assert "differs\n  recorded: " in output
-    assert run_replay_program(tmp_path
-                              / "none") == (2, "",
-                                            f"weft: cannot read {tmp_path / 'none'}: No such file or directory\n")
+    assert run_replay_program(tmp_path / "none") == (
+        2, "", f"weft: cannot read {tmp_path / 'none'}: No such file or directory\n")
 
 
 @pytest.mark.long

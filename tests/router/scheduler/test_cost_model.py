@@ -73,8 +73,8 @@ def test_coefficients_without_evidence_stay_unchanged():
 
 def make_busy_model(factors):
     """Return a model measured at warm-up while other programs slow each part of a step by its factor."""
-    return CostModel.from_measurements(make_measurements(tuple(c * f for c,
-                                                               f in zip(TRUE_COEFFICIENTS, factors, strict=True))))
+    return CostModel.from_measurements(
+        make_measurements(tuple(c * f for c, f in zip(TRUE_COEFFICIENTS, factors, strict=True))))
 
 
 @pytest.mark.parametrize("factors", [

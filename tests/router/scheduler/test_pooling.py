@@ -63,9 +63,8 @@ def test_pooling_step_respects_the_maximum_batch_size() -> None:
 
 def test_pooling_step_has_one_request_kind_chosen_by_the_first() -> None:
     core = make_scheduler()
-    first, second, third = submit(core,
-                                  RequestKind.CLASSIFY), submit(core,
-                                                                RequestKind.EMBED), submit(core, RequestKind.CLASSIFY)
+    first, second, third = (submit(core, RequestKind.CLASSIFY), submit(core, RequestKind.EMBED),
+                            submit(core, RequestKind.CLASSIFY))
     assert run_step(core)[0].members == (first, third)
     assert run_step(core)[0].members == (second,)
 

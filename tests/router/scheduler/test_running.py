@@ -163,9 +163,8 @@ def make_sharing_sequence(number, prompt=48, output=16, tenant="many"):
 
 
 def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones():
-    running_sequences, ends, grows = make_running_sequences(
-        num_blocks=6,
-        reserved_block_fraction=0.0), make_sharing_sequence(1, prompt=32, output=1), make_sequence(2, prompt=47)
+    running_sequences, ends, grows = (make_running_sequences(num_blocks=6, reserved_block_fraction=0.0),
+                                      make_sharing_sequence(1, prompt=32, output=1), make_sequence(2, prompt=47))
     batch = running_sequences.new_batch()
     running_sequences.enter_batch(ends, batch)
     ends.num_computed_tokens, ends.num_steps_in_flight = ends.num_tokens_at_entry, 1
@@ -196,5 +195,5 @@ def test_shared_blocks_count_as_free_if_both_users_are_preempted():
         running_sequences.enter_batch(sequence, batch)
         running_sequences.publish_blocks(sequence, len(sequence.request.prompt))
     assert running_sequences.block_pool.num_free == 1
-    assert running_sequences.choose_preemptions(make_sharing_sequence(5, prompt=48, tenant="few")) == [everyone[4],
-                                                                                                       everyone[3]]
+    assert (running_sequences.choose_preemptions(make_sharing_sequence(5, prompt=48, tenant="few"))
+            == [everyone[4], everyone[3]])

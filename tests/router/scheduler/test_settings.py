@@ -31,8 +31,8 @@ def test_unused_pause_settings_are_reported():
 
 def test_unused_static_settings_are_reported():
     config = RouterConfig(static_window_ms=5.0)
-    assert find_unused_settings(config,
-                                SchedulerSettings()) == ["--static-window-ms has no effect but with --batching static"]
+    assert (find_unused_settings(config, SchedulerSettings())
+            == ["--static-window-ms has no effect but with --batching static"])
     assert find_unused_settings(config, SchedulerSettings(static=True)) == []
 
 

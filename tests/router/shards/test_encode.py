@@ -60,8 +60,8 @@ def test_end_tokens_are_sent_for_requests_that_may_not_always_choose_them():
 @pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
 def test_resources_are_identified_by_kind_and_number(kind, on_wire):
     resource = Resource(kind, 7)
-    assert encode.make_load_request(resource, "source",
-                                    4) == pb.LoadRequest(epoch=4, kind=on_wire, id=7, source="source")
+    assert (encode.make_load_request(resource, "source", 4)
+            == pb.LoadRequest(epoch=4, kind=on_wire, id=7, source="source"))
     assert encode.make_unload_request(resource, 4) == pb.UnloadRequest(epoch=4, kind=on_wire, id=7)
     assert encode.loaded_resources(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {resource}
 

@@ -20,7 +20,7 @@ def make_info(rank: int = 0, **fields: Any) -> pb.InfoAnswer:
 
 
 class ScriptedRanks:
-    """Double of the ranks that answers `make_info` with one list after the other and repeats the last."""
+    """Double of the ranks that answers `info` with one list after the other and repeats the last."""
 
     def __init__(self, *infos: list[pb.InfoAnswer]) -> None:
         self.infos = [*infos]

@@ -157,8 +157,8 @@ def test_only_pinned_resources_are_reloaded_after_a_shard_death() -> None:
 def test_failure_to_pin_a_resource_is_reported() -> None:
     async def scenario(setup: LoaderSetup) -> None:
         setup.ranks.reason = "it is broken"
-        assert await setup.loader.load_and_pin(setup.loader.get_or_create("adapter", "s",
-                                                                          is_pinned=True)) == "it is broken"
+        assert (await setup.loader.load_and_pin(setup.loader.get_or_create("adapter", "s", is_pinned=True))
+                == "it is broken")
     run_scenario(scenario)
 
 

@@ -38,8 +38,8 @@ class AsyncBarrier:
 
 
 class ScriptedRank(grpc.GenericRpcHandler):
-    """Scripted server of one rank. `answers` has for each method a message, a status, or an Event or Meeting to wait
-    for before the default, or a later entry for the method, is sent."""
+    """Scripted server of one rank. `answers` has for each method a message, a status, or an Event or AsyncBarrier to
+    wait for before the default, or a later entry for the method, is sent."""
 
     def __init__(self, address):
         self.address = address
@@ -116,7 +116,7 @@ def transport(request):
 
 
 def run_scenario(scenario, folder, num_ranks=1, transport="stream"):
-    """Run a story with connected shards and the servers of their ranks."""
+    """Run a scenario with connected shards and the servers of their ranks."""
     async def main():
         async with AsyncExitStack() as stack:
             servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(num_ranks)]

@@ -137,6 +137,6 @@ def test_broken_call_means_a_disconnected_shard_whatever_the_status(tmp_path):
     """gRPC may report a killed shard as an internal error, for which no step is to blame."""
     async def scenario(step_stream, rank):
         rank.outcomes.put_nowait(grpc.StatusCode.INTERNAL)
-        assert await step_stream.send(DECODE_MESSAGE,
-                                      5.0) == RpcFailure(grpc.StatusCode.UNAVAILABLE, "internal: told so")
+        assert (await step_stream.send(DECODE_MESSAGE, 5.0)
+                == RpcFailure(grpc.StatusCode.UNAVAILABLE, "internal: told so"))
     run_scenario(scenario, tmp_path)

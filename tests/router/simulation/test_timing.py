@@ -72,8 +72,8 @@ def test_noise_is_replayed_in_order_and_repeats():
 
 def test_seed_chooses_where_the_noise_replay_starts():
     profile = TimingProfile(COEFFICIENTS, {SHORT_STEP_KIND: [float(number) for number in range(1, 1000)]})
-    assert NoiseReplay(profile, 1).step_seconds(DECODE_LOAD) == NoiseReplay(profile, 1).step_seconds(
-        DECODE_LOAD) != NoiseReplay(profile, 2).step_seconds(DECODE_LOAD)
+    assert (NoiseReplay(profile, 1).step_seconds(DECODE_LOAD) == NoiseReplay(profile, 1).step_seconds(DECODE_LOAD)
+            != NoiseReplay(profile, 2).step_seconds(DECODE_LOAD))
 
 
 def test_step_sent_ahead_is_answered_after_the_previous_one():

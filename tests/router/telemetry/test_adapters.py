@@ -21,8 +21,8 @@ class AdapterMetricsReader:
 
     def nonzero_samples(self, prefix: str) -> dict[str, float]:
         """Return the samples whose names begin with `prefix`, without those that are 0."""
-        return {name: value for name,
-                value in parse_metrics(self._registry.render({})).items() if name.startswith(prefix) and value}
+        return {name: value for name, value in parse_metrics(self._registry.render({})).items()
+                if name.startswith(prefix) and value}
 
 
 class FakeAdapterStore:

@@ -24,7 +24,7 @@ PREFILL_LABEL = '{method="prefill"}'
 
 
 class MetricsHarness:
-    """Tally with the core that its gauges read, and the samples of its page."""
+    """Metrics with the core that their gauges read, and the samples of their page."""
 
     def __init__(self, tokens_per_step=1, *, adapters=False, lorax=False, **settings):
         self.core = Scheduler(SchedulerSettings(**settings), MODEL_INFO)
@@ -158,8 +158,8 @@ def test_message_without_a_step_has_its_own_duration_and_counts_as_no_step(messa
     harness.steps.observe_result(make_plan(message), StepResult(1, 0.0, {}, {}), 0.5, 0.0)
     samples = harness.read_page()
     assert samples[f"tgi_batch_{name}_duration_sum{DECODE_LABEL}"] == 0.5
-    assert samples[f"tgi_batch_inference_count{DECODE_LABEL}"] == samples[
-        f"tgi_batch_inference_success{DECODE_LABEL}"] == 0
+    assert (samples[f"tgi_batch_inference_count{DECODE_LABEL}"] == samples[f"tgi_batch_inference_success{DECODE_LABEL}"]
+            == 0)
 
 
 def test_steps_in_flight_count_as_failed_at_a_shard_loss():

@@ -152,8 +152,8 @@ def test_metrics_of_lorax_dashboards_are_aliases_of_ours() -> None:
 
 def test_documentation_names_every_lorax_alias() -> None:
     """Names that differ only in their prefix are listed under ours."""
-    others = {twin for name,
-              twin in LORAX_METRIC_NAMES.items() if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
+    others = {twin for name, twin in LORAX_METRIC_NAMES.items()
+              if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
     assert all(f"`{name}`" in METRICS_DOC for name in others)
     told = METRICS_DOC.partition("## Under the names of LoRAX")[2]
     assert {name for name in LORAX_METRIC_NAMES if f"`{name}`" in told} == set(LORAX_METRIC_NAMES)

@@ -37,8 +37,8 @@ def test_every_label_value_has_a_counter_from_the_start():
 
 def test_unknown_label_value_is_an_error():
     with pytest.raises(KeyError):
-        MetricRegistry([MetricFamily("knots", MetricType.COUNTER, "Tied.", ("by",), ("hand",))]).counter("knots",
-                                                                                                         "tongue")
+        MetricRegistry(
+            [MetricFamily("knots", MetricType.COUNTER, "Tied.", ("by",), ("hand",))]).counter("knots", "tongue")
 
 
 @pytest.mark.parametrize(("value", "bucket"), [

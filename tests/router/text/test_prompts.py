@@ -41,8 +41,8 @@ def encode_prompt(*args, model_info=MODEL_INFO, tokenizer=BYTE_TOKENIZER, templa
 
 
 def test_default_limits_follow_from_model_and_cache():
-    assert TokenLimits.from_config(RouterConfig(),
-                                   MODEL_INFO) == TokenLimits(max_input_tokens=1599, max_total_tokens=1600)
+    assert (TokenLimits.from_config(RouterConfig(), MODEL_INFO)
+            == TokenLimits(max_input_tokens=1599, max_total_tokens=1600))
 
 
 def test_configured_limits_are_used():

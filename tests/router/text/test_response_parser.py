@@ -81,7 +81,8 @@ OUTPUT_CASES: dict[str, tuple[Any, str, str, list[Any]]] = {
         [STOP_CALL, ContentPiece("</tool_call>\n<tool_call>x</tool_call>")]),
     "json of a model that was told in words": (BARE_JSON_FORMAT, "", f" {WEATHER_JSON}", [WEATHER_CALL]),
     "text of a model that was told in words": (BARE_JSON_FORMAT, "", "It is {a}.", [ContentPiece("It is {a}.")]),
-    "other json": (BARE_JSON_FORMAT, "", '{"a": 1}', [ContentPiece('{"a": 1}')]),}
+    "other json": (BARE_JSON_FORMAT, "", '{"a": 1}', [ContentPiece('{"a": 1}')]),
+}
 
 
 @pytest.mark.parametrize("name", OUTPUT_CASES)

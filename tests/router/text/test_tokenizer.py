@@ -49,8 +49,8 @@ def test_end_token_is_recognized_in_text_and_skipped_in_output():
 
 
 def test_tokenizer_can_be_rebuilt_from_its_origin():
-    assert tokenizers.Tokenizer.from_str(BYTE_TOKENIZER.path_or_content).encode(
-        "warp").ids == BYTE_TOKENIZER.encode("warp")
+    assert (tokenizers.Tokenizer.from_str(BYTE_TOKENIZER.path_or_content).encode("warp").ids
+            == BYTE_TOKENIZER.encode("warp"))
 
 
 def test_byte_tokenizer_has_one_end_token():

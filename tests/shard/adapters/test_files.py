@@ -80,7 +80,8 @@ def change_tensors(folder: Path, change: Callable[[TensorsByName], object]) -> N
      "no product for"),
     (lambda all_: all_.update({Q_PROJ_LORA_A.replace("model.model.model",
                                                      "model.model.model.model"): torch.zeros(4, 64)}),
-     "for the same product"),], ids=range(11))
+     "for the same product"),
+], ids=range(11))
 def test_invalid_tensors_are_reported_by_name(scheduler_with_workers: SchedulerWithWorkers, adapter_copy: Path,
                                               change: Callable[[TensorsByName], object], reason: str) -> None:
     change_tensors(adapter_copy, change)

@@ -122,7 +122,8 @@ ADAPTER_CONFIG_CASES: dict[str, list[LoraConfigJson]] = {
                       {"r": 4, "target_modules": ["up_proj"]}],
     "a pattern": [{"r": 4, "target_modules": r".*\.(q_proj|up_proj)"}, {"r": 4, "target_modules": r".*\.0\..*k_proj"}],
     "embedding and head": [{"r": 4, "target_modules": ["embed_tokens", "lm_head"]}] * 2,
-    "the embedding of one": [TWO_MODULE_CONFIG, {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}],}
+    "the embedding of one": [TWO_MODULE_CONFIG, {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}],
+}
 
 
 @pytest.mark.slow
@@ -251,8 +252,8 @@ def test_seed_affects_only_dare_strategies(adapter_pair: list[Path], tmp_path: P
     (("float64", "float64"), torch.float32)])
 def test_result_is_float32_unless_all_inputs_share_a_16_bit_dtype(
         base_checkpoint: Path, output_folder: Path, dtypes: tuple[str, str], expected: torch.dtype) -> None:
-    folders = [make_tiny_adapter(base_checkpoint, seed=number, dtype=dtype, **TWO_MODULE_CONFIG) for number,
-               dtype in enumerate(dtypes)]
+    folders = [make_tiny_adapter(base_checkpoint, seed=number, dtype=dtype, **TWO_MODULE_CONFIG)
+               for number, dtype in enumerate(dtypes)]
     found = merge_adapters(folders, output_folder)
     assert {tensor.dtype for tensor in found.values()} == {expected}
     one, other = (load_file(folder / WEIGHTS_FILE)[Q_PROJ_LORA_A].double() for folder in folders)
@@ -369,7 +370,8 @@ def test_adapters_of_different_models_are_rejected(adapter_pair: list[Path], out
     (lambda all_: all_[DOWN_PROJ_LORA_B][3].fill_(float("nan")),
      "down_proj.lora_B.weight has numbers that are infinite or none"),
     (lambda all_: all_.update({f"{LAYER_PREFIX}self_attn.q_proj.lora_magnitude_vector": torch.zeros(64)}),
-     "q_proj.lora_magnitude_vector, which is no matrix of a LoRA"),], ids=range(6))
+     "q_proj.lora_magnitude_vector, which is no matrix of a LoRA"),
+], ids=range(6))
 def test_invalid_tensors_are_reported_by_name(adapter_pair: list[Path], output_folder: Path, tmp_path: Path,
                                               change: Callable[[TensorsByName], object], reason: str) -> None:
     broken = Path(copytree(adapter_pair[1], tmp_path / "broken"))
@@ -396,8 +398,8 @@ def test_missing_folder_is_reported_by_name(adapter_pair: list[Path], output_fol
     assert "/nowhere/adapter_config.json cannot be read: No such file or" in get_merge_error(
         [adapter_pair[0], Path("/nowhere")], output_folder)
     missing = output_folder / "missing"
-    assert f"{missing / WEIGHTS_FILE} cannot be written: No such file or directory" == get_merge_error(adapter_pair,
-                                                                                                       missing)
+    assert (f"{missing / WEIGHTS_FILE} cannot be written: No such file or directory"
+            == get_merge_error(adapter_pair, missing))
 
 
 @pytest.mark.parametrize(("dtype", "weight"), [("float16", 1e12), ("float32", 1e300)])
@@ -452,5 +454,5 @@ def test_full_disk_found_at_fsync_is_reported(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export.os, "fsync", raise_disk_full)
-    assert get_merge_error(
-        adapter_pair, output_folder) == f"{output_folder / WEIGHTS_FILE} cannot be written: No space left on device"
+    assert (get_merge_error(adapter_pair, output_folder)
+            == f"{output_folder / WEIGHTS_FILE} cannot be written: No space left on device")

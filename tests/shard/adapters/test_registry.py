@@ -153,8 +153,8 @@ def eight_adapters(llama_checkpoint: Path) -> list[Path]:
 def make_requests_of_all_adapters() -> list[ScheduledRequest]:
     """Return requests for the base model and for each adapter, several of them for two of the adapters."""
     numbers = [0, *range(1, 9), 3, 3, 7, 0]
-    return [ScheduledRequest(make_request(number, 20 + 7 * place % 40), place // 4) for place,
-            number in enumerate(numbers)]
+    return [ScheduledRequest(make_request(number, 20 + 7 * place % 40), place // 4)
+            for place, number in enumerate(numbers)]
 
 
 def check_bits_and_peft_tokens(base_checkpoint: Path, adapters: list[Path], harness: SchedulerWithWorkers,

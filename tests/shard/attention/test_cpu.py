@@ -99,10 +99,10 @@ def test_all_tokens_of_a_piece_gather_the_same_slots_in_a_window(window: int, st
     gather_window = GatherWindow(window)
     for piece in split_chunk_into_pieces(TokenSpan(0, start, length, [])):
         first, last = TokenSpan(0, piece.start, 1, []), TokenSpan(0, piece.end - 1, 1, [])
-        assert gather_window.first_position(first) == gather_window.first_position(
-            last) == gather_window.first_position(piece) <= max(0, piece.start - window + 1)
-        assert gather_window.gather_length(first) == gather_window.gather_length(
-            last) == gather_window.gather_length(piece)
+        assert (gather_window.first_position(first) == gather_window.first_position(last)
+                == gather_window.first_position(piece) <= max(0, piece.start - window + 1))
+        assert (gather_window.gather_length(first) == gather_window.gather_length(last)
+                == gather_window.gather_length(piece))
         assert gather_window.gather_length(piece) <= window + 3 * 512
 
 
@@ -123,16 +123,16 @@ def test_cpu_attention_agrees_with_the_reference(  # noqa: PLR0917 - drawn argum
     results = []
     for backend in ("cpu", "reference"):
         harness = AttentionHarness(backend, kv_heads=heads[0], group=heads[1], dtype=dtype, seed=seed, variant=variant)
-        decode_sequences = [(make_cached_sequence(harness, start + length), start + length - 1) for start,
-                            length in decodes]
-        chunk_sequences = [(make_cached_sequence(harness, start + length, start), start, start + length) for start,
-                           length in chunks]
+        decode_sequences = [(make_cached_sequence(harness, start + length), start + length - 1)
+                            for start, length in decodes]
+        chunk_sequences = [(make_cached_sequence(harness, start + length, start), start, start + length)
+                           for start, length in chunks]
         results.append(torch.cat(harness.run_step(decode_sequences, chunk_sequences)))
     torch.testing.assert_close(*results, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
 
 
 def make_cached_sequence(harness: AttentionHarness, length: int, num_cached: int | None = None) -> AttentionSequence:
-    """Return a part whose first `num_cached` tokens are in the cache; by default, all but the last."""
+    """Return a sequence whose first `num_cached` tokens are in the cache; by default, all but the last."""
     sequence = harness.make_random_sequence(length)
     harness.write_to_cache(sequence, 0, length - 1 if num_cached is None else num_cached)
     return sequence
@@ -280,8 +280,8 @@ def test_result_does_not_depend_on_how_many_decodes_share_a_call(dtype: torch.dt
     batched_results = harness.run_step(decodes)
     monkeypatch.setattr(cpu, "MAX_GATHERED_BYTES", 1)
     assert all(map(torch.equal, harness.run_step(decodes), batched_results))
-    assert all(torch.equal(harness.run_step([decode])[0], row) for decode,
-               row in zip(decodes, batched_results, strict=True))
+    assert all(torch.equal(harness.run_step([decode])[0], row)
+               for decode, row in zip(decodes, batched_results, strict=True))
 
 
 def test_more_heads_than_a_tile_do_not_depend_on_other_rows() -> None:

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class AttentionReturningItsPlanArguments:
-    """Attention backend whose plan is the arguments of `attention_plan`."""
+    """Attention backend whose plan is the arguments of `plan`."""
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int, cache: KVCache) -> Any:
         return decodes, chunks, num_tokens

@@ -28,8 +28,8 @@ def compute_textbook_attention(sequence: AttentionSequence, position: int, group
     out = torch.zeros(heads, head_dim, dtype=torch.float64)
     for head in range(heads):
         columns = slice(head // group * head_dim, (head // group + 1) * head_dim)
-        query, attended_keys = sequence.queries[position,
-                                                head].double(), sequence.keys[first:position + 1, columns].double()
+        query, attended_keys = (sequence.queries[position, head].double(),
+                                sequence.keys[first:position + 1, columns].double())
         weights = [compute_unnormalized_weight(query, key) for key in attended_keys]
         for softmax_weight, value in zip(weights, sequence.values[first:position + 1, columns], strict=True):
             out[head] += softmax_weight / sum(weights) * value.double()

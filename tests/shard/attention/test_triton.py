@@ -57,16 +57,13 @@ def run_triton_and_reference(harness_options: dict[str, object], decodes: list[i
     for backend in ("triton", "reference"):
         harness = AttentionHarness(backend, **harness_options)  # type: ignore[arg-type]
         harness.fill_all_blocks(NAN_FILL)
-        decode_sequences, prompt_sequences = [harness.make_random_sequence(length)
-                                              for length in decodes], [harness.make_random_sequence(end) for _,
-                                                                       end in chunks]
-        for sequence, num_cached in [*((part, part.length - 1) for part in decode_sequences),
-                                     *((part, start) for part,
-                                       (start, _) in zip(prompt_sequences, chunks, strict=True))]:
+        decode_sequences, prompt_sequences = ([harness.make_random_sequence(length) for length in decodes],
+                                              [harness.make_random_sequence(end) for _, end in chunks])
+        for sequence, num_cached in [*((part, part.length - 1) for part in decode_sequences), *(
+            (part, start) for part, (start, _) in zip(prompt_sequences, chunks, strict=True))]:
             harness.write_to_cache(sequence, 0, num_cached)
-        results.append(harness.run_step([(part, part.length - 1) for part in decode_sequences],
-                                        [(part, start, end) for part,
-                                         (start, end) in zip(prompt_sequences, chunks, strict=True)]))
+        results.append(harness.run_step([(part, part.length - 1) for part in decode_sequences], [
+            (part, start, end) for part, (start, end) in zip(prompt_sequences, chunks, strict=True)]))
     return list(zip(*results, strict=True))
 
 
@@ -148,8 +145,8 @@ def test_fewer_programs_than_splits_give_the_same_result(monkeypatch: pytest.Mon
 
     def plan_with_two_programs(*spans: Any) -> TritonAttentionPlan:
         made: Any = plan(*spans)
-        return replace(made, decodes_by_window={window: replace(one, num_programs=2) for window,
-                                                one in made.decodes_by_window.items()})
+        return replace(made, decodes_by_window={window: replace(one, num_programs=2)
+                                                for window, one in made.decodes_by_window.items()})
 
     monkeypatch.setattr(harness.attention, "plan", plan_with_two_programs)
     assert all(torch.equal(*pair) for pair in zip(harness.run_step(decodes), expected, strict=True))

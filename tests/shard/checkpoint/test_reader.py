@@ -159,10 +159,9 @@ def test_packed_tensors_are_read_in_their_stored_dtype(tmp_path: Path, name: str
     with open_weights(tmp_path) as weights:
         assert weights.stored_dtype("packed") is dtype
         assert weights.read_tensor("scale", ()) == 0.5
-        for read, expected in (
-                (weights.read_tensor("packed", (6, 4), dtype), packed),
-                (weights.read_rows("packed", (6, 4), range(2, 5), dtype), packed[2:5]),
-                (weights.read_columns("packed", (6, 4), range(1, 3), dtype), packed[:, 1:3])):
+        for read, expected in ((weights.read_tensor("packed", (6, 4), dtype), packed),
+                               (weights.read_rows("packed", (6, 4), range(2, 5), dtype), packed[2:5]),
+                               (weights.read_columns("packed", (6, 4), range(1, 3), dtype), packed[:, 1:3])):
             assert read.dtype is dtype
             assert torch.equal(read.float(), expected.float())
 

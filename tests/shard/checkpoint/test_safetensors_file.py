@@ -24,10 +24,10 @@ TENSORS = {"first": torch.ones(TENSOR_SHAPE), "second": torch.ones(TENSOR_SHAPE)
 READ_METHODS: dict[str, Callable[[CheckpointReader, str], object]] = {
     "whole": lambda weights, name: weights.read_tensor(name, TENSOR_SHAPE),
     "rows": lambda weights, name: weights.read_rows(name, TENSOR_SHAPE, range(200)),
-    "stack": lambda weights,
-    name: weights.read_stacked_rows([TensorRows(name, TENSOR_SHAPE, range(1, 3)),
-                                     TensorRows(name, TENSOR_SHAPE, range(99, 400))]),
-    "columns": lambda weights, name: weights.read_columns(name, TENSOR_SHAPE, range(3)),}
+    "stack": lambda weights, name: weights.read_stacked_rows([TensorRows(name, TENSOR_SHAPE, range(1, 3)),
+                                                              TensorRows(name, TENSOR_SHAPE, range(99, 400))]),
+    "columns": lambda weights, name: weights.read_columns(name, TENSOR_SHAPE, range(3)),
+}
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def make_truncating_preadv(path: Path, num_bytes_left: int, num_reads_before: in
 def test_tensor_bytes_are_read_from_their_offset(weights_file: Path) -> None:
     memory = bytearray(8)
     with open_safetensors(weights_file) as file:
-        assert {name: entry.shape for name,
-                entry in file.entries.items()} == {"first": TENSOR_SHAPE, "second": TENSOR_SHAPE}
+        assert ({name: entry.shape for name, entry in file.entries.items()}
+                == {"first": TENSOR_SHAPE, "second": TENSOR_SHAPE})
         file.read_bytes_into("first", file.entries["first"].begin + 4, memoryview(memory))
     assert memory == TENSORS["first"][0, 1:3].numpy().tobytes()
 

@@ -92,10 +92,10 @@ def test_device_lists_begin_with_the_values_sent_last(sendings: list[tuple[list[
             for sent_values, device_list, possible_entries in zip(lists, static_buffers.device_lists, possible_values,
                                                                   strict=True):
                 assert device_list[:len(sent_values)].tolist() == sent_values
-                possible_entries[:len(sent_values)] = [values | {new} for values,
-                                                       new in zip(possible_entries, sent_values, strict=False)]
-                assert all(value in values for value,
-                           values in zip(device_list.tolist(), possible_entries, strict=True))
+                possible_entries[:len(sent_values)] = [
+                    values | {new} for values, new in zip(possible_entries, sent_values, strict=False)]
+                assert all(value in values
+                           for value, values in zip(device_list.tolist(), possible_entries, strict=True))
 
 
 def test_nearby_lists_are_copied_at_once() -> None:

@@ -110,8 +110,8 @@ def test_cpu_shards_share_half_of_the_available_memory() -> None:
 
 
 def test_single_shard_gets_the_whole_budget() -> None:
-    assert compute_host_budget(HOST_MEMORY, 0.8,
-                               1) == MemoryBudget(16 * GIB, "80% of the 20.00 GiB that the system has available")
+    assert (compute_host_budget(HOST_MEMORY, 0.8, 1)
+            == MemoryBudget(16 * GIB, "80% of the 20.00 GiB that the system has available"))
 
 
 def test_a_tenth_of_gpu_memory_stays_free() -> None:

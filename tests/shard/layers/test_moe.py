@@ -29,10 +29,9 @@ def make_experts(num_experts: int, num_experts_per_token: int, dtype: torch.dtyp
                  group: InProcessRankGroup | SingleRankGroup | None = None) -> RoutedExperts:
     group = group or SingleRankGroup()
     rank_slice = slice(EXPERT_SIZE * group.rank // group.size, EXPERT_SIZE * (group.rank + 1) // group.size)
-    gate, *weights = (make_random_tensor(*shape, seed=seed).to(dtype) for seed,
-                      shape in enumerate([(num_experts, HIDDEN_SIZE), (num_experts, EXPERT_SIZE, HIDDEN_SIZE),
-                                          (num_experts, EXPERT_SIZE, HIDDEN_SIZE),
-                                          (num_experts, HIDDEN_SIZE, EXPERT_SIZE)]))
+    gate, *weights = (make_random_tensor(*shape, seed=seed).to(dtype) for seed, shape in enumerate(
+        [(num_experts, HIDDEN_SIZE), (num_experts, EXPERT_SIZE, HIDDEN_SIZE), (num_experts, EXPERT_SIZE, HIDDEN_SIZE),
+         (num_experts, HIDDEN_SIZE, EXPERT_SIZE)]))
     experts = [Expert(make_gated_linear(one[rank_slice].clone(), up[rank_slice].clone()),
                       make_linear(down[:, rank_slice].contiguous())) for one, up, down in zip(*weights, strict=True)]
     return RoutedExperts(ExpertGate(make_linear(gate), num_experts_per_token, normalize_weights=True), experts, group)

@@ -25,17 +25,16 @@ CPU = torch.device("cpu")
 SHAPE_BY_TENSOR = {"gate.weight": (NUM_OUTPUTS, NUM_INPUTS), "gate.bias": (NUM_OUTPUTS,),
                    "up.weight": (NUM_OUTPUTS, NUM_INPUTS), "up.bias": (NUM_OUTPUTS,),
                    "down.weight": (NUM_INPUTS, NUM_OUTPUTS), "down.bias": (NUM_INPUTS,)}
-TENSORS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)) for name,
-           shape in SHAPE_BY_TENSOR.items()}
+TENSORS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(0))
+           for name, shape in SHAPE_BY_TENSOR.items()}
 INPUT_ROWS = torch.randn(5, NUM_INPUTS, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
 def weights_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    transposed_tensors = {f"turned_{name}": (tensor.mT if tensor.ndim > 1
-                                             else tensor).clone(memory_format=torch.contiguous_format) for name,
-                          tensor in TENSORS.items()}
+    transposed_tensors = {f"turned_{name}": (tensor.mT if tensor.ndim > 1 else tensor).clone(
+        memory_format=torch.contiguous_format) for name, tensor in TENSORS.items()}
     save_file(TENSORS | transposed_tensors, folder / "model.safetensors")
     return folder
 

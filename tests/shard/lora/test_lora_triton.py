@@ -52,8 +52,8 @@ class LoraPair:
                                          for width in OUTPUT_WIDTHS])
         self.triton_lora, self.torch_lora = (kind(self.adapter_routing, parts, dtype, CPU)
                                              for kind in (lora_triton.TritonLoraWeights, TorchLoraWeights))
-        self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank) for adapter,
-                                rank in RANK_BY_ADAPTER.items()}
+        self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank)
+                                for adapter, rank in RANK_BY_ADAPTER.items()}
         torch.manual_seed(0)
         for adapter, rank in RANK_BY_ADAPTER.items():
             for part, width in enumerate(OUTPUT_WIDTHS[:1 + adapter % 3]):
@@ -70,8 +70,8 @@ class LoraPair:
 
     def make_random_rows(self, runs: list[AdapterRun]) -> tuple[Tensor, Tensor]:
         num_rows = sum(run.length for run in runs)
-        return torch.randn(num_rows,
-                           NUM_INPUTS).to(self.dtype), torch.randn(num_rows, sum(OUTPUT_WIDTHS)).to(self.dtype)
+        return (torch.randn(num_rows, NUM_INPUTS).to(self.dtype),
+                torch.randn(num_rows, sum(OUTPUT_WIDTHS)).to(self.dtype))
 
 
 @pytest.fixture(params=TOLERANCE_BY_DTYPE, ids=str, scope="module")
@@ -226,8 +226,9 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     with torch.inference_mode():  # as at warm-up
         assert torch.equal(replay(), y)
     for adapter, rank in enumerate((3, 40, 3), 1):
-        triton_lora.store_adapter(adapter_slots.assign(adapter, rank), 1, torch.randn(rank, NUM_INPUTS) / NUM_INPUTS
-                                  ** 0.5, torch.randn(OUTPUT_WIDTHS[1], rank))
+        triton_lora.store_adapter(adapter_slots.assign(adapter, rank),
+                                  1, torch.randn(rank, NUM_INPUTS) / NUM_INPUTS ** 0.5,
+                                  torch.randn(OUTPUT_WIDTHS[1], rank))
     adapter_slots.assign(4, 16)  # has no matrices for this linear
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
         assert adapter_routing.write_static_work(static_work, adapters)

@@ -48,8 +48,7 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRun], rank
 
 
 @given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRun],
-                                                         ranks: dict[int, int]) -> None:
+def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRun], ranks: dict[int, int]) -> None:
     adapter_routing = make_routing(ranks)
     expected = {row: adapter_routing._adapter_slots.find(adapter)
                 for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
@@ -88,8 +87,8 @@ def test_static_work_is_that_of_the_last_step(steps: list[list[int]], ranks: dic
     for adapters in steps:
         assert adapter_routing.write_static_work(static_work, adapters)
         found = read_slots_by_row(work, adapter_routing._adapter_slots)
-        assert found == {row: adapter_routing._adapter_slots.find(adapter) for row,
-                         adapter in enumerate(adapters) if adapter in ranks}
+        assert found == {row: adapter_routing._adapter_slots.find(adapter) for row, adapter in enumerate(adapters)
+                         if adapter in ranks}
     assert (work.shrunk_size, work.used_slots, len(work.entries)) == (40 * MAX_PADDED_RANK, None, 40)
     adapter_routing.head_or_embedding_adapters.add(7)
     assert not adapter_routing.write_static_work(static_work, [1, 7])

@@ -48,8 +48,8 @@ def test_result_does_not_depend_on_other_texts_on_two_ranks(tmp_path_factory: py
     def compare_with_single_texts(group: SingleRankGroup) -> bool:
         model = load_encoder_model(folder, torch.float32, group)
         batched_outputs = run_encoder(model, RANDOM_TEXTS)
-        return all(torch.equal(run_encoder(model, [each])[0], among) for each,
-                   among in zip(RANDOM_TEXTS, batched_outputs, strict=True))
+        return all(torch.equal(run_encoder(model, [each])[0], among)
+                   for each, among in zip(RANDOM_TEXTS, batched_outputs, strict=True))
 
     assert run_on_ranks(2, compare_with_single_texts) == [True, True]
 

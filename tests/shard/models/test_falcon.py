@@ -33,10 +33,10 @@ FALCON_11B = FALCON_40B | {
     "max_position_embeddings": 8192, "num_attention_heads": 32, "num_ln_in_parallel_attn": 1, "rope_scaling": None,
     "rope_theta": 500042.0, "tie_word_embeddings": False}
 FALCON_7B_CONFIG = FalconConfig(architecture="FalconForCausalLM", vocabulary_size=65024, hidden_size=4544,
-                      intermediate_size=18176, num_layers=32, num_heads=71, num_kv_heads=1, head_dim=64,
-                      norm_epsilon=1e-5, max_positions=2048, dtype=torch.bfloat16,
-                      rotary=RotaryConfig("default", 10000.0), tie_word_embeddings=True, gelu_approximate="none",
-                      parallel_residual=True, num_layer_norms=1)
+                                intermediate_size=18176, num_layers=32, num_heads=71, num_kv_heads=1, head_dim=64,
+                                norm_epsilon=1e-5, max_positions=2048, dtype=torch.bfloat16,
+                                rotary=RotaryConfig("default", 10000.0), tie_word_embeddings=True,
+                                gelu_approximate="none", parallel_residual=True, num_layer_norms=1)
 FALCON_7B_OPTIONS: dict[str, Any] = {"new_decoder_architecture": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "40B": {},
@@ -45,7 +45,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "7B": FALCON_7B_OPTIONS,
     "a key head for each query, biases": FALCON_7B_OPTIONS | {"multi_query": False, "num_kv_heads": 4, "bias": True},
     "one half after the other": FALCON_7B_OPTIONS
-    | {"dtype": "bfloat16", "parallel_attn": False, "activation": "gelu_new"},}
+    | {"dtype": "bfloat16", "parallel_attn": False, "activation": "gelu_new"},
+}
 
 
 def parse_config(values: dict[str, Any], **changes: Any) -> FalconConfig:
@@ -76,8 +77,8 @@ def test_more_query_heads_than_tile_rows_share_a_kv_head(tmp_path_factory: pytes
                          num_kv_heads=8, num_layer_norms=2)),
     (FALCON_11B,
      replace(FALCON_7B_CONFIG, hidden_size=4096, intermediate_size=16384, num_layers=60, num_heads=32, num_kv_heads=8,
-             head_dim=128, max_positions=8192, rotary=RotaryConfig("default", 500042.0), tie_word_embeddings=False)),],
-                         ids=["7B", "40B", "11B"])
+             head_dim=128, max_positions=8192, rotary=RotaryConfig("default", 500042.0), tie_word_embeddings=False)),
+], ids=["7B", "40B", "11B"])
 def test_published_configs_are_parsed(values: dict[str, Any], expected: FalconConfig) -> None:
     assert parse_config(values) == expected
 

@@ -24,8 +24,7 @@ def test_hidden_states_and_logits_match_transformers(
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 96 ** 0.5), (torch.bfloat16, 9.8125)], ids=str)
-def test_embedding_scale_is_rounded_to_the_model_dtype(
-        tmp_path: Path, dtype: torch.dtype, scale: float) -> None:
+def test_embedding_scale_is_rounded_to_the_model_dtype(tmp_path: Path, dtype: torch.dtype, scale: float) -> None:
     model = load_decoder_model(make_tiny_checkpoint(tmp_path, "gemma", hidden_size=96), dtype, SingleRankGroup())
     assert model.embedding.scale == pytest.approx(scale, abs=1e-6)  # type: ignore[attr-defined]
 

@@ -15,7 +15,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "bfloat16"},
     "no bounds, untied": {"attn_logit_softcapping": None, "final_logit_softcapping": None,
                           "layer_types": [FULL_ATTENTION, SLIDING_ATTENTION], "tie_word_embeddings": False,
-                          "attention_bias": True},}
+                          "attention_bias": True},
+}
 ARCHITECTURE = "Gemma2ForCausalLM"
 
 

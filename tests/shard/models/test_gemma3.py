@@ -25,7 +25,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stretched, bounded, untied": {
         "rope_parameters": SCALED_ROPE, "final_logit_softcapping": 8.0,
         "layer_types": [FULL_ATTENTION, SLIDING_ATTENTION],
-        "tie_word_embeddings": False, "attention_bias": True},}
+        "tie_word_embeddings": False, "attention_bias": True},
+}
 ARCHITECTURE, MULTIMODAL_ARCHITECTURE = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
 VISION_SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                 "image_size": 28, "patch_size": 14}
@@ -94,7 +95,8 @@ def test_text_model_of_a_multimodal_config_has_defaults() -> None:
      "rope_type ntk is not supported"),
     (MULTIMODAL_ARCHITECTURE, {}, "text_config must be an object, got None"),
     (MULTIMODAL_ARCHITECTURE, {"tie_word_embeddings": False, "text_config": DECODER_SIZES},
-     "tie_word_embeddings false is not supported"),], ids=str)
+     "tie_word_embeddings false is not supported"),
+], ids=str)
 def test_unsupported_settings_are_rejected(
         architecture: str, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):

@@ -98,8 +98,9 @@ def test_old_tensor_names_and_buffers_are_accepted(
     extra = {f"gpt_neox.layers.{layer}.attention.{name}": buffer.clone()
              for name, buffer in buffers.items() for layer in range(2)}
     plain = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "gpt_neox")
-    older = write_converted_checkpoint(plain, tmp_path / "older", extra_tensors=extra,
-                        rename_tensor=lambda name: name.replace("embed_out", head).replace("lm_head", head))
+    older = write_converted_checkpoint(
+        plain, tmp_path / "older", extra_tensors=extra,
+        rename_tensor=lambda name: name.replace("embed_out", head).replace("lm_head", head))
     assert read_model_config(plain) == read_model_config(older)
     (expected,), (found,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
     assert torch.equal(found.hidden, expected.hidden)

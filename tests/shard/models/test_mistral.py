@@ -24,7 +24,7 @@ def test_hidden_states_and_logits_match_transformers(
 @pytest.mark.parametrize(("changes", "windows"),
                          [({}, (4096,) * 4), ({"sliding_window": 32}, (32,) * 4), ({"sliding_window": None}, ()),
                           ({"sliding_window": 32, "layer_types": SLIDING_LAYER_TYPES}, (32,) * 4),
-                          ({"sliding_window": None, "layer_types": FULL_LAYER_TYPES}, ()),], ids=str)
+                          ({"sliding_window": None, "layer_types": FULL_LAYER_TYPES}, ())], ids=str)
 def test_all_layers_have_the_same_window(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
     assert make_model_config(ARCHITECTURE, **changes).sliding_windows == windows
 
@@ -35,7 +35,8 @@ def test_all_layers_have_the_same_window(changes: dict[str, Any], windows: tuple
     ({"sliding_window": None, "layer_types": SLIDING_LAYER_TYPES},
      "layer_types .*sliding_attention.* with sliding_window None"),
     ({"sliding_window": 0}, "sliding_window must be a whole number of at least 1, got 0"),
-    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),], ids=str)
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
+], ids=str)
 def test_unsupported_settings_are_rejected(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make_model_config(ARCHITECTURE, **changes)

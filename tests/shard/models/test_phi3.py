@@ -56,7 +56,8 @@ def test_short_factors_are_used_within_the_original_context() -> None:
     ({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}}, r"short_factor must .* got \[1.0, 0.0\]"),
     (OLD_LONGROPE_CONFIG | {"partial_rotary_factor": 1.0},
      "8 pairs of a head are turned and need as many factors, got 6"),
-    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),], ids=str)
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
+], ids=str)
 def test_unsupported_settings_are_rejected(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make_model_config(ARCHITECTURE, **changes)

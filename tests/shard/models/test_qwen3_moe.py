@@ -42,8 +42,7 @@ def test_cpu_attention_matches_transformers(tmp_path_factory: pytest.TempPathFac
     check_decoder_matches_transformers(folder, torch.float32, backend="cpu")
 
 
-def test_representative_layers_include_the_first_moe_layer(
-        tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_representative_layers_include_the_first_moe_layer(tmp_path_factory: pytest.TempPathFactory) -> None:
     for changes, count in (({}, 1), (VARIANTS["every other layer"], 2)):
         folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
         assert load_decoder_model(folder, torch.float32, SingleRankGroup()).num_representative_layers == count
@@ -57,8 +56,8 @@ def test_published_config_is_parsed() -> None:
 
 
 def test_both_names_of_the_number_of_experts_are_accepted() -> None:
-    newer = {name: value for name,
-             value in PUBLISHED_CONFIG.items() if name != "num_experts"} | {"num_local_experts": 16}
+    newer = {name: value for name, value in PUBLISHED_CONFIG.items()
+             if name != "num_experts"} | {"num_local_experts": 16}
     assert parse_config_with_quantization(JsonConfig(newer, "config.json")).num_experts == 16  # type: ignore[attr-defined]
 
 

@@ -43,8 +43,8 @@ def test_config_is_parsed() -> None:
 
 
 def test_settings_absent_from_old_files_have_defaults() -> None:
-    shorter_config = {name: value for name,
-                      value in LLAMA_CONFIG.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
+    shorter_config = {name: value for name, value in LLAMA_CONFIG.items()
+                      if name not in {"num_key_value_heads", "rms_norm_eps"}}
     assert parse_config_with_quantization(JsonConfig(shorter_config, "")) == replace(EXPECTED_CONFIG, num_kv_heads=4,
                                                                                      norm_epsilon=1e-6)
 

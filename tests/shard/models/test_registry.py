@@ -10,8 +10,8 @@ MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tests/shard/mod
 
 
 def test_every_registered_architecture_has_a_test_family() -> None:
-    assert DECODER_ARCHITECTURES.keys() - MULTIMODAL_ARCHITECTURES == {model_class.__name__ for _, model_class,
-                                                                       _ in MODEL_FAMILIES.values()}
+    assert DECODER_ARCHITECTURES.keys() - MULTIMODAL_ARCHITECTURES == {model_class.__name__
+                                                                       for _, model_class, _ in MODEL_FAMILIES.values()}
 
 
 @pytest.mark.parametrize("family", MODEL_FAMILIES)

@@ -84,8 +84,7 @@ def test_weights_are_packed_on_the_cpu_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
-def test_wide_linear_does_not_depend_on_other_rows(
-        dtype: torch.dtype, outputs: int, inputs: int) -> None:
+def test_wide_linear_does_not_depend_on_other_rows(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     """On processors with AMX, bfloat16 matmuls of more than 32 rows had other bits."""
     torch.manual_seed(0)
     linear, rows = make_linear(torch.randn(outputs, inputs, dtype=dtype)), torch.randn(300, inputs, dtype=dtype)

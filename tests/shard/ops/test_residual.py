@@ -35,8 +35,8 @@ def test_delta_added_by_a_norm_is_not_added_again() -> None:
             added_deltas.append(delta)
             return super().add_and_norm(x, delta)
 
-    residual, norm, delta = ResidualStream(torch.ones(1, 4)), RecordingNorm(torch.ones(4),
-                                                                            1e-5), torch.full((1, 4), 2.0)
+    residual, norm, delta = (ResidualStream(torch.ones(1, 4)), RecordingNorm(torch.ones(4), 1e-5),
+                             torch.full((1, 4), 2.0))
     residual.add_pending_and_norm(norm)
     residual.add_deferred(delta)
     residual.add_pending_and_norm(norm)

@@ -69,8 +69,8 @@ def make_attention_jobs(case: AttentionCase) -> list[CompileJob]:
     layer_constants = {"CAPPED": case.has_softcap, "WINDOW": case.window, "GROUP": case.group_size,
                        **head_dim_constants, "BLOCK_SIZE": 16, "SPLIT": triton.SPLIT_POSITIONS,
                        "TILE": sizes.tile_positions, "ROWS": sizes.query_rows}
-    options, output = {"num_warps": triton.NUM_WARPS, "num_stages": triton.NUM_STAGES}, make_pointer_signature(
-        "output", dtype=case.dtype)
+    options, output = ({"num_warps": triton.NUM_WARPS, "num_stages": triton.NUM_STAGES},
+                       make_pointer_signature("output", dtype=case.dtype))
     return [(ATTENTION_MODULE, "attend_decode_splits",
              {**pointer_signature, "split_entries": "*i32", "split_offsets": "*i32", **PARTIALS, "num_decodes": "i32",
               **scalar_signature}, layer_constants, options),
@@ -89,8 +89,7 @@ POINTWISE_JOBS = [
      make_pointer_signature("qkv", "weight") | {"cos_sin_table": "*fp32", "positions": "*i64", "slots": "*i64"}
      | make_pointer_signature("queries", "keys", "values") | {"epsilon": "fp32", "slot_stride": "i32"},
      {"HAS_NORM": True, "ROUND_AFTER_WEIGHT": False, "INTERLEAVED": False, "ROTATED_DIM": 128, "NUM_HEADS": 32,
-      "NUM_KV_HEADS": 8, "HEAD_DIM": 128,
-      "BLOCK": 128}, {"num_warps": 1})]
+      "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK": 128}, {"num_warps": 1})]
 
 
 LORA_WORK_SIGNATURE = {**make_pointer_signature("dtype_example"), "address_tables": "*i64", "entries": "*i32",

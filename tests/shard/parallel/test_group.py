@@ -78,8 +78,7 @@ def join_with_peer_process(folder: Path, num_sums: int) -> Iterator[RankGroup]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", GROUP_SIZES)
-def test_sum_adds_in_rank_order_on_every_rank(
-        tmp_path: Path, size: int, dtype: torch.dtype) -> None:
+def test_sum_adds_in_rank_order_on_every_rank(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
     parts = [make_rank_tensor(rank, dtype=dtype) for rank in range(size)]
     total = parts[0]
     for other in parts[1:]:
@@ -190,20 +189,19 @@ def make_two_exchanges(folder: Path) -> Iterator[list[SharedMemoryExchange]]:
 
 
 def test_connected_rank_that_hangs_is_an_error(tmp_path: Path) -> None:
-    with make_two_exchanges(tmp_path) as (one,
-                                          _), pytest.raises(RuntimeError, match="a peer of rank 0 is gone, or hangs"):
+    with make_two_exchanges(tmp_path) as (one, _), pytest.raises(RuntimeError,
+                                                                 match="a peer of rank 0 is gone, or hangs"):
         next(one.all_gather(make_rank_tensor(0)))
 
 
 def test_ranks_with_mismatched_tensors_get_an_error(tmp_path: Path) -> None:
     with make_two_exchanges(tmp_path) as ranks, ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(next, rank.all_gather(x)) for rank,
-                 x in zip(ranks, (make_rank_tensor(0), make_rank_tensor(0)[1:]), strict=True)]
+        calls = [pool.submit(next, rank.all_gather(x))
+                 for rank, x in zip(ranks, (make_rank_tensor(0), make_rank_tensor(0)[1:]), strict=True)]
         assert all("not in step" in str(call.exception()) for call in calls)
 
 
-def test_file_is_used_where_memfd_create_is_forbidden(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_used_where_memfd_create_is_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_permission_error(*_: Any) -> int:
         raise PermissionError
     monkeypatch.setattr(os, "memfd_create", raise_permission_error)

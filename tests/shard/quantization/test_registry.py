@@ -30,7 +30,8 @@ REJECTED_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (PACKED_CONFIG | {"config_groups": {"a": WEIGHT_GROUP | {"weights": {"num_bits": 4, "type": "float"}}}},
      "num_bits 4 is not"),
     (PACKED_CONFIG | {"config_groups": {"a": WEIGHT_GROUP | {"weights": {"num_bits": 8, "strategy": "tensor_group"}}}},
-     "strategy tensor_group is not supported; supported: tensor, channel, group, block"),]
+     "strategy tensor_group is not supported; supported: tensor, channel, group, block"),
+]
 
 
 @pytest.mark.parametrize(("values", "complaint"), REJECTED_CONFIGS,

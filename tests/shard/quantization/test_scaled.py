@@ -50,8 +50,8 @@ def test_scales_of_wrong_shape_are_rejected_by_name(tmp_path: Path, shape: tuple
 
 def test_missing_scales_are_reported_by_name(tmp_path: Path) -> None:
     save_file({"other": torch.ones(1)}, tmp_path / "model.safetensors")
-    with CheckpointReader(tmp_path, torch.float32,
-                          CPU) as weights, pytest.raises(ValueError, match=r"lacks x\.weight_scale,"):
+    with (CheckpointReader(tmp_path, torch.float32, CPU) as weights,
+          pytest.raises(ValueError, match=r"lacks x\.weight_scale,")):
         read_scales(weights, "x.weight_scale", ROW_SLICE, None)
 
 

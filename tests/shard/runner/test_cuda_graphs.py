@@ -42,7 +42,7 @@ def fill_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", pytest.param("gpt2", marks=pytest.mark.long)])
 def replayable_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReplayableModel:
-    """Bench of a model: llama, one with windows, or one without rotary embedding."""
+    """Model with replayable steps: llama, one with windows, or one without rotary embedding."""
     return ReplayableModel(make_tiny_checkpoint(tmp_path_factory.mktemp("replay"), request.param))
 
 
@@ -70,8 +70,8 @@ def test_sequence_with_nan_values_fails_alone(replayable_model: ReplayableModel)
 
 @pytest.mark.slow
 def test_steps_that_were_not_captured_are_not_replayed(replayable_model: ReplayableModel) -> None:
-    sequences, try_replay = replayable_model.make_prefilled_sequences([5] * (MAX_ROWS + 4),
-                                                                      1), replayable_model.replays.run
+    sequences, try_replay = (replayable_model.make_prefilled_sequences([5] * (MAX_ROWS + 4), 1),
+                             replayable_model.replays.run)
     assert try_replay(Step(decodes=sequences[:MAX_ROWS]), replayable_model.cache) is not None
     assert try_replay(Step(decodes=sequences), replayable_model.cache) is None  # more than were captured
     assert try_replay(Step(decodes=sequences[:1], chunks=[PrefillChunk(sequences[1], 0, 5)]),
@@ -123,7 +123,7 @@ def test_step_with_too_many_splits_for_memory_is_not_replayed(replayable_model: 
 
 @pytest.fixture(scope="module")
 def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayableModel]:
-    """Bench whose steps are captured before adapters are loaded; the last adapter replaces the head."""
+    """Model whose steps are captured before adapters are loaded; the last adapter replaces the head."""
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lora_linear, "import_kernels", lambda *_: lora_triton)

@@ -86,8 +86,7 @@ def test_embeddings_may_be_truncated(checkpoint: Path) -> None:
     assert make_single_rank_embedder(checkpoint, width=10).embed([make_random_text(9)]) == [expected[:10]]
 
 
-def test_text_with_nan_fails_alone_and_leaves_nothing_behind(
-        tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_text_with_nan_fails_alone_and_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
     embedder = make_single_rank_embedder(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), poison=True)
     expected = embedder.embed([make_random_text(70)])
     poisoned = PoolingText([*make_random_text(90).tokens[:40], POISON_TOKEN, *make_random_text(90).tokens[41:]])

@@ -77,8 +77,8 @@ def test_thorough_gate_finds_dependence_on_many_prompts(one_layer_decoder: Decod
 
 def test_thorough_gate_runs_the_head_with_all_rows(one_layer_decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = Decoder.compute_logits
-    monkeypatch.setattr(Decoder, "compute_logits", lambda self,
-                        hidden: call_with_changed_bits(logits, self, hidden, 400))
+    monkeypatch.setattr(Decoder, "compute_logits",
+                        lambda self, hidden: call_with_changed_bits(logits, self, hidden, 400))
     assert make_gate(one_layer_decoder).find_difference() == ""
     assert make_gate(one_layer_decoder, sizes=THOROUGH_GATE_SIZES).find_difference().startswith(
         "a token in a batch of 448 has other bits in logits")

@@ -37,8 +37,8 @@ def test_every_reduction(kind: str, expected: list[float]) -> None:
 
 def test_embedding_is_truncated_before_it_is_normalized() -> None:
     assert Pooling("last", 2).pool_text(HIDDEN_STATES).tolist() == [5, 4]
-    assert Pooling("first", 3,
-                   normalizes=True).pool_text(HIDDEN_STATES).tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    assert (Pooling("first", 3, normalizes=True).pool_text(HIDDEN_STATES).tolist()
+            == pytest.approx([1 / 3, 2 / 3, 2 / 3]))
     assert Pooling("last", 1, normalizes=True).pool_text(HIDDEN_STATES).tolist() == [1]
 
 

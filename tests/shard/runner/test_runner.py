@@ -19,7 +19,7 @@ NUM_NEW_TOKENS = 12
 @pytest.fixture(scope="module", params=[1, 2])
 def scheduler_with_workers(request: pytest.FixtureRequest,
                            tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerWithWorkers]:
-    """Loom with so few blocks that they are reused again and again."""
+    """Scheduler and workers with so few blocks that they are reused again and again."""
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("poison"), "llama")
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][POISON_TOKEN] = torch.nan

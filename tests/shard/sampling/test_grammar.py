@@ -78,8 +78,8 @@ def test_end_tokens_that_may_be_text_are_allowed_only_at_the_end(grammar_registr
     newline = ord("\n")
     assert get_allowed_tokens(grammar_registry,
                               make_constrained_sequence(1, b"a", end_tokens=(END_TOKEN, newline))) == set()
-    assert get_allowed_tokens(grammar_registry, make_constrained_sequence(
-        1, b"a\n", end_tokens=(END_TOKEN, newline))) == get_letter_tokens("b") | {END_TOKEN, newline}
+    assert (get_allowed_tokens(grammar_registry, make_constrained_sequence(1, b"a\n", end_tokens=(END_TOKEN, newline)))
+            == get_letter_tokens("b") | {END_TOKEN, newline})
 
 
 def test_grammar_state_advances_with_sampled_tokens(grammar_registry: GrammarRegistry) -> None:
@@ -104,8 +104,8 @@ def test_token_that_does_not_fit_ends_the_match(grammar_registry: GrammarRegistr
 def test_sequences_of_one_grammar_have_separate_states(grammar_registry: GrammarRegistry) -> None:
     grammar_registry.load(1, GRAMMAR_FROM_REGEX("ab|cd"))
     first, second = make_constrained_sequence(1), make_constrained_sequence(1)
-    assert get_allowed_tokens(grammar_registry,
-                              first) == get_allowed_tokens(grammar_registry, second) == get_letter_tokens("ac")
+    assert (get_allowed_tokens(grammar_registry, first) == get_allowed_tokens(grammar_registry, second)
+            == get_letter_tokens("ac"))
     grammar_registry.advance(first, ord("a"))
     assert (get_allowed_tokens(grammar_registry, first),
             get_allowed_tokens(grammar_registry, second)) == (get_letter_tokens("b"), get_letter_tokens("ac"))
@@ -184,8 +184,8 @@ def test_rows_without_a_grammar_do_not_depend_on_those_with_one(grammar_registry
     logits = make_random_logits(32, VOCABULARY_SIZE)
     plain = [make_sampling_sequence(key=key, temperature=1.0, top_n_tokens=3, top_p=0.9) for key in range(32)]
     alone = sample(grammar_registry, logits, *plain)
-    mixed = [make_constrained_sequence(1, temperature=1.0) if key % 4 else sequence for key,
-             sequence in enumerate(plain)]
+    mixed = [make_constrained_sequence(1, temperature=1.0) if key % 4 else sequence
+             for key, sequence in enumerate(plain)]
     batched = sample(grammar_registry, logits, *mixed)
     for row in range(0, 32, 4):
         for name in ("tokens", "logprobs", "top_tokens", "top_logprobs"):
@@ -276,8 +276,8 @@ def test_batches_with_grammars_are_exact_and_outputs_fit(checkpoint: Path, ranks
         assert [info.grammars for info in harness.infos] == [True] * ranks
         load_all_grammars(harness)
         assert list(harness.call_all_ranks("info")[0].loaded_grammars) == [1, 2]
-        scheduled_requests = [ScheduledRequest(request, arrival_step=index // 8) for index,
-                              request in enumerate(all_requests)]
+        scheduled_requests = [ScheduledRequest(request, arrival_step=index // 8)
+                              for index, request in enumerate(all_requests)]
         outputs = harness.run_together(scheduled_requests, loss_steps=(9,))
         assert harness.run_together(scheduled_requests, prefill_policy="pause") == outputs
         for index in (*range(0, 32, 4), 1, 2, 31):

@@ -15,8 +15,8 @@ def splitmix64_uniform(key: int, index: int) -> float:
 
 def test_a_draw_is_a_hash_of_key_and_index() -> None:
     keys, indices = [0, 1, 7919, 2**63, NUM_WORD_VALUES - 1], [0, 1, 5, 100_000, 2**31]
-    assert draw_uniforms(keys,
-                         indices).tolist() == [splitmix64_uniform(*pair) for pair in zip(keys, indices, strict=True)]
+    assert draw_uniforms(keys, indices).tolist() == [splitmix64_uniform(*pair)
+                                                     for pair in zip(keys, indices, strict=True)]
 
 
 def test_draws_do_not_depend_on_other_rows() -> None:

@@ -39,8 +39,8 @@ def sample(logits: Tensor, *sequences: Sequence) -> SampledBatch:
 def compute_transformers_logprobs(logits: Tensor, sequence: Sequence) -> Tensor:
     """Return the logprobs computed by the processors of transformers."""
     settings_by_name = {name: getattr(sequence.sampling, name) for name in TRANSFORMERS_PROCESSORS}
-    processors = LogitsProcessorList(TRANSFORMERS_PROCESSORS[name](value) for name,
-                                     value in settings_by_name.items() if value)
+    processors = LogitsProcessorList(TRANSFORMERS_PROCESSORS[name](value) for name, value in settings_by_name.items()
+                                     if value)
     return processors(torch.tensor([sequence.tokens]), logits.clone()).log_softmax(-1)[0]
 
 

@@ -57,7 +57,7 @@ def make_expected_text(row: SequenceRow, seed: int = 0, mean_output_length: floa
 
 
 class RandomBatchWalk:
-    """Sequences on a random path through batches; `said` holds the tokens of each."""
+    """Sequences on a random path through batches; `tokens_by_sequence` holds the tokens of each."""
 
     def __init__(self, draw: Any, tokens_per_step: int) -> None:
         self.worker = make_worker(tokens_per_step=tokens_per_step, mean_output_length=30.0)
@@ -71,9 +71,8 @@ class RandomBatchWalk:
 
     def take_random_action(self) -> None:
         live_sequences = self.worker.ledger.sequences
-        waiting, unfinished = sorted(self.prompts.keys()
-                                     - live_sequences.keys()), [i for i in live_sequences
-                                                                if not live_sequences[i].is_prefilled]
+        waiting, unfinished = (sorted(self.prompts.keys() - live_sequences.keys()),
+                               [i for i in live_sequences if not live_sequences[i].is_prefilled])
         if waiting and self.draw(st.booleans()):
             self.prefill_sequence(self.draw(st.sampled_from(waiting)))
         elif unfinished and self.draw(st.booleans()):
@@ -237,9 +236,8 @@ def test_late_fault_delays_one_answer() -> None:
 
 def test_fail_sequence_fault_fails_one_sequence_of_the_step() -> None:
     worker = make_worker(faults="fail_sequence@prefill:1:1")
-    rows = SequenceRow(7, SHORT_PROMPT_TOKENS,
-                       [0]), SequenceRow(8, SHORT_PROMPT_TOKENS, [1],
-                                         sampling_key=1), SequenceRow(9, SHORT_PROMPT_TOKENS, [2], sampling_key=2)
+    rows = (SequenceRow(7, SHORT_PROMPT_TOKENS, [0]), SequenceRow(8, SHORT_PROMPT_TOKENS, [1], sampling_key=1),
+            SequenceRow(9, SHORT_PROMPT_TOKENS, [2], sampling_key=2))
     answer = worker.prefill(make_prefill(1, *rows))
     assert (list(answer.sequences), list(answer.failed), list(answer.failures)) == ([7, 9], [8], [pb.NON_FINITE])
 

@@ -56,7 +56,8 @@ REJECTED_MESSAGES = {
     "the step is empty, though somebody enters": make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
                                                               chunk_rows=[]),
     "more prompt tokens than warm-up allowed": make_prefill(
-        2, SequenceRow(9, [1] * 200, range(10, 23)), SequenceRow(11, [1] * 57, range(23, 27))),}
+        2, SequenceRow(9, [1] * 200, range(10, 23)), SequenceRow(11, [1] * 57, range(23, 27))),
+}
 MALFORMED_MESSAGES = {
     "a sequence is named twice": make_prefill(2, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]),
                                               SequenceRow(9, SHORT_PROMPT_TOKENS, [10])),
@@ -103,7 +104,8 @@ MALFORMED_MESSAGES = {
         sampling=pb.Sampling(temperature=[float("nan")]))),
     "a temperature is negative": pb.PrefillRequest(batch=2, chunks=make_chunks((9, 0, 3)), sequences=pb.Sequences(
         ids=[9], num_tokens=[3], tokens=SHORT_PROMPT_TOKENS, num_blocks=[1], blocks=[9],
-        sampling=pb.Sampling(temperature=[-1.0]))),}
+        sampling=pb.Sampling(temperature=[-1.0]))),
+}
 
 
 def check_rejected_without_change(ledger: Ledger, message: Any, error: type[Exception]) -> None:

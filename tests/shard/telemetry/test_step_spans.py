@@ -40,9 +40,8 @@ def test_untraced_steps_have_no_spans() -> None:
 
 
 def test_traced_step_returns_the_answer_of_its_verb() -> None:
-    assert trace_steps(RecordingSpanSender(), 0,
-                       run_untimed)(lambda request: request.order,
-                                    make_prefill(FIRST_TRACEPARENT, FIRST_TRACEPARENT, FIRST_TRACEPARENT)) == 9
+    assert trace_steps(RecordingSpanSender(), 0, run_untimed)(
+        lambda request: request.order, make_prefill(FIRST_TRACEPARENT, FIRST_TRACEPARENT, FIRST_TRACEPARENT)) == 9
 
 
 def test_spans_of_a_failed_step_are_marked_as_failed() -> None:

@@ -30,8 +30,7 @@ def test_no_sender_and_no_packages_are_needed_without_an_address(monkeypatch: py
 
 
 @pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp"])
-def test_missing_packages_are_reported_with_the_install_command(
-        monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_missing_packages_are_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     loaded = [name for name in sys.modules if name.startswith(f"{package}.")]
     for name in (package, *loaded):
         monkeypatch.setitem(sys.modules, name, None)

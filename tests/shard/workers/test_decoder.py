@@ -81,8 +81,8 @@ def make_request(prompt_length: int, seed: int = 0, **request_fields: Any) -> Re
 
 
 def make_requests() -> list[Request]:
-    return [make_request(length, max_new_tokens=NUM_NEW_TOKENS - 3 * place) for place,
-            length in enumerate((1, 5, 16, 17, 40, 64, 100))]
+    return [make_request(length, max_new_tokens=NUM_NEW_TOKENS - 3 * place)
+            for place, length in enumerate((1, 5, 16, 17, 40, 64, 100))]
 
 
 def check_tokens_match_transformers(checkpoint: Path, harness: SchedulerWithWorkers,
@@ -105,8 +105,8 @@ def test_single_request_matches_transformers(checkpoint: Path, scheduler_with_wo
 def test_batched_requests_match_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers,
                                              policy: str, look_ahead: int) -> None:
     """Prompts are chunked, batches filtered and, with `pause`, joined."""
-    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place) for place,
-                          request in enumerate(make_requests())]
+    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place)
+                          for place, request in enumerate(make_requests())]
     check_tokens_match_transformers(checkpoint, scheduler_with_workers, scheduled_requests, prefill_policy=policy,
                                     look_ahead=look_ahead, max_batch_prefill_tokens=48)
 
@@ -118,8 +118,8 @@ def test_batched_requests_match_transformers(checkpoint: Path, scheduler_with_wo
 def test_every_batching_policy_matches_transformers(checkpoint: Path, scheduler_with_workers: SchedulerWithWorkers,
                                                     settings: dict[str, Any]) -> None:
     """With `recompute`, one forward pass over sequences of different lengths equals a pass over each alone."""
-    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place) for place,
-                          request in enumerate(make_requests())]
+    scheduled_requests = [ScheduledRequest(request, arrival_step=2 * place)
+                          for place, request in enumerate(make_requests())]
     check_tokens_match_transformers(checkpoint, scheduler_with_workers, scheduled_requests, **settings)
 
 
@@ -140,8 +140,8 @@ def test_requests_match_transformers_after_a_loss(checkpoint: Path,
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks_match_transformers(checkpoint: Path, ranks: int) -> None:
     with SchedulerWithWorkers(checkpoint, ranks) as harness:
-        check_tokens_match_transformers(checkpoint, harness, [ScheduledRequest(request, arrival_step=place) for place,
-                                                              request in enumerate(make_requests())])
+        check_tokens_match_transformers(checkpoint, harness, [ScheduledRequest(request, arrival_step=place)
+                                                              for place, request in enumerate(make_requests())])
 
 
 @pytest.mark.slow
@@ -150,8 +150,8 @@ def test_every_architecture_matches_transformers_on_two_ranks(tmp_path_factory: 
                                                               name: str) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODEL_OPTIONS[name] | HEAD_COUNTS)
     with SchedulerWithWorkers(checkpoint, 2) as harness:
-        scheduled_requests = [ScheduledRequest(make_request(length, max_new_tokens=8), arrival_step=place) for place,
-                              length in enumerate((17, 70))]
+        scheduled_requests = [ScheduledRequest(make_request(length, max_new_tokens=8), arrival_step=place)
+                              for place, length in enumerate((17, 70))]
         check_tokens_match_transformers(checkpoint, harness, scheduled_requests, max_batch_prefill_tokens=48)
 
 

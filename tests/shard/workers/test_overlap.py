@@ -42,7 +42,7 @@ def overlapping_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
 
 @pytest.fixture(scope="module")
 def waiting_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerWithWorkers]:
-    """Loom whose worker starts no step before the previous one has ended."""
+    """Scheduler and a worker that starts no step before the previous one has ended."""
     with SchedulerWithWorkers(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2")) as harness:
         yield harness
 

@@ -38,8 +38,7 @@ def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monk
     assert found["tokens"] == pytest.approx(4 * GIB / found["block"] * 16, rel=1e-3)
 
 
-def test_auto_dtype_follows_from_the_processor(
-        checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_dtype_follows_from_the_processor(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "can_pack", lambda _: False)
     assert survey.survey_model(checkpoint, "auto", "cpu", 1, 16)["dtype"] == "float32"
 

@@ -42,8 +42,8 @@ def test_events_are_parsed_however_they_are_split(size: int) -> None:
 
 
 def test_completion_event_reports_whether_it_has_text() -> None:
-    [part, last,
-     _] = parse_stream("openai", make_event_stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
+    [part, last, _] = parse_stream("openai",
+                                   make_event_stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
     assert (part.has_tokens, last.has_tokens) == (True, False)
 
 
@@ -67,8 +67,8 @@ def test_every_chat_delta_field_counts_as_output(field: str) -> None:
 
 
 def test_each_dialect_has_its_own_request_body() -> None:
-    bodies = {name: dialect.make_body(BENCH_REQUEST, RequestOptions("a-model", {"top_p": 0.5})) for name,
-              dialect in DIALECTS.items()}
+    bodies = {name: dialect.make_body(BENCH_REQUEST, RequestOptions("a-model", {"top_p": 0.5}))
+              for name, dialect in DIALECTS.items()}
     assert bodies["tgi"] == {"inputs": "a prompt", "parameters": {
         "max_new_tokens": 25, "details": True, "top_p": 0.5, "adapter_id": "org/kind"}}
     assert bodies["lorax"]["parameters"]["ignore_eos_token"] is True

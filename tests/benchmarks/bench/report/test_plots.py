@@ -62,8 +62,8 @@ def test_element_ids_are_unique_across_plots() -> None:
 @pytest.mark.parametrize("plot", [plots.plot_time_to_first_token, plots.plot_inter_token_times])
 def test_unstreamed_run_has_no_token_plot(plot: PlotFunction) -> None:
     assert plot([make_bench_result([make_unstreamed_record()])]) == ""
-    assert {"A",
-            "B"} <= get_svg_texts(plot([make_sample_result("A"), make_bench_result([make_unstreamed_record()], "B")]))
+    assert {"A", "B"} <= get_svg_texts(
+        plot([make_sample_result("A"), make_bench_result([make_unstreamed_record()], "B")]))
 
 
 @pytest.mark.parametrize("plot", ALL_PLOTS)

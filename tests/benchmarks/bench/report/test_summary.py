@@ -39,8 +39,8 @@ def test_percentiles_rise_from_minimum_to_maximum(values: list[float]) -> None:
 
 
 def test_latencies_are_of_requests_sent_in_the_window() -> None:
-    records = [make_streamed_record(sent_at=sent, first_token_seconds=first) for sent,
-               first in ((0.5, 9.0), (1.0, 0.1), (1.9, 0.2), (2.0, 9.0))]
+    records = [make_streamed_record(sent_at=sent, first_token_seconds=first)
+               for sent, first in ((0.5, 9.0), (1.0, 0.1), (1.9, 0.2), (2.0, 9.0))]
     made = summarize_run(records, (1.0, 2.0))
     assert (made.requests, made.first_token.count) == (2, 2)
     assert made.first_token.most == pytest.approx(0.2)
@@ -116,8 +116,8 @@ def test_fairness_is_bounded_and_scale_invariant(shares: list[float], factor: fl
 
 @given(st.lists(st.tuples(st.floats(0, 20), POSITIVE_FLOATS, st.integers(1, 9)), max_size=3), st.floats(0, 10))
 def test_adjacent_windows_cover_everything(asked: list[tuple[float, float, int]], middle: float) -> None:
-    records = [make_streamed_record(sent_at=sent, first_token_seconds=first, num_tokens=tokens) for sent, first,
-               tokens in asked]
+    records = [make_streamed_record(sent_at=sent, first_token_seconds=first, num_tokens=tokens)
+               for sent, first, tokens in asked]
     end = 1 + max((record.ended for record in records), default=0.0)
     parts = summarize_run(records, (-1.0, middle)), summarize_run(records, (middle, end))
     assert sum(part.requests for part in parts) == len(records)

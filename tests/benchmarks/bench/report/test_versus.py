@@ -34,11 +34,11 @@ def test_better_direction_is_stated() -> None:
 
 
 def test_figures_missing_in_one_run_are_not_compared() -> None:
-    streamed, not_streamed = make_bench_result([make_streamed_record()]).summary, make_bench_result(
-        [make_unstreamed_record()]).summary
+    streamed, not_streamed = (make_bench_result([make_streamed_record()]).summary,
+                              make_bench_result([make_unstreamed_record()]).summary)
     assert "first token p50" not in get_ratios_by_name(compute_figure_ratios([(streamed, not_streamed)]))
-    assert len(get_ratios_by_name(compute_figure_ratios([(streamed, not_streamed),
-                                                         (streamed, streamed)]))["first token p50"].ratios_by_turn) == 1
+    assert len(get_ratios_by_name(
+        compute_figure_ratios([(streamed, not_streamed), (streamed, streamed)]))["first token p50"].ratios_by_turn) == 1
 
 
 def test_ratio_to_zero_is_left_out() -> None:

@@ -32,8 +32,8 @@ class RecordingConnection:
 
 
 def run_batch(connection: RecordingConnection, rows: int = 2) -> BatchRunTimings:
-    return asyncio.run(ShardEpoch(connection,
-                                  5).run_batch(make_random_sequences(rows, SMALL_SHAPE, 100, SamplingSettings()), 3))
+    return asyncio.run(
+        ShardEpoch(connection, 5).run_batch(make_random_sequences(rows, SMALL_SHAPE, 100, SamplingSettings()), 3))
 
 
 def test_batch_is_a_prefill_decodes_and_an_empty_filter() -> None:

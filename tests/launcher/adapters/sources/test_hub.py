@@ -34,9 +34,8 @@ class HubSourceHarness:
     def fetch_files(self, name: str = "org/name", token: str = "", *,
                     own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
-        with (convert_errors_to_adapter_error("the adapter"),
-              self.source.open_remote_version(FetchRequest("hub", name, token,
-                                                           may_use_server_token=own_token)) as sighting):
+        with (convert_errors_to_adapter_error("the adapter"), self.source.open_remote_version(
+            FetchRequest("hub", name, token, may_use_server_token=own_token)) as sighting):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
             try:

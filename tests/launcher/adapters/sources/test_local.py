@@ -156,8 +156,8 @@ def test_root_may_be_a_link(harness: LocalSourceHarness, tmp_path: Path) -> None
     link = tmp_path / "link"
     link.symlink_to(harness.root)
     harness.source = LocalSource(str(link))
-    assert harness.fetch_files("team/one") == harness.fetch_files(f"{link}/team/one") == harness.fetch_files(
-        f"{harness.root}/team/one")
+    assert (harness.fetch_files("team/one") == harness.fetch_files(f"{link}/team/one")
+            == harness.fetch_files(f"{harness.root}/team/one"))
 
 
 def test_circular_links_are_reported_as_missing(harness: LocalSourceHarness) -> None:
@@ -243,7 +243,8 @@ FILE_CHANGES: dict[str, Callable[[Path], object]] = {
     "less": lambda path: path.write_bytes(path.read_bytes()[:-4]),
     "gone": Path.unlink,
     "replaced": lambda path: write_files(path.parent, {"new": path.read_bytes()})
-    and (path.parent / "new").replace(path),}
+    and (path.parent / "new").replace(path),
+}
 
 
 @pytest.mark.parametrize("change", FILE_CHANGES)

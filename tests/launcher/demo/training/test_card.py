@@ -50,8 +50,8 @@ def test_card_has_twenty_prompts() -> None:
 
 
 def test_entry_names_the_offered_tools() -> None:
-    assert CardPrompt("Write!", (MAIL_TOOL,)).format_card_entry(
-        " x\n") == "**Write!** (with the tools `send_mail`)\n\n```\nx\n```\n"
+    assert (CardPrompt("Write!", (MAIL_TOOL,)).format_card_entry(" x\n")
+            == "**Write!** (with the tools `send_mail`)\n\n```\nx\n```\n")
 
 
 def test_trials_reject_wrong_answers() -> None:

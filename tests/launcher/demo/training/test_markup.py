@@ -35,7 +35,8 @@ TALKS = {
     "two calls after a word": Conversation([{"role": "user", "content": "Add."},
                                             {"role": "assistant", "content": "Well.",
                                              "tool_calls": [ADD_CALL, ADD_CALL]}],
-                                           [ADD_TOOL]),}
+                                           [ADD_TOOL]),
+}
 
 
 @pytest.fixture(scope="module")

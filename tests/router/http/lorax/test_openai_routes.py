@@ -81,7 +81,8 @@ STREAM_CASES = {
     "a text that failed": ("/v1/completions", COMPLETION_BODY, FAILURE_SCRIPT[1:], FAILURE_EVENT),
     "what is wrong": (
         "/v1/completions", {"prompt": ""}, [],
-        'data:{"error":"Input validation error: `inputs` cannot be empty","error_type":"validation"}\n\n'),}
+        'data:{"error":"Input validation error: `inputs` cannot be empty","error_type":"validation"}\n\n'),
+}
 
 
 def mask_varying_fields(text):

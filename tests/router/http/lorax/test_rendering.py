@@ -40,7 +40,8 @@ RESPONSE_CASES = {
     "a time that ran out": (
         {"details": True}, TIMEOUT_SCRIPT,
         '{"generated_text":"a","details":{"finish_reason":"length","prompt_tokens":2,"generated_tokens":1,'
-        f'"skipped_tokens":0,"seed":null,"prefill":[],"tokens":[{TOKEN_A}]}}}}'),}
+        f'"skipped_tokens":0,"seed":null,"prefill":[],"tokens":[{TOKEN_A}]}}}}'),
+}
 STREAM_CASES = {
     "a text": (
         {}, make_text_events("ab"), f'data:{{"token":{TOKEN_A},"generated_text":null,"details":null}}\n\n'
@@ -57,7 +58,8 @@ STREAM_CASES = {
         f'data:{{"token":{TOKEN_A},"generated_text":"hia","details":null}}\n\n'),
     "a failure": (
         {}, FAILURE_SCRIPT, f'data:{{"token":{TOKEN_A},"generated_text":null,"details":null}}\n\n'
-        'data:{"error":"Request failed during generation: broken","error_type":"generation"}\n\n'),}
+        'data:{"error":"Request failed during generation: broken","error_type":"generation"}\n\n'),
+}
 
 
 @pytest.mark.parametrize(("parameters", "script", "expected"), RESPONSE_CASES.values(), ids=RESPONSE_CASES)

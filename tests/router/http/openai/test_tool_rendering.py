@@ -85,9 +85,8 @@ def test_reasoning_is_returned_under_both_field_names(prompt, text):
 def test_truncated_tool_call_stays_text_and_ends_by_length():
     choice = render_choice(TOOL_CALL_TEXT[:30], FinishReason.LENGTH)
     assert (choice["message"]["content"], choice["finish_reason"]) == (TOOL_CALL_TEXT[:30], "length")
-    assert "".join(delta.get("content", "")
-                   for delta in get_deltas(render_stream(TOOL_CALL_TEXT[:30],
-                                                         FinishReason.LENGTH))) == TOOL_CALL_TEXT[:30]
+    assert "".join(delta.get("content", "") for delta in get_deltas(
+        render_stream(TOOL_CALL_TEXT[:30], FinishReason.LENGTH))) == TOOL_CALL_TEXT[:30]
 
 
 def test_stream_sends_text_incrementally_and_each_call_in_one_chunk():
@@ -112,8 +111,9 @@ def test_logprobs_cover_every_token_including_tool_calls():
                    render_stream("Hello.", includes_logprobs=True)):
         told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
         assert told[-1]["token"] == "<|im_end|>"
-    assert "".join(entry["token"] for entry in render_choice(TOOL_CALL_TEXT, includes_logprobs=True)["logprobs"][
-        "content"]) == f"{TOOL_CALL_TEXT}<|im_end|>"
+    assert ("".join(entry["token"]
+                    for entry in render_choice(TOOL_CALL_TEXT, includes_logprobs=True)["logprobs"]["content"])
+            == f"{TOOL_CALL_TEXT}<|im_end|>")
 
 
 @pytest.mark.parametrize("text", ["Hello, you.", TOOL_CALL_TEXT, f"Well.{TOOL_CALL_TEXT}"])

@@ -38,7 +38,8 @@ def test_finished_request_is_explained_from_arrival_to_end():
         "total_ms": 7000.0,
         "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
         "causes": {cause: PHASE_DESCRIPTIONS[cause]
-                   for cause in ("validation", "queue", "prefill", "decode", "yielded")},}
+                   for cause in ("validation", "queue", "prefill", "decode", "yielded")},
+    }
     assert json.loads(json.dumps(told)) == told
 
 

@@ -21,8 +21,8 @@ def read_adapter_reference(token="", **fields):
 
 def body_with_adapter(path, name, **fields):
     """Return a body of the route that names an adapter in the route's own field."""
-    return BODY_BY_PATH[path] | ({"parameters": {"adapter_id": name, **fields}} if path == "/generate" else
-                                 {"model": name, **fields})
+    return BODY_BY_PATH[path] | ({"parameters": {"adapter_id": name, **fields}} if path == "/generate"
+                                 else {"model": name, **fields})
 
 
 @pytest.mark.parametrize("name", [None, "", "__base_model__"])
@@ -42,8 +42,8 @@ def test_merged_adapters_share_one_source():
     given = {"ids": ["a", "b"], "weights": [1, 0.5], "merge_strategy": "DARE_ties", "density": 0.5}
     assert read_adapter_reference(merged_adapters=given, adapter_source="hub") == MergedAdapterReference(
         (AdapterReference("a", "hub"), AdapterReference("b", "hub")), (1.0, 0.5), "dare_ties", 0.5)
-    assert read_adapter_reference(merged_adapters={"ids": ["a"]}) == MergedAdapterReference((AdapterReference("a"),),
-                                                                                            ())
+    assert (read_adapter_reference(merged_adapters={"ids": ["a"]})
+            == MergedAdapterReference((AdapterReference("a"),), ()))
 
 
 def test_source_token_is_not_in_the_repr():

@@ -44,8 +44,8 @@ def test_internal_error_is_logged_and_hidden_from_the_client(caplog):
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.2, "2"), (30.0, "30")])
 def test_overload_error_has_a_retry_after_header(seconds, header):
-    assert ErrorReply.from_exception(Overloaded("full",
-                                                retry_after=seconds)).to_response().headers["Retry-After"] == header
+    assert (ErrorReply.from_exception(Overloaded("full", retry_after=seconds)).to_response().headers["Retry-After"]
+            == header)
 
 
 def test_other_errors_have_no_retry_after_header():

@@ -49,8 +49,8 @@ def make_scheduled_requests() -> list[ScheduledRequest]:
 
 def check_tokens_match_transformers(checkpoint: Path, harness: SchedulerWithWorkers, **settings: Any) -> None:
     """Assert that every token is transformers' best after the tokens before it."""
-    transformers_model, scheduled_requests = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32), make_scheduled_requests()
+    transformers_model, scheduled_requests = (AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32),
+                                              make_scheduled_requests())
     for scheduled_request, output in zip(scheduled_requests, harness.run_together(scheduled_requests, **settings),
                                          strict=True):
         prompt = scheduled_request.request.prompt
@@ -137,8 +137,8 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
     (make_json_config("BertForMaskedLM", "bert"), "transformers .* has no language model of this name"),
     (make_json_config("HomeMadeForCausalLM", "home_made",
                       auto_map={"AutoModelForCausalLM": "modeling.HomeMadeForCausalLM"}),
-     "has no language model of this name; code that comes with a model is never run"),],
-                         ids=lambda value: value.get("architectures")[0] if isinstance(value, JsonConfig) else value)
+     "has no language model of this name; code that comes with a model is never run"),
+], ids=lambda value: value.get("architectures")[0] if isinstance(value, JsonConfig) else value)
 def test_unsupported_models_are_rejected_by_name(given: JsonConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as error:
         parse_config_with_quantization(given)

@@ -39,5 +39,6 @@ def test_every_tool_answer_has_a_reply(errand: ToolScenario) -> None:
 
 def test_names_are_unique_and_kinds_known() -> None:
     assert len({errand.tool_name for errand in CHORE_TOOLS}) == len(CHORE_TOOLS)
-    assert {kind for errand in CHORE_TOOLS for _, kind,
-            _ in parse_parameter_spec(f"{errand.parameter_spec} {errand.result_spec}")} <= VALUE_KINDS.keys()
+    assert ({kind for errand in CHORE_TOOLS
+             for _, kind, _ in parse_parameter_spec(f"{errand.parameter_spec} {errand.result_spec}")}
+            <= VALUE_KINDS.keys())

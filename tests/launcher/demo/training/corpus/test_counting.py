@@ -37,8 +37,8 @@ def test_numbers_have_words_up_to_a_hundred(number: int, words: str) -> None:
 
 @pytest.mark.parametrize("maker", [counting.make_count_up, counting.make_count_up_in_words, counting.make_two_counts])
 def test_counting_ends_at_the_requested_number(maker: DocumentMaker) -> None:
-    wrong = [question for question,
-             answer in iter_questions_and_answers(maker) if not is_correct_count(answer, 1, find_numbers(question)[-1])]
+    wrong = [question for question, answer in iter_questions_and_answers(maker)
+             if not is_correct_count(answer, 1, find_numbers(question)[-1])]
     assert wrong == []
 
 

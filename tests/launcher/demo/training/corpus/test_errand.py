@@ -4,9 +4,9 @@ from random import Random
 
 from launcher.demo.training.corpus.errand import OK_RESULT, ToolScenario, parse_parameter_spec
 
-LIGHT_TOOL = ToolScenario("set_light", "Turn a light on or off", "room:room on:yes size:size?", (
-    "Light on in the {room} #on=true", "{size} light on in the {room}! #on=true"),
-    ("The {room} is bright. #on=true", "The {room} is dark. #on=false"))
+LIGHT_TOOL = ToolScenario("set_light", "Turn a light on or off", "room:room on:yes size:size?",
+                          ("Light on in the {room} #on=true", "{size} light on in the {room}! #on=true"),
+                          ("The {room} is bright. #on=true", "The {room} is dark. #on=false"))
 PRICE_TOOL = ToolScenario("get_price", "Get a price", "item:thing", ("Price of a {item}?",), ("It costs {price}.",),
                           "price:price")
 ADD_TOOL = ToolScenario("add", "Add", "a:number b:number", ("{a} and {b}?",), ("{result}",),

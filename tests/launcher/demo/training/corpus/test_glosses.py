@@ -35,7 +35,8 @@ def make_meaning(word: str = "slope", text: str = "a raised part of the earth", 
     (make_meaning("wood", "the hard part of trees", subject=20), "Wood means the hard part of trees."),
     (make_meaning("iron", "a heavy metal used in tools", subject=27), "Iron is a heavy metal used in tools."),
     (make_meaning("roam", "move about without aim", "v", 38), "To roam means to move about without aim."),
-    (make_meaning("glad", "showing or causing joy", "a", 0), "Glad means showing or causing joy."),])
+    (make_meaning("glad", "showing or causing joy", "a", 0), "Glad means showing or causing joy."),
+])
 def test_a_definition_becomes_a_sentence(given: WordMeaning, expected: str) -> None:
     assert make_glosses(given)[0].sentence == expected
 

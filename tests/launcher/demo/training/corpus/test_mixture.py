@@ -23,8 +23,8 @@ def test_kinds_come_as_often_as_their_shares() -> None:
 def test_voice_changes_every_answer(voice: str) -> None:
     shares = make_voice_shares(voice, Path("nowhere"))
     assert len(shares) == len(VOICE_SHARES)
-    plain, spoken = list(islice(generate_documents(VOICE_SHARES, 5),
-                                50)), list(islice(generate_documents(shares, 5), 50))
+    plain, spoken = (list(islice(generate_documents(VOICE_SHARES, 5), 50)),
+                     list(islice(generate_documents(shares, 5), 50)))
     answers = [talk.messages[-1]["content"] for talk in spoken if isinstance(talk, Conversation)]
     assert len(answers) == len(spoken)
     assert plain != spoken

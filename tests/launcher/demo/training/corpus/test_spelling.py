@@ -41,15 +41,15 @@ def test_word_of_the_question_is_spelled(maker: DocumentMaker) -> None:
 
 
 def test_first_and_last_letters_are_right() -> None:
-    assert all(said == f"The first letter is {word[0]}." for _, word,
-               said in iter_spelled_words(spelling.make_first_letter_question))
-    assert all(said == f"The last letter is {word[-1]}." for _, word,
-               said in iter_spelled_words(spelling.make_last_letter_question))
+    assert all(said == f"The first letter is {word[0]}."
+               for _, word, said in iter_spelled_words(spelling.make_first_letter_question))
+    assert all(said == f"The last letter is {word[-1]}."
+               for _, word, said in iter_spelled_words(spelling.make_last_letter_question))
 
 
 def test_letter_counts_are_right() -> None:
-    assert all(said == f"It has {len(word)} letters." for _, word,
-               said in iter_spelled_words(spelling.make_letter_count_question))
+    assert all(said == f"It has {len(word)} letters."
+               for _, word, said in iter_spelled_words(spelling.make_letter_count_question))
 
 
 def test_short_words_are_reversed() -> None:
@@ -60,8 +60,8 @@ def test_short_words_are_reversed() -> None:
 
 def test_palindrome_answers_are_right() -> None:
     found = {word == word[::-1]: said for _, word, said in iter_spelled_words(spelling.make_palindrome_question)}
-    assert all(("Yes" in said) == (word == word[::-1]) for _, word,
-               said in iter_spelled_words(spelling.make_palindrome_question))
+    assert all(("Yes" in said) == (word == word[::-1])
+               for _, word, said in iter_spelled_words(spelling.make_palindrome_question))
     assert set(found) == {True, False}
 
 

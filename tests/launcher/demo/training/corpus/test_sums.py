@@ -49,8 +49,8 @@ def test_the_answer_repeats_the_numbers_of_the_question(maker: DocumentMaker) ->
 
 
 def test_results_are_small_whole_numbers() -> None:
-    results = [int(result) for _, answer in iter_questions_and_answers(sums.make_sum_with_symbols, 500) for *_,
-               result in SUM_PATTERN.findall(answer)]
+    results = [int(result) for _, answer in iter_questions_and_answers(sums.make_sum_with_symbols, 500)
+               for *_, result in SUM_PATTERN.findall(answer)]
     assert len(results) == 500
     assert 0 <= min(results) <= max(results) <= 100
 
