@@ -49,7 +49,7 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPoint:
+class StartupMeasurement:
     num_shard: int
     peak_gb: tuple[float, ...]  # anonymous memory of each shard, the largest first
     first_token_seconds: tuple[float, ...]  # from each start of `weft serve` to the first token
@@ -59,10 +59,10 @@ class MemoryPoint:
         return statistics.median(self.first_token_seconds)
 
 
-def measure(model_folder: Path, num_shard: int, num_starts: int) -> MemoryPoint:
+def measure(model_folder: Path, num_shard: int, num_starts: int) -> StartupMeasurement:
     starts = [measure_start(model_folder, num_shard) for _ in range(num_starts)]
     peaks = tuple(map(max, zip(*(each for each, _ in starts), strict=True)))
-    return MemoryPoint(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
+    return StartupMeasurement(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
 
 
 def measure_start(model_folder: Path, num_shard: int) -> tuple[list[float], float]:
@@ -139,14 +139,14 @@ def bench(settings: MemorySettings = MemorySettings()) -> None:
     report_results(f"{settings.shape} memory", text, make_summary(settings, points), should_save=settings.save)
 
 
-def format_point(point: MemoryPoint) -> str:
+def format_point(point: StartupMeasurement) -> str:
     figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
     return (f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token "
             f"after " f"{point.median_first_token_seconds:.1f} s ({point.first_token_seconds[0]:.1f} to "
             f"{point.first_token_seconds[-1]:.1f})")
 
 
-def make_summary(settings: MemorySettings, points: Sequence[MemoryPoint]) -> dict[str, Any]:
+def make_summary(settings: MemorySettings, points: Sequence[StartupMeasurement]) -> dict[str, Any]:
     return {
         "shape": settings.shape, "points": [
             {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],

@@ -117,7 +117,7 @@ def compute_window(records: Sequence[RequestRecord]) -> tuple[float, float]:
     return WARM_UP_SHARE * last_due, last_due
 
 
-def compute_served_rate(records: Sequence[RequestRecord]) -> float:
+def compute_served_tokens_per_second(records: Sequence[RequestRecord]) -> float:
     """Return the tokens per second that arrived within the window."""
     start, end = compute_window(records)
     return sum(count_tokens_within(record, start, end) for record in records) / (end - start)
@@ -141,7 +141,7 @@ def compute_open_load_figures(run_records: RunRecords, server_speed: ServerSpeed
     return {
         "requests_per_second": len(run_records.records) / last_due,
         "offered": compute_offered_rate(run_records.records),
-        "tokens_per_second": compute_served_rate(run_records.records),
+        "tokens_per_second": compute_served_tokens_per_second(run_records.records),
         "per_token_p50": median_seconds_per_token(completed),
         **{f"latency_p{share}": percentile([answer.latency_seconds for answer in completed], share)
            for share in (50, 95)},
@@ -168,7 +168,7 @@ def should_stop_runs(finished_runs: Sequence[RunRecords]) -> bool:
     They do not once a policy failed to keep up twice in a row, or users wait more than twice as long as one alone."""
     part = finished_runs[-1].run.part
     if part in (SWEEP_PART, SWEET_SPOT_PART):
-        return len(finished_runs) > 1 and all(compute_served_rate(taken.records) < MIN_SERVED_SHARE
+        return len(finished_runs) > 1 and all(compute_served_tokens_per_second(taken.records) < MIN_SERVED_SHARE
                                               * compute_offered_rate(taken.records) for taken in finished_runs[-2:])
     return part == USERS_PART and seconds_per_token_with_users(
         finished_runs[-1]) > USERS_SLOWDOWN * seconds_per_token_with_users(finished_runs[0])

@@ -2,7 +2,7 @@
 
     versions/DIGEST/   the two immutable files of an adapter; the folder's mtime is its last use
     incoming/NAME/     an adapter that is being fetched, locked by the process that fetches it
-    pins/NAME          digests in use by one process (launcher/adapters/pins.py)
+    pins/NAME          digests in use by one process (launcher/adapters/in_use.py)
     merged/KEY         the digest of a merge's result
     hub/               downloads, in the layout of the Hub's cache
     lock               held by any process while it adds a version or removes one
@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from launcher.adapters.contents import AdapterContents, compute_digest, read_adapter_contents
 from launcher.adapters.errors import AdapterError, AdapterErrorKind
-from launcher.adapters.pins import PinFile
+from launcher.adapters.in_use import InUseFile
 from launcher.hub.progress_bar import format_bytes
 
 ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
@@ -53,7 +53,7 @@ class AdapterVersionStore:
         for name in STORE_SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock_store():
-            self._pin_file = PinFile(folder / "pins")
+            self._pin_file = InUseFile(folder / "pins")
             self._remove_abandoned_files()
             self._evict_to_fit(0)
 

@@ -101,7 +101,7 @@ def setting_effect(name: str, *matching_values: str, value_template: str = "",
                       required_setting=required_setting)
 
 
-def variable_effect(name: str, value_template: str = "") -> FlagEffect:
+def set_variable_effect(name: str, value_template: str = "") -> FlagEffect:
     return FlagEffect(FlagAction.VARIABLE, name, value_template)
 
 

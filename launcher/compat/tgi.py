@@ -14,10 +14,10 @@ from launcher.compat.flag_table import (
     ignored_effect,
     refused_effect,
     same_flag,
+    set_variable_effect,
     setting_effect,
     switch_flag,
     unneeded_effect,
-    variable_effect,
     variable_only_flag,
 )
 
@@ -125,14 +125,14 @@ OPERATION_FLAGS = (
 )
 
 HUB_CACHE_FLAGS = (
-    ForeignFlag("huggingface-hub-cache", (variable_effect("HF_HUB_CACHE"),)),
+    ForeignFlag("huggingface-hub-cache", (set_variable_effect("HF_HUB_CACHE"),)),
     ForeignFlag("weights-cache-override",
                 (refused_effect("give the folder itself, with config.json and tokenizer.json: "
                                 "--model-id FOLDER"),)),)
 
 
 VARIABLE_ONLY_FLAGS = (
-    variable_only_flag("HF_API_TOKEN", variable_effect("HF_TOKEN")),
+    variable_only_flag("HF_API_TOKEN", set_variable_effect("HF_TOKEN")),
     variable_only_flag("LOG_LEVEL", setting_effect("log_level", "debug", "trace", value_template="debug"),
                        setting_effect("log_level", "info", value_template="info"),
                        setting_effect("log_level", "warn", "warning", value_template="warning"),

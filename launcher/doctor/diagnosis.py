@@ -15,7 +15,7 @@ def diagnose_machine(survey: SurveyResult, driver_version: str) -> Iterator[Find
                           + (f"CUDA {survey['cuda']}" if survey["cuda"] else "CPU only"))
     yield from diagnose_gpus(survey, driver_version)
     if not survey["gpus"]:
-        yield diagnose_cpu(survey)
+        yield diagnose_cpu_instructions(survey)
     has_fewer_cores = survey["cores"] < survey["processors"]
     yield make_ok_finding("cores", f"{survey['cores']}"
                           + (f" of the {survey['processors']} that the system names: threads of one core, or limits"
@@ -42,7 +42,7 @@ def diagnose_gpus(survey: SurveyResult, driver_version: str) -> Iterator[Finding
         yield make_ok_finding("gpu", "none; models run on the CPU")
 
 
-def diagnose_cpu(survey: SurveyResult) -> Finding:
+def diagnose_cpu_instructions(survey: SurveyResult) -> Finding:
     names = ", ".join(survey["instructions"]) or "none of those that matter"
     return make_finding_unless(survey["packs_bfloat16"], "instructions", names,
                                "bfloat16 is slow on this processor, so models run in float32 and take twice the memory")

@@ -251,7 +251,7 @@ class Supervisor:
         await asyncio.sleep(pause)
 
     async def stop_processes(self, seconds_to_finish: float) -> None:
-        """Stop the router, which has `seconds` to finish its requests, and after it the shards."""
+        """Stop the router, which has `seconds_to_finish` to finish its requests, and after it the shards."""
         self._display.stop()
         self._listener.close()
         await terminate_all(self._router_processes, seconds_to_finish + EXIT_MARGIN_SECONDS)

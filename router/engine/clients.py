@@ -62,32 +62,32 @@ class ClientStreams:
         """Wait until no request is unfinished."""
         await self._all_finished.wait()
 
-    def open_stream(self, request: Request, sequence_number: int, arrived_at: float | None = None,
+    def open_stream(self, request: Request, sequence_id: int, arrived_at: float | None = None,
                     traceparent: str = "") -> RequestStream:
         stream = RequestStream(request, self._config.slow_client_buffer,
-                               on_full=lambda: self._suspend_slow_client(sequence_number),
-                               on_drained=lambda: self._resume_slow_client(sequence_number),
-                               on_disconnect=lambda: self._on_disconnect(sequence_number))
-        timeline = self._get_timeline(sequence_number)
+                               on_full=lambda: self._suspend_slow_client(sequence_id),
+                               on_drained=lambda: self._resume_slow_client(sequence_id),
+                               on_disconnect=lambda: self._on_disconnect(sequence_id))
+        timeline = self._get_timeline(sequence_id)
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
                                timeline.arrived_at if arrived_at is None else arrived_at, timeline,
                                traceparent=traceparent,
                                adapter_name=None if request.adapter is None else request.adapter_name)
-        self._builders[sequence_number] = OutputBuilder(request, stream, self._tokenizer, record)
+        self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
         self.request_log.add_unfinished(record)
         self._all_finished.clear()
         self._metrics.requests.count_accepted(request)
         return stream
 
-    def _get_timeline(self, sequence_number: int) -> RequestTimeline:
+    def _get_timeline(self, sequence_id: int) -> RequestTimeline:
         """Return the scheduler's timeline; a new one if the request can never fit and the scheduler has dropped it."""
         with suppress(KeyError):
-            return self._scheduler.get_timeline(sequence_number)
+            return self._scheduler.get_timeline(sequence_id)
         return RequestTimeline(now())
 
-    def get_traceparent(self, sequence_number: int) -> str:
+    def get_traceparent(self, sequence_id: int) -> str:
         """Return the parent span of the sequence's chunks, or an empty string."""
-        builder = self._builders.get(sequence_number)
+        builder = self._builders.get(sequence_id)
         return "" if builder is None else builder.record.traceparent
 
     # -- from the shards and the core
@@ -97,26 +97,26 @@ class ClientStreams:
         for logprobs in result.prompt_logprobs:
             if (builder := self._builders.get(logprobs.sequence_id)) is not None:
                 builder.deliver_prompt_logprobs(logprobs)
-        for sequence_number, output in result.pooling_outputs.items():
-            if (builder := self._builders.get(sequence_number)) is not None:
+        for sequence_id, output in result.pooling_outputs.items():
+            if (builder := self._builders.get(sequence_id)) is not None:
                 builder.set_pooling_output(output)
         stopped = {}
         builders = self._builders
-        for sequence_number, row in result.rows.items():
-            if (builder := builders.get(sequence_number)) is not None:
+        for sequence_id, row in result.rows.items():
+            if (builder := builders.get(sequence_id)) is not None:
                 try:
                     stop = builder.detokenize_row(row)
                 except Exception:  # an error in the text of one request must fail only that request
-                    self._fail_undecodable(sequence_number)
+                    self._fail_undecodable(sequence_id)
                     continue
                 if stop is not None:
-                    stopped[sequence_number] = stop
+                    stopped[sequence_id] = stop
         return stopped
 
-    def _fail_undecodable(self, sequence_number: int) -> None:
+    def _fail_undecodable(self, sequence_id: int) -> None:
         log.exception("the text of a request could not be made")
-        self._scheduler.cancel(sequence_number, now())
-        self.fail_request(sequence_number, GenerationFailed("the text could not be made"))
+        self._scheduler.cancel(sequence_id, now())
+        self.fail_request(sequence_id, GenerationFailed("the text could not be made"))
 
     def dispatch_events(self, events: Iterable[SchedulerEvent]) -> None:
         """Dispatch the scheduler's events. Events of requests that are already closed are dropped."""
@@ -147,52 +147,52 @@ class ClientStreams:
 
     def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
         delivered_at = now()
-        for sequence_number in self._metrics.requests.observe_token_delivery(token_counts.keys(), self._builders,
+        for sequence_id in self._metrics.requests.observe_token_delivery(token_counts.keys(), self._builders,
                                                                              delivered_at):
-            if (builder := self._builders.get(sequence_number)) is not None:
+            if (builder := self._builders.get(sequence_id)) is not None:
                 self._metrics.requests.observe_first_token(builder.record, delivered_at)
         self._metrics.steps.count_generated_tokens(token_counts)
-        for sequence_number in token_counts:
-            if (builder := self._builders.get(sequence_number)) is not None:
+        for sequence_id in token_counts:
+            if (builder := self._builders.get(sequence_id)) is not None:
                 builder.deliver_row()
 
-    def fail_request(self, sequence_number: int, error: RequestError) -> None:
-        if (builder := self._builders.get(sequence_number)) is not None:
-            self._close_request(sequence_number)
+    def fail_request(self, sequence_id: int, error: RequestError) -> None:
+        if (builder := self._builders.get(sequence_id)) is not None:
+            self._close_request(sequence_id)
             builder.stream.put(FailedEvent(error))
 
     def fail_all(self, reason: str) -> None:
-        for sequence_number in list(self._builders):
-            self.fail_request(sequence_number, NotReady(reason))
+        for sequence_id in list(self._builders):
+            self.fail_request(sequence_id, NotReady(reason))
 
     # -- from the clients
 
-    def _suspend_slow_client(self, sequence_number: int) -> None:
+    def _suspend_slow_client(self, sequence_id: int) -> None:
         """Pause the sequence of a client that does not read; cancel it after --slow-client-timeout."""
-        self._scheduler.suspend(sequence_number, now())
-        self._slow_client_timers[sequence_number] = asyncio.get_running_loop().call_later(
-            self._config.slow_client_timeout, self._cancel_slow_client, sequence_number)
+        self._scheduler.suspend(sequence_id, now())
+        self._slow_client_timers[sequence_id] = asyncio.get_running_loop().call_later(
+            self._config.slow_client_timeout, self._cancel_slow_client, sequence_id)
 
-    def _resume_slow_client(self, sequence_number: int) -> None:
-        if (timer := self._slow_client_timers.pop(sequence_number, None)) is not None:
+    def _resume_slow_client(self, sequence_id: int) -> None:
+        if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
             timer.cancel()
-        self._scheduler.resume(sequence_number, now())
+        self._scheduler.resume(sequence_id, now())
         self._wake_engine()
 
-    def _cancel_slow_client(self, sequence_number: int) -> None:
-        self._scheduler.cancel(sequence_number, now())
-        self.fail_request(sequence_number,
+    def _cancel_slow_client(self, sequence_id: int) -> None:
+        self._scheduler.cancel(sequence_id, now())
+        self.fail_request(sequence_id,
                           Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
 
-    def _on_disconnect(self, sequence_number: int) -> None:
-        self._scheduler.cancel(sequence_number, now())
-        self._close_request(sequence_number)
+    def _on_disconnect(self, sequence_id: int) -> None:
+        self._scheduler.cancel(sequence_id, now())
+        self._close_request(sequence_id)
 
-    def _close_request(self, sequence_number: int) -> None:
-        if (builder := self._builders.pop(sequence_number, None)) is not None:
+    def _close_request(self, sequence_id: int) -> None:
+        if (builder := self._builders.pop(sequence_id, None)) is not None:
             self.request_log.move_to_finished(builder.record, now())
-            self._metrics.requests.count_closed(sequence_number, builder.record)
-        if (timer := self._slow_client_timers.pop(sequence_number, None)) is not None:
+            self._metrics.requests.count_closed(sequence_id, builder.record)
+        if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
             timer.cancel()
         if not self._builders:
             self._all_finished.set()

@@ -1,6 +1,6 @@
 """Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
 
-The scheduler plans, `shards/encode.py` decodes answers, `clients.py` delivers. Up to `--look-ahead` plans are in
+The scheduler plans, `shards/` encodes and decodes messages, `clients.py` delivers. Up to `--look-ahead` plans are in
 flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
 after the next handshake with shards.
 """

@@ -22,7 +22,7 @@ from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.errors import OpenAIErrorReply, has_openai_errors
 from router.http.routes.adapters import AdapterRoutes
-from router.http.routes.batching_study import BatchingStudyRoutes
+from router.http.routes.batching_dialect import BatchingStudyRoutes
 from router.http.routes.classify import ClassifyRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.embeddings import EmbeddingRoutes

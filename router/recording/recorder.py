@@ -228,6 +228,6 @@ def describe_unusual_result(result: StepResult, stop_token_counts: Mapping[int, 
     counts = next((event.token_counts for event in events if isinstance(event, TokensAccepted)), {})
     ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
              if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
-    lengths = [(sequence_number, len(row.tokens)) for sequence_number, row in result.rows.items()
+    lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items()
                if len(row.tokens) != 1]
     return (tuple(lengths), tuple(ended), tuple(stop_token_counts.items()), tuple(result.failures.items()))

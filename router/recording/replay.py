@@ -33,7 +33,7 @@ ONE_TOKEN_ROW = StepResultRow((PLACEHOLDER_TOKEN,), (0.0,))
 class OneTokenRows(dict[int, StepResultRow]):
     """Rows of an answer: one token for every sequence without a row of its own."""
 
-    def __missing__(self, sequence_number: int) -> StepResultRow:
+    def __missing__(self, sequence_id: int) -> StepResultRow:
         return ONE_TOKEN_ROW
 
 
@@ -175,8 +175,8 @@ def replay_complete(scheduler: Scheduler, call: RecordedCall) -> list[SchedulerE
     order, epoch, seconds, *unusual = call.arguments
     lengths, ended, stopped, failed = unusual or ((), (), (), ())
     tokens = {number: [PLACEHOLDER_TOKEN] * length for number, length in lengths}
-    for sequence_number, index in ended:
-        tokens.setdefault(sequence_number, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
+    for sequence_id, index in ended:
+        tokens.setdefault(sequence_id, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
     rows = OneTokenRows({number: StepResultRow(row, (0.0,) * len(row)) for number, row in tokens.items()})
     return scheduler.complete(order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped), call.recorded_at)
 

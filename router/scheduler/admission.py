@@ -83,8 +83,8 @@ class AdmissionControl:
     def _check_queue_demand(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
                             request: Request, wait: float) -> RequestRejected | None:
         limit, num_tokens = limits.max_queue_requests, demand.num_tokens + len(request.prompt)
-        num_startable = 0 if self.num_left_waiting else self._settings.max_batch_size
-        if limit is not None and demand.num_sequences >= limit + num_startable:
+        num_waiting_for_room = 0 if self.num_left_waiting else self._settings.max_batch_size
+        if limit is not None and demand.num_sequences >= limit + num_waiting_for_room:
             return RequestRejected(f"{demand.num_sequences} requests{owner_text} wait, "
                                    f"{describe_limit('max_queue_requests', owner_text)} is {limit}",
                                    estimate_drain_seconds(wait, demand.num_sequences, limit - 1))

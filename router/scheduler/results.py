@@ -11,8 +11,8 @@ from router.scheduler.plan import StepResult
 from router.scheduler.running import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
+from router.scheduler.step_in_flight import StepInFlight
 from router.scheduler.timeline import RequestPhase
-from router.scheduler.under_way import StepInFlight
 
 
 class ResultProcessor:

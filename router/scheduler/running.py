@@ -61,7 +61,7 @@ class RunningSequences:
     def has_room_for(self, sequence: Sequence) -> bool:
         """Return whether a new sequence fits.
 
-        A reserve of blocks must stay free for the growth of running sequences; without any, none is kept.
+        A reserve of blocks must stay free for the growth of running sequences; if none runs, none is kept.
         """
         if len(self) >= self.settings.max_batch_size:
             return False
@@ -115,7 +115,7 @@ class RunningSequences:
                 else self.block_pool.num_blocks_for(sequence.length))
 
     def _can_all_finish(self, newcomer: Sequence) -> bool:
-        """Return whether the largest other sequence can still finish beside the settled ones, which free no blocks."""
+        """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
         sequences = [*self, newcomer]
         unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
         if not unpreemptible:
@@ -227,7 +227,7 @@ class RunningSequences:
         """
         first = min(sequence.priority_key for sequence in self)
         candidates = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
-        assert candidates, "the first sequence does not fit beside the settled ones"
+        assert candidates, "the first sequence does not fit beside those that cannot be preempted"
         return max(candidates, key=lambda sequence: sequence.priority_key)
 
     def is_below_fair_share(self, tenant: Tenant) -> bool:

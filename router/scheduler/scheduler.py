@@ -25,13 +25,13 @@ from router.scheduler.pooling import PoolingPolicy
 from router.scheduler.resource_cache import AdapterStatus, ResourceCache, waiting_phase
 from router.scheduler.results import ResultProcessor
 from router.scheduler.running import BlockHasher, RunningSequences
-from router.scheduler.selection import SequenceSelector
 from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence_selector import SequenceSelector
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.static_groups import StaticGroups
+from router.scheduler.step_in_flight import StepInFlight, get_sequence_ids
 from router.scheduler.timeline import RequestPhase, RequestTimeline
-from router.scheduler.under_way import StepInFlight, get_sequence_ids
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
 
@@ -297,7 +297,7 @@ class Scheduler:
     def next_startable(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
         return self._selector.next_sequence(self._planned_at, kind)
 
-    def num_startable(self) -> int:
+    def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
                    for tenant in self._queue.tenants for sequence in self._queue.tenant_sequences(tenant))

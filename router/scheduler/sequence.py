@@ -1,6 +1,6 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
-The rules by which this state changes are in the modules that use it, mainly `running.py`, `under_way.py`,
+The rules by which this state changes are in the modules that use it, mainly `running.py`, `step_in_flight.py`,
 `results.py`, `sequence_table.py` and `scheduler.py`.
 """
 

@@ -219,23 +219,23 @@ def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelI
 
 
 def _decode_rows(answer: pb.StepAnswer, model_info: ModelInfo) -> dict[int, StepResultRow]:
-    sequence_numbers, tokens, logprobs = list(answer.sequences), list(answer.tokens), list(answer.logprobs)
-    counts = list(answer.num_tokens) or [1] * len(sequence_numbers)
-    if (not len(counts) == len(sequence_numbers) == len(set(sequence_numbers))
+    sequence_ids, tokens, logprobs = list(answer.sequences), list(answer.tokens), list(answer.logprobs)
+    counts = list(answer.num_tokens) or [1] * len(sequence_ids)
+    if (not len(counts) == len(sequence_ids) == len(set(sequence_ids))
         or not sum(counts) == len(tokens) == len(logprobs)):
         raise InvalidShardAnswer(
-            f"{len(sequence_numbers)} rows with {sum(counts)} tokens, {len(tokens)} ids and {len(logprobs)} logprobs")
+            f"{len(sequence_ids)} rows with {sum(counts)} tokens, {len(tokens)} ids and {len(logprobs)} logprobs")
     if tokens and max(tokens) >= model_info.vocabulary_size:
         raise InvalidShardAnswer(f"token {max(tokens)} outside the vocabulary of {model_info.vocabulary_size}")
     if counts and not 1 <= min(counts) <= max(counts) <= model_info.tokens_per_step:
         raise InvalidShardAnswer(
             f"{min(counts)} to {max(counts)} tokens in a row, where 1 to {model_info.tokens_per_step} are possible")
-    if len(tokens) == len(sequence_numbers) and not answer.num_top_tokens:
+    if len(tokens) == len(sequence_ids) and not answer.num_top_tokens:
         return {number: StepResultRow((token,), (logprob,))
-                for number, token, logprob in zip(sequence_numbers, tokens, logprobs, strict=True)}
+                for number, token, logprob in zip(sequence_ids, tokens, logprobs, strict=True)}
     pieces = zip(split_by_counts(tokens, counts), split_by_counts(logprobs, counts),
                  split_by_counts(_decode_top_tokens(answer, len(tokens), model_info), counts), strict=True)
-    return {number: StepResultRow(*piece) for number, piece in zip(sequence_numbers, pieces, strict=True)}
+    return {number: StepResultRow(*piece) for number, piece in zip(sequence_ids, pieces, strict=True)}
 
 
 def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: ModelInfo) -> list[list[tuple[int, float]]]:
@@ -276,14 +276,14 @@ def decode_failures(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
 
 
 def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[PromptLogprobs]:
-    sequence_numbers, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
-    if not len(sequence_numbers) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
+    sequence_ids, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
+    if not len(sequence_ids) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
         raise InvalidShardAnswer(
-            f"{len(sequence_numbers)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
-    if not set(sequence_numbers) <= set(plan.members):
-        raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_numbers]} in a step of {[*plan.members]}")
+            f"{len(sequence_ids)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
+    if not set(sequence_ids) <= set(plan.members):
+        raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.members]}")
     pieces = split_by_counts(list(answer.prompt_logprobs), counts)
-    return [PromptLogprobs(*row) for row in zip(sequence_numbers, starts, pieces, strict=True)]
+    return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, strict=True)]
 
 
 def split_by_counts(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:

@@ -36,9 +36,9 @@ class RunStats:
     # sequences that have started since the shards were last lost
     _started_sequences: set[int] = field(default_factory=set)
 
-    def add_unfinished(self, sequence_number: int) -> None:
+    def add_unfinished(self, sequence_id: int) -> None:
         """Add a sequence that was unfinished when the measurement began."""
-        self._sequence_times[sequence_number] = SequenceTimes(0.0, is_arrival_known=False)
+        self._sequence_times[sequence_id] = SequenceTimes(0.0, is_arrival_known=False)
 
     def record_submission(self, events: list[SchedulerEvent], now: float, *,
                           is_arrival_known: bool = True) -> int | None:
@@ -56,10 +56,10 @@ class RunStats:
                 for newcomer in message.new_sequences:
                     self._record_start(newcomer.sequence_id, now)
 
-    def _record_start(self, sequence_number: int, now: float) -> None:
-        self.num_preemptions += sequence_number in self._started_sequences
-        self._started_sequences.add(sequence_number)
-        times = self._sequence_times[sequence_number]
+    def _record_start(self, sequence_id: int, now: float) -> None:
+        self.num_preemptions += sequence_id in self._started_sequences
+        self._started_sequences.add(sequence_id)
+        times = self._sequence_times[sequence_id]
         if times.started_at is None and times.is_arrival_known:
             times.started_at = now
             self.latencies["wait"].append(now - times.arrived_at)
@@ -67,8 +67,8 @@ class RunStats:
     def record_events(self, events: list[SchedulerEvent], now: float) -> None:
         for event in events:
             if isinstance(event, TokensAccepted):
-                for sequence_number, count in event.token_counts.items():
-                    self._record_tokens(self._sequence_times[sequence_number], count, now)
+                for sequence_id, count in event.token_counts.items():
+                    self._record_tokens(self._sequence_times[sequence_id], count, now)
         self.ended_at = max(self.ended_at, now)
 
     def _record_tokens(self, times: SequenceTimes, count: int, now: float) -> None:
@@ -84,8 +84,8 @@ class RunStats:
         """Start counting preemptions afresh: a sequence that starts again after a loss was not preempted."""
         self._started_sequences.clear()
 
-    def num_tokens_of(self, sequence_number: int) -> int:
-        return self._sequence_times[sequence_number].num_tokens
+    def num_tokens_of(self, sequence_id: int) -> int:
+        return self._sequence_times[sequence_id].num_tokens
 
     @property
     def tokens_per_second(self) -> float:

@@ -84,17 +84,17 @@ class Simulation:
         self._busy_until = max(self._busy_until, self.now + arrival.plan_delay_seconds)
         self._schedule(self._busy_until, lambda: None)
         events = self._scheduler.submit(arrival.request, self.now)
-        sequence_number = self.stats.record_submission(events, self.now, is_arrival_known=arrival.is_arrival_known)
-        if sequence_number is not None:
-            self._num_tokens_left[sequence_number] = arrival.num_output_tokens
+        sequence_id = self.stats.record_submission(events, self.now, is_arrival_known=arrival.is_arrival_known)
+        if sequence_id is not None:
+            self._num_tokens_left[sequence_id] = arrival.num_output_tokens
             self._drop_ended(events)
             if arrival.cancelled_after_seconds is not None:
                 self._schedule(arrival.arrived_at + arrival.cancelled_after_seconds,
-                               lambda: self._cancel(sequence_number))
+                               lambda: self._cancel(sequence_id))
 
-    def _cancel(self, sequence_number: int) -> None:
-        if self._num_tokens_left.pop(sequence_number, None) is not None:
-            self._scheduler.cancel(sequence_number, self.now)
+    def _cancel(self, sequence_id: int) -> None:
+        if self._num_tokens_left.pop(sequence_id, None) is not None:
+            self._scheduler.cancel(sequence_id, self.now)
 
     def _expire(self) -> None:
         self._drop_ended(self._scheduler.expire(self.now))
@@ -108,8 +108,8 @@ class Simulation:
 
     def _complete_step(self) -> None:
         step = self._steps_in_flight.popleft()
-        stop_token_counts = {sequence_number: 1 for sequence_number in step.plan.members_with_output
-                             if self._num_tokens_left.get(sequence_number) == 1}
+        stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.members_with_output
+                             if self._num_tokens_left.get(sequence_id) == 1}
         events = self._scheduler.complete(step.plan.last_message_number,
                                           StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
                                           stop_token_counts, self.now)

@@ -193,25 +193,25 @@ class TraceBuilder(ReplayObserver):
                                      if isinstance(event, SequenceFinished | SequenceFailed))
 
     def _record_submission(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
-        sequence_number = self._stats.record_submission(events, call.recorded_at)
+        sequence_id = self._stats.record_submission(events, call.recorded_at)
         arrival = RequestArrival(call.recorded_at - self._stats.started_at, request_from_json(call.arguments[0]), 0)
-        if sequence_number is None:
+        if sequence_id is None:
             self._rejected.append(arrival)
         else:
-            self._arrivals[sequence_number] = arrival
+            self._arrivals[sequence_id] = arrival
             self._awaiting_plan.append(arrival)
 
-    def _record_cancellation(self, sequence_number: int, now: float) -> None:
+    def _record_cancellation(self, sequence_id: int, now: float) -> None:
         """Record a cancellation.
 
         A request that had tokens is assumed to want no more than those; one that had none is assumed to be cancelled
         after the same time in every simulation.
         """
-        if (sequence_number in self._arrivals and sequence_number not in self._ended_sequences
-            and not self._stats.num_tokens_of(sequence_number)):
-            self._arrivals[sequence_number].cancelled_after_seconds = (
-                now - self._stats.started_at - self._arrivals[sequence_number].arrived_at)
-        self._ended_sequences.add(sequence_number)
+        if (sequence_id in self._arrivals and sequence_id not in self._ended_sequences
+            and not self._stats.num_tokens_of(sequence_id)):
+            self._arrivals[sequence_id].cancelled_after_seconds = (
+                now - self._stats.started_at - self._arrivals[sequence_id].arrived_at)
+        self._ended_sequences.add(sequence_id)
 
     def _estimate_output_tokens(self) -> None:
         """Set `num_output_tokens`: the number recorded, or the median of the requests with tokens if none was recorded.
@@ -220,8 +220,8 @@ class TraceBuilder(ReplayObserver):
         """
         num_tokens = {number: self._stats.num_tokens_of(number) for number in self._arrivals}
         median_tokens = median_low([count for count in num_tokens.values() if count] or [1])
-        for sequence_number, arrival in self._arrivals.items():
-            arrival.num_output_tokens = (num_tokens[sequence_number]
+        for sequence_id, arrival in self._arrivals.items():
+            arrival.num_output_tokens = (num_tokens[sequence_id]
                                          or min(median_tokens, arrival.request.max_new_tokens))
         for arrival in self._rejected:
             arrival.num_output_tokens = min(median_tokens, arrival.request.max_new_tokens)

@@ -76,10 +76,10 @@ class RequestMetrics:
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
 
-    def observe_token_delivery(self, sequence_numbers: KeysView[int], unfinished_numbers: Container[int],
+    def observe_token_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
                                now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        return self._inter_token_latency.observe_token_delivery(sequence_numbers, unfinished_numbers, now)
+        return self._inter_token_latency.observe_token_delivery(sequence_ids, unfinished_ids, now)
 
     def observe_first_token(self, record: RequestRecord, now: float) -> None:
         """Observe the time to the first token."""
@@ -99,9 +99,9 @@ class RequestMetrics:
         self._phase_seconds["mean_time_per_token"].observe(inference_seconds / max(record.num_generated, 1))
         self._generated_tokens.observe(record.num_generated)
 
-    def count_closed(self, sequence_number: int, record: RequestRecord) -> None:
+    def count_closed(self, sequence_id: int, record: RequestRecord) -> None:
         """Count a request that ended, for whatever reason."""
-        self._inter_token_latency.remove_sequence(sequence_number)
+        self._inter_token_latency.remove_sequence(sequence_id)
         self._num_preemptions.add(record.timeline.num_preemptions)
         if self._adapters is not None and record.adapter_name is not None:
             self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)

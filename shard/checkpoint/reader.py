@@ -38,7 +38,7 @@ STAGING_BYTES = {"cpu": 2**16, "cuda": 2**24}
 log = logging.getLogger(__name__)
 
 
-class TensorRows(NamedTuple):
+class RowSelection(NamedTuple):
     """Rows of a tensor; rows beyond its last are zeros."""
 
     name: str
@@ -139,9 +139,9 @@ class CheckpointReader:
 
     def read_rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None, *,
                   scratch: bool = False) -> Tensor:
-        return self.read_stacked_rows([TensorRows(name, shape, rows)], dtype, scratch=scratch)
+        return self.read_stacked_rows([RowSelection(name, shape, rows)], dtype, scratch=scratch)
 
-    def read_stacked_rows(self, tensor_rows: Sequence[TensorRows], dtype: torch.dtype | None = None, *,
+    def read_stacked_rows(self, tensor_rows: Sequence[RowSelection], dtype: torch.dtype | None = None, *,
                           scratch: bool = False) -> Tensor:
         """Return rows of several tensors, one below the other. A `scratch` tensor is valid until the next such one is
         requested: its memory is reused, since allocating and clearing so much takes longer than filling it."""

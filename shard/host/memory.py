@@ -131,12 +131,12 @@ def read_gpu_memory(device: int) -> tuple[int, int]:
 def read_host_memory(root: Path = ROOT_FOLDER) -> AvailableMemory:
     system_bytes = read_named_numbers(root / "proc/meminfo")["MemAvailable"] * 1024
     groups = [AvailableMemory(free, "that the control group of this process may still use")
-              for free in read_cgroup_memory(root)]
+              for free in iter_cgroup_bytes_left(root)]
     return min([AvailableMemory(system_bytes, "that the system has available"), *groups],
                key=lambda available: available.bytes)
 
 
-def read_cgroup_memory(root: Path) -> Iterator[int]:
+def iter_cgroup_bytes_left(root: Path) -> Iterator[int]:
     """Yield the bytes that the control group of this process, and each of its parents, has left of its limit."""
     for folder in iter_cgroup_folders("memory", root):
         for limit_file, usage_file, page_cache_keys in CGROUP_MEMORY_FILES:

@@ -30,7 +30,7 @@ class VocabParallelEmbedding:
         self._lora_target = weights.lora_targets.add_embedding(name.removesuffix(".weight"), shape)
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
-        """`[tokens, hidden_states]`"""
+        """`[tokens, hidden_size]`"""
         return self.embed_tokens(inputs.tokens)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class PositionedEmbedding:
         self._position_weight = position_weight
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
-        """`[tokens, hidden_states]`"""
+        """`[tokens, hidden_size]`"""
         return self._token_embedding(inputs).add_(self._position_weight.index_select(0, inputs.positions))
 
 

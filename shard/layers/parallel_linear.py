@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, float32
 
-from shard.checkpoint.reader import CheckpointReader, TensorRows
+from shard.checkpoint.reader import CheckpointReader, RowSelection
 from shard.lora.weight_slices import WeightSlice
 from shard.ops.activations import ExactGeluLinear, GeluLinear, PackedGeluLinear
 from shard.ops.gated_activations import (
@@ -38,8 +38,8 @@ class LinearRows:
     transposed: bool = False  # whether the file holds the weight transposed, [in, out]
 
     @property
-    def weight_rows(self) -> TensorRows:
-        return TensorRows(f"{self.name}.weight", self.shape, self.rows, self.transposed)
+    def weight_rows(self) -> RowSelection:
+        return RowSelection(f"{self.name}.weight", self.shape, self.rows, self.transposed)
 
     @property
     def matrix_slice(self) -> MatrixSlice:
@@ -50,8 +50,8 @@ class LinearRows:
         return WeightSlice(self.name, self.shape, self.rows, range(self.shape[1]))
 
     @property
-    def bias_rows(self) -> TensorRows:
-        return TensorRows(f"{self.name}.bias", self.shape[:1], self.rows)
+    def bias_rows(self) -> RowSelection:
+        return RowSelection(f"{self.name}.bias", self.shape[:1], self.rows)
 
 
 def read_bias(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Tensor | None:

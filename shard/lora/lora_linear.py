@@ -14,7 +14,7 @@ from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 
 
-class LoraWeights(Protocol):
+class LoraStore(Protocol):
     """LoRA matrices of all adapters for one linear: `lora_a: [rank, in]` and `lora_b: [out, rank]` for each of its
     parts."""
 
@@ -37,7 +37,7 @@ class LoraTarget:
                  device: torch.device) -> None:
         self.parts = group_slices_into_parts(weight_slices)
         triton_module = import_kernels(device, "shard.lora.lora_triton")
-        self.lora_weights: LoraWeights = (TorchLoraWeights if triton_module is None
+        self.lora_weights: LoraStore = (TorchLoraWeights if triton_module is None
                                           else triton_module.TritonLoraWeights)(adapter_routing, self.parts,
                                                                                 dtype, device)
         self._adapter_routing = adapter_routing

@@ -45,8 +45,8 @@ class TorchLoraWeights:
         return stack.lora_a[0].nbytes + stack.lora_b[0].nbytes
 
     def clear_slot(self, slot: AdapterSlot) -> None:
-        for (shelf, _), stack in self._stacks.items():
-            if shelf == slot.bucket:
+        for (bucket, _), stack in self._stacks.items():
+            if bucket == slot.bucket:
                 stack.lora_a[slot.index_in_bucket].zero_()
 
     def add_updates(self, x: Tensor, y: Tensor) -> None:

@@ -27,7 +27,7 @@ TARGET_PROGRAMS = 1024  # target number of programs in a launch whose number of 
 
 
 class TritonLoraWeights:
-    """Implementation of `LoraWeights` by Triton kernels, which read the matrices through tables of addresses."""
+    """Implementation of `LoraStore` by Triton kernels, which read the matrices through tables of addresses."""
 
     is_capturable = True
 

@@ -57,7 +57,7 @@ class LanguageModel(Protocol):
     def is_capturable(self) -> bool:
         """Whether all decode steps with equally many tokens launch the same kernels."""
 
-    def truncate_layers(self, num_layers: int) -> "LanguageModel":
+    def copy_first_layers(self, num_layers: int) -> "LanguageModel":
         """Return a model of the first layers only, with the same weights."""
 
 
@@ -167,7 +167,7 @@ class Decoder:
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
         return self.head(hidden_states)
 
-    def truncate_layers(self, num_layers: int) -> "Decoder":
+    def copy_first_layers(self, num_layers: int) -> "Decoder":
         """Return a decoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 

@@ -21,7 +21,7 @@ from shard.models.gpt import GeluMlp, GptConfig
 from shard.models.llama import select_head_rows
 from shard.ops.linear import Linear, make_linear
 from shard.ops.norm import LayerNorm, Norm
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Encoder:
         assert self.classifier is not None
         return self.classifier(hidden_states).float().softmax(-1)
 
-    def truncate_layers(self, num_layers: int) -> "Encoder":
+    def copy_first_layers(self, num_layers: int) -> "Encoder":
         """Return an encoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 

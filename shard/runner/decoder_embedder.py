@@ -14,7 +14,7 @@ from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting
 from shard.runner.pooling import Pooling
 from shard.runner.runner import RunnableModel, make_adapter_runs
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from shard.state.sequence import SamplingParams
 from shard.state.sequence import Sequence as Prompt
 from shard.state.transaction import PrefillChunk, Step

@@ -12,7 +12,7 @@ from shard.attention.encoder import iter_text_slices
 from shard.lora.routing import AdapterRouting, AdapterRun
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.pooling import Pooling
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from shard.state.results import TokenLabels
 
 

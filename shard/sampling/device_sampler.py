@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shard.host.device import StaticDeviceBuffers
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, CandidateFinder
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.penalties import needs_processing
 from shard.sampling.random_draws import draw_uniforms

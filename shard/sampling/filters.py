@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shard.sampling.candidates import Candidates
+from shard.sampling.best_candidates import Candidates
 
 SEQUENTIAL_SUM_DEVICES = ("cpu",)  # devices where torch adds up a row from its beginning to its end
 

@@ -10,7 +10,12 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES, CandidateFinder, sort_whole_vocabulary
+from shard.sampling.best_candidates import (
+    NUM_FEW_CANDIDATES,
+    NUM_MANY_CANDIDATES,
+    CandidateFinder,
+    sort_whole_vocabulary,
+)
 from shard.sampling.grammar import GrammarRegistry
 from shard.sampling.penalties import needs_processing, process_logits
 from shard.sampling.random_draws import draw_uniforms

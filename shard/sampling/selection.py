@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, Candidates
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, Candidates
 from shard.sampling.filters import FILTERS, RemainingCandidates
 from shard.sampling.unfiltered import draw_from_candidates, draw_from_tail
 from shard.state.sequence import SamplingParams

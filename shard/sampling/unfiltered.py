@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shard.sampling.candidates import IDS_PER_BLOCK, Candidates
+from shard.sampling.best_candidates import IDS_PER_BLOCK, Candidates
 from shard.sampling.filters import compute_running_sums
 
 

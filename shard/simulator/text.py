@@ -10,7 +10,7 @@ from array import array
 from hashlib import blake2b, shake_128
 from struct import pack
 
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from shard.state.sequence import Sequence
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "

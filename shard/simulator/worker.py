@@ -25,8 +25,8 @@ from shard.simulator.text import (
     make_embedding,
     make_labels,
 )
-from shard.state.columns import PoolingText
 from shard.state.ledger import Ledger, PrefillChunk, RejectedMessage, Step
+from shard.state.pooling_text import PoolingText
 from shard.state.results import (
     PromptLogprobs,
     SequenceOutput,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.blocks import BlockUsage
-from shard.state.columns import PoolingText, read_texts
+from shard.state.pooling_text import PoolingText, read_texts
 from shard.state.sequence import PLACEHOLDER_TOKEN, MessageLimits, Sequence, read_sequences
 from shard.state.transaction import BatchTransaction, PrefillChunk, SequencesById, Step
 

@@ -72,7 +72,7 @@ def write_prompt_logprobs(answer: pb.StepAnswer, prompt_logprobs: Mapping[int, P
 def write_embeddings(answer: pb.EmbedAnswer, embeddings: Sequence[list[float] | None]) -> None:
     """Write one vector per text; None marks a text that failed."""
     rows = [vector for vector in embeddings if vector is not None]
-    _write_failed_texts(answer, embeddings)
+    _write_text_failures(answer, embeddings)
     answer.width = len(rows[0]) if rows else 0
     answer.values.extend(chain.from_iterable(rows))
 
@@ -80,12 +80,12 @@ def write_embeddings(answer: pb.EmbedAnswer, embeddings: Sequence[list[float] | 
 def write_labels(answer: pb.EmbedAnswer, labels_by_text: Sequence[TokenLabels | None]) -> None:
     """Write the labels of each text; None marks a text that failed."""
     rows = [row for row in labels_by_text if row is not None]
-    _write_failed_texts(answer, labels_by_text)
+    _write_text_failures(answer, labels_by_text)
     answer.num_labels.extend([len(row.labels) for row in rows])
     answer.labels.extend(chain.from_iterable([row.labels for row in rows]))
     answer.scores.extend(chain.from_iterable([row.scores for row in rows]))
 
 
-def _write_failed_texts(answer: pb.EmbedAnswer, results: Sequence[object]) -> None:
+def _write_text_failures(answer: pb.EmbedAnswer, results: Sequence[object]) -> None:
     answer.failed.extend([index for index, row in enumerate(results) if row is None])
     answer.failures.extend([pb.NON_FINITE] * len(answer.failed))

@@ -12,9 +12,9 @@ from shard.host.memory import convert_out_of_memory
 from shard.pb import shard_pb2 as pb
 from shard.state.ledger import Ledger, RejectedMessage
 from shard.state.sequence import MessageLimits
+from shard.workers.collective import Result, run_collective
 from shard.workers.load_decoder import LoadedDecoder
 from shard.workers.load_encoder import LoadedEncoder
-from shard.workers.shared_failure import Result, run_collective
 
 AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
 

@@ -28,9 +28,9 @@ from shard.state.results import (
 from shard.state.sequence import MessageLimits
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base import BaseWorker
+from shard.workers.collective import exit_process
 from shard.workers.load_decoder import LoadedDecoder, load
 from shard.workers.overlap import OverlapQueue
-from shard.workers.shared_failure import exit_process
 from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes, write_measurements
 
 NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}

@@ -9,15 +9,15 @@ from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.state.columns import PoolingText
 from shard.state.ledger import cap_num_blocks
+from shard.state.pooling_text import PoolingText
 from shard.state.results import write_embeddings, write_labels
 from shard.state.sequence import MessageLimits
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base import BaseWorker
+from shard.workers.collective import exit_process
 from shard.workers.encoder_warmup import EncoderWarmup
 from shard.workers.load_encoder import LoadedEncoder, load
-from shard.workers.shared_failure import exit_process
 from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 

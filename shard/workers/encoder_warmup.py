@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from shard.parallel.group import RankGroup
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from shard.workers.warmup import (
     MAX_REPEATED_SECONDS,
     SHORT_CONTEXT_TOKENS,

@@ -155,7 +155,7 @@ def load(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> Load
     subject = asdict(model_config) | {"dtype": dtype, "attention": backend, "ranks": group.size,
                                       "device": name_device_model(device), "quantize": config.quantize,
                                       "adaptable": config.adaptable, "exact": config.exact}
-    gate_model = model.truncate_layers(model.num_representative_layers)
+    gate_model = model.copy_first_layers(model.num_representative_layers)
     gate = ExactnessGate(gate_model, model_config, attention,
                          partial(make_cache, gate_model, 16, dtype=dtype, device=device), device,
                          sizes=THOROUGH_GATE_SIZES if config.exact and device.type == "cuda" else QUICK_GATE_SIZES)

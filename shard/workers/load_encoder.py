@@ -49,7 +49,7 @@ def load(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> Load
     subject = asdict(model_config) | {"dtype": context.dtype, "ranks": group.size, "device": name_device_model(device),
                                       "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
     on_progress(CHECK_PHASE, 0, 0)
-    find_text_difference = partial(find_difference, model.truncate_layers(1), device)
+    find_text_difference = partial(find_difference, model.copy_first_layers(1), device)
     inexact_reason = check_exactness(lambda: find_text_difference() or adapter_registry.find_batch_dependence(), group,
                                      context.probe_cache, make_probe_key(subject), is_required=config.exact)
     runner = EncoderRunner(model, pooling, adapter_registry.adapter_routing, device)

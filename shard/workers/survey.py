@@ -53,7 +53,8 @@ def survey_gpu(index: int) -> dict[str, Any]:
     return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
 
 
-def survey_model(folder: Path, requested_dtype: str, device: str, num_shards: int, block_size: int) -> dict[str, Any]:
+def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_shards: int,
+                         block_size: int) -> dict[str, Any]:
     """Return a model's needs; raises ValueError or OSError if it cannot be served."""
     model_config = read_model_config(folder)
     dtype = choose_dtype(requested_dtype, model_config.dtype, device, guess_fastest_dtype).dtype
@@ -100,7 +101,7 @@ def main() -> None:
     if request["model"]:
         device = request["device"] if request["device"] != "auto" else "cuda" if survey["machine"]["gpus"] else "cpu"
         try:
-            survey["model"] = survey_model(
+            survey["model"] = estimate_model_needs(
                 Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"])
         except (ValueError, OSError) as error:
             survey["problem"] = str(error)

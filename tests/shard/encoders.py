@@ -16,7 +16,7 @@ from shard.models.registry import load_encoder
 from shard.parallel.group import RankGroup
 from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import Pooling
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from tests.shard.forward import CPU, rms_distance
 from tests.shard.side_by_side import run_on_ranks
 

@@ -248,5 +248,5 @@ class ScheduleRun:
         self._scheduler.shards_lost(0.0, ShardLossReason.DEFECT)
         self._scheduler.shards_ready(self._model_info, self._workers.start_next_epoch(), 0.0)
 
-    def _get_output(self, sequence_number: int) -> ReceivedOutput:
-        return self._outputs[self._index_by_sequence[sequence_number]]
+    def _get_output(self, sequence_id: int) -> ReceivedOutput:
+        return self._outputs[self._index_by_sequence[sequence_id]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from random import Random
 
-from launcher.demo.training.talk import Conversation, DocumentMaker, Message
+from launcher.demo.training.conversation import Conversation, DocumentMaker, Message
 
 FLAW_PATTERN = re.compile(r"\{\w+\}|  | $|^ | [.,?!]|[.,?!][.?!]|,,|None|\ba [aeio]\w")
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus.turns import ConversationTurn
-from launcher.demo.training.talk import Conversation, DocumentMaker
 
 CONSONANT_SOUND_WORDS = ("unicorn",)
 

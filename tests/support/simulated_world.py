@@ -39,9 +39,9 @@ from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.text import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.columns import PoolingText
 from shard.state.ledger import MalformedMessage
 from shard.state.ledger import RejectedMessage as ShardRefused
+from shard.state.pooling_text import PoolingText
 
 HANG_TIMEOUT_SECONDS = 5.0
 RESOURCE_KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
@@ -75,7 +75,7 @@ class SimulatedClient:
     cancels_at: float | None = None
     tokens_until_stop: int | None = None  # tokens after which a stop string is found in the text
     is_held_forever: bool = False
-    sequence_number: int | None = None
+    sequence_id: int | None = None
     tokens: list[int] = field(default_factory=list)
     pooled_result: PoolingOutput | None = None  # embedding or labels of a pooling request
     ended_at: float | None = None
@@ -183,9 +183,9 @@ class SimulatedWorld:
             client.end_reason, client.ended_at = "refused", self.now
             return
         assert isinstance(events[0], RequestAccepted)
-        client.sequence_number = events[0].sequence_id
-        self.clients[client.sequence_number] = client
-        self.timelines.append(self.scheduler.get_timeline(client.sequence_number) if len(events) == 1 else None)
+        client.sequence_id = events[0].sequence_id
+        self.clients[client.sequence_id] = client
+        self.timelines.append(self.scheduler.get_timeline(client.sequence_id) if len(events) == 1 else None)
         self._apply_events(events[1:], None)
         for resource in client.request.needed_resources:
             if self.resource_presence.get(resource) is False:
@@ -204,17 +204,17 @@ class SimulatedWorld:
     def _cancel(self, client: SimulatedClient) -> None:
         if client.end_reason is None:
             client.end_reason, client.ended_at = "left", self.now
-            self._call_scheduler("cancel", client.sequence_number, self.now)
+            self._call_scheduler("cancel", client.sequence_id, self.now)
 
     def hold_client(self, client: SimulatedClient, seconds: float | None) -> None:
         """Make the client stop reading for `seconds`, or for ever."""
-        if client.end_reason is not None or client.sequence_number is None:
+        if client.end_reason is not None or client.sequence_id is None:
             return
-        self._call_scheduler("suspend", client.sequence_number, self.now)
+        self._call_scheduler("suspend", client.sequence_id, self.now)
         client.is_held_forever = client.is_held_forever or seconds is None
         if seconds is not None:
             self.schedule_at(self.now + seconds, lambda: client.is_held_forever
-                             or self._call_scheduler("resume", client.sequence_number, self.now))
+                             or self._call_scheduler("resume", client.sequence_id, self.now))
 
     def set_resource_present(self, resource: Resource, present: bool = True) -> None:
         self.resource_presence[resource] = present
@@ -494,7 +494,7 @@ class SimulatedWorld:
     def _check_tokens(self, client: SimulatedClient) -> None:
         """Check L6 and L10: a client gets the tokens that it would get alone, none repeated and none left out."""
         expected = compute_expected_tokens(client.request, len(client.tokens), self.model)
-        assert client.tokens == expected, f"client {client.sequence_number} got another's tokens"
+        assert client.tokens == expected, f"client {client.sequence_id} got another's tokens"
 
     def check_laws(self) -> None:
         scheduler = self.scheduler
@@ -524,7 +524,7 @@ class SimulatedWorld:
         assert states[SequenceState.WAITING] == scheduler.num_waiting()
         assert states[SequenceState.RUNNING] == len(running)
         assert scheduler.num_steps_in_flight <= self.settings.look_ahead
-        expected = {client.sequence_number for client in self.clients.values() if client.end_reason is None}
+        expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
         assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
     def _check_sharing(self, holders: "Counter[int]") -> None:
@@ -544,7 +544,7 @@ class SimulatedWorld:
 
     def check_timelines(self) -> None:
         """Assert that each timeline covers the time from arrival to end without a gap."""
-        for client, story in zip([c for c in self.all_clients if c.sequence_number is not None], self.timelines,
+        for client, story in zip([c for c in self.all_clients if c.sequence_id is not None], self.timelines,
                                  strict=True):
             if story is None:
                 continue

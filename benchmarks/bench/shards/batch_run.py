@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.shards.ranks import RankReplies, ShardFailed
+from benchmarks.bench.shards.rank_processes import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
 
 BATCH_ID = 1

@@ -24,7 +24,7 @@ from benchmarks.bench.shards.batch_run import (
     ShardEpoch,
     make_random_sequences,
 )
-from benchmarks.bench.shards.ranks import (
+from benchmarks.bench.shards.rank_processes import (
     MessageRejected,
     RankConnections,
     ShardFailed,

@@ -16,6 +16,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from launcher.demo.training.conversation import DocumentMaker, Message, Tool
 from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.sums import make_arithmetic_document
 from launcher.demo.training.judge import (
@@ -27,7 +28,6 @@ from launcher.demo.training.judge import (
     make_valid_call_trials,
     make_wellformed_call_trials,
 )
-from launcher.demo.training.talk import DocumentMaker, Message, Tool
 from launcher.demo.training.train import NUM_TRAINING_TOKENS
 
 CARD_TEMPLATE_FILE = Path(__file__).with_name("card.md")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from launcher.demo.training.talk import Conversation, Message, Tool
+from launcher.demo.training.conversation import Conversation, Message, Tool
 
 TURN_START, TURN_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # special tokens, which answers do not show

@@ -11,7 +11,7 @@ from router.http.lorax.routes import LoraxCompatGenerate, LoraxGenerate, Tokeniz
 from router.http.openai.chat import ChatRequest
 from router.http.openai.completions import Completion
 from router.http.routes.adapters import LoadAdapter, LoadLora, UnloadLora
-from router.http.routes.batching_study import InferenceRequest
+from router.http.routes.batching_dialect import InferenceRequest
 from router.http.routes.classify import ClassifyBatchRequest, ClassifyRequest
 from router.http.routes.clouds import Instances
 from router.http.routes.embeddings import EmbeddingsRequest, EmbedRequest

@@ -19,8 +19,8 @@ from router.http.openai.rendering import (
     DONE_EVENT,
     OpenAICompletionStreamRenderer,
     ResponseMetadata,
+    completion_json,
     completions_usage_chunk,
-    text_completion_json,
 )
 from router.http.transport.body import UInt32, read_body
 from router.http.transport.generate import Services, gather_or_cancel, generate_all, open_response_stream
@@ -104,7 +104,7 @@ class CompletionRoutes:
         outputs = await generate_all(self._services, validated_requests, caller)
         headers = (self._response_headers(request, validated_requests)
                    | timing_headers(outputs, validated_at - caller.arrived_at, clock() - caller.arrived_at))
-        body = text_completion_json(metadata, outputs).encode()
+        body = completion_json(metadata, outputs).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
 
     async def _respond_streaming(self, request: web.Request, completion_request: Completion,

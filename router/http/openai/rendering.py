@@ -108,7 +108,7 @@ def token_fields(token: TokenEvent | TopToken) -> str:
             f'"bytes":[{",".join(map(str, token.text.encode()))}]')
 
 
-def text_completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput]) -> str:
+def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput]) -> str:
     choices = ",".join(f'{{"index":{index},"text":{quoted(answer.final_event.text)},"logprobs":null,'
                        f'"finish_reason":"{metadata.format_variant.finish_reasons[answer.final_event.finish_reason]}"}}'
                        for index, answer in enumerate(outputs))

@@ -152,7 +152,7 @@ class FallbackModel:
         """Always False: it is unknown which kernels foreign layers launch."""
         return False
 
-    def truncate_layers(self, num_layers: int) -> "FallbackModel":
+    def copy_first_layers(self, num_layers: int) -> "FallbackModel":
         """Return a model of the first layers only, with the same weights."""
         kept = nn.ModuleList(list(get_layer_list(self._layers, self._layers_path))[:num_layers])
         return FallbackModel(self.config, self._group, replace_submodule_in_copy(self._layers, self._layers_path, kept),

@@ -10,7 +10,7 @@ from benchmarks.study.measures import (
     compute_fixed_load_figures,
     compute_offered_rate,
     compute_open_load_figures,
-    compute_served_rate,
+    compute_served_tokens_per_second,
     compute_solo_latencies,
     compute_users_figures,
     compute_window,
@@ -97,7 +97,7 @@ def test_solo_seconds_are_the_minimum_per_length() -> None:
 def test_server_that_keeps_up_serves_the_offered_load() -> None:
     kept_up = make_steady_run(SWEEP_RUN, 2.0)
     assert compute_window(kept_up.records) == (20.0, 40.0)
-    assert compute_served_rate(kept_up.records) == pytest.approx(compute_offered_rate(kept_up.records))
+    assert compute_served_tokens_per_second(kept_up.records) == pytest.approx(compute_offered_rate(kept_up.records))
     told = compute_open_load_figures(kept_up, SERVER_SPEED)
     assert (told["latency_p50"], told["per_token_p50"], told["slowdown"]) == (2.0, 0.2, pytest.approx(2.0))
     assert (told["requests_per_second"], told["first_token_p95"]) == (pytest.approx(1.0, rel=0.03), 2.0)

@@ -11,10 +11,10 @@ from launcher.compat.flag_table import (
     ignored_effect,
     refused_effect,
     same_flag,
+    set_variable_effect,
     setting_effect,
     switch_flag,
     unneeded_effect,
-    variable_effect,
 )
 
 
@@ -26,7 +26,8 @@ from launcher.compat.flag_table import (
                  (setting_effect("cache_scope", "0", "false", value_template="off"), unneeded_effect("it is on"))),
      "0, false: becomes --cache-scope off; otherwise: not needed: it is on"),
     (switch_flag("nails", refused_effect("there are no nails")), "refused: there are no nails"),
-    (ForeignFlag("cache", (variable_effect("HF_HUB_CACHE"),)), "sets HF_HUB_CACHE; as a variable, if that is not set"),
+    (ForeignFlag("cache", (set_variable_effect("HF_HUB_CACHE"),)),
+     "sets HF_HUB_CACHE; as a variable, if that is not set"),
     (ForeignFlag("glue", (ignored_effect("there is no glue"),)), "no effect: there is no glue"),
     (ForeignFlag("paint", (refused_effect("there is no paint", "red"), unneeded_effect("as ever"))),
      "red: refused: there is no paint; otherwise: not needed: as ever"),
@@ -43,10 +44,9 @@ from launcher.compat.flag_table import (
     (ForeignFlag("source", (setting_effect("adapter_source"),), overrides="fibre"),
      "becomes --adapter-source; --fibre does not count beside it"),
     (switch_flag("wet", unneeded_effect("it is wet"), conflicts_with="dry"), "not needed: it is wet; not beside --dry"),
-    (ForeignFlag("ENDPOINT", (variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
-    (ForeignFlag("ACCOUNT", (variable_effect("ENDPOINT", value_template="https://{}.org"),), is_only_variable=True),
-     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),
-])
+    (ForeignFlag("ENDPOINT", (set_variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
+    (ForeignFlag("ACCOUNT", (set_variable_effect("ENDPOINT", value_template="https://{}.org"),), is_only_variable=True),
+     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),])
 def test_every_kind_of_flag_has_its_sentence(flag: ForeignFlag, words: str) -> None:
     assert describe_flag(flag) == words
 

@@ -11,10 +11,10 @@ from launcher.compat.flag_table import (
     ignored_effect,
     refused_effect,
     same_flag,
+    set_variable_effect,
     setting_effect,
     switch_flag,
     unneeded_effect,
-    variable_effect,
 )
 from launcher.compat.translate import FlagTranslation, translate
 
@@ -25,7 +25,7 @@ FLAG_TABLE = FlagTable("loom-launcher", (
     ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),
     ForeignFlag("grace", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
     same_flag("otlp-endpoint"), same_flag("otlp-service-name", default="loom", default_requires="otlp-endpoint"),
-    ForeignFlag("cache", (variable_effect("HF_HUB_CACHE"),)),
+    ForeignFlag("cache", (set_variable_effect("HF_HUB_CACHE"),)),
     ForeignFlag("glue", (ignored_effect("there is no glue"),)),
     ForeignFlag("paint", (refused_effect("there is no paint", "red"), ignored_effect("it dries", "green"))),
     ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
@@ -44,8 +44,8 @@ EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
     ForeignFlag("fibre-source", (setting_effect("adapter_source", "hub"),
                                  setting_effect("adapter_source", "local", required_setting="adapter_root"))),
     ForeignFlag("own-source", (setting_effect("adapter_source"),), overrides="fibre-source"),
-    ForeignFlag("SPINDLE", (variable_effect("DISTAFF", value_template="https://{}.org"),), is_only_variable=True),
-    ForeignFlag("DISTAFF", (variable_effect("DISTAFF"),), is_only_variable=True),
+    ForeignFlag("SPINDLE", (set_variable_effect("DISTAFF", value_template="https://{}.org"),), is_only_variable=True),
+    ForeignFlag("DISTAFF", (set_variable_effect("DISTAFF"),), is_only_variable=True),
     switch_flag("wet", ignored_effect("there is no water")),
     switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
     switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),

@@ -10,7 +10,7 @@ from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFa
 from router.scheduler.plan import Concat, Decode, Filter, Prefill, PromptChunk, StepResult, StepResultRow
 from router.scheduler.results import count_accepted_tokens
 from router.scheduler.scheduler import Scheduler
-from router.scheduler.selection import MAX_EXAMINED_SEQUENCES
+from router.scheduler.sequence_selector import MAX_EXAMINED_SEQUENCES
 from router.scheduler.settings import SchedulerSettings
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
@@ -292,7 +292,7 @@ def test_pause_policy_counts_only_startable_requests_as_waiting(held):
         if held:
             core.suspend(number, 0.0)
     submit(core)
-    assert core.num_startable() == 1
+    assert core.num_waiting_for_room() == 1
     assert isinstance(run_step(core)[0].messages[-1], Decode)
 
 

@@ -13,7 +13,7 @@ def make_sequence(number, arrival=0.0, priority=0):
     return Sequence(Request(str(number), (1,), 1, priority=priority), number, arrival)
 
 
-def get_sequence_numbers(queue):
+def get_sequence_ids(queue):
     return [sequence.id for sequence in queue]
 
 
@@ -21,7 +21,7 @@ def test_earlier_arrival_goes_first():
     queue = WaitingQueue()
     for number, arrival in ((1, 2.0), (2, 1.0), (3, 3.0)):
         queue.push(make_sequence(number, arrival))
-    assert get_sequence_numbers(queue) == [2, 1, 3]
+    assert get_sequence_ids(queue) == [2, 1, 3]
 
 
 def test_priority_level_is_worth_some_seconds_of_waiting():
@@ -29,7 +29,7 @@ def test_priority_level_is_worth_some_seconds_of_waiting():
     queue.push(make_sequence(1, arrival=0.0))
     queue.push(make_sequence(2, arrival=SECONDS_PER_PRIORITY_LEVEL - 1, priority=1))
     queue.push(make_sequence(3, arrival=SECONDS_PER_PRIORITY_LEVEL + 1, priority=1))
-    assert get_sequence_numbers(queue) == [2, 1, 3]
+    assert get_sequence_ids(queue) == [2, 1, 3]
 
 
 def test_requeued_sequence_keeps_its_place():
@@ -37,7 +37,7 @@ def test_requeued_sequence_keeps_its_place():
     early = make_sequence(1, arrival=0.0)
     queue.push(make_sequence(2, arrival=1.0))
     queue.push(early)
-    assert get_sequence_numbers(queue) == [1, 2]
+    assert get_sequence_ids(queue) == [1, 2]
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -38,7 +38,7 @@ def test_sequence_that_missed_a_step_waited_since_its_own_last_token() -> None:
     assert histogram.observed == [1.0, 4.0]
 
 
-def test_removed_sequence_number_counts_as_new() -> None:
+def test_removed_sequence_id_counts_as_new() -> None:
     latency = InterTokenLatency(RecordingHistogram())
     deliver(latency, {1, 2}, {1, 2}, 1.0)
     deliver(latency, {2}, {1, 2}, 2.0)

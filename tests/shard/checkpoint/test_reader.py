@@ -15,7 +15,7 @@ from support.process_memory import needs_less_memory
 from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
-from shard.checkpoint.reader import PACKED_DTYPES, CheckpointReader, TensorRows
+from shard.checkpoint.reader import PACKED_DTYPES, CheckpointReader, RowSelection
 
 CPU = torch.device("cpu")
 TALL_TENSOR = torch.arange(24.0).view(6, 4)
@@ -59,7 +59,7 @@ def test_columns_are_sliced(weights_folder: Path, first: int, count: int) -> Non
 
 def test_weights_stored_transposed_are_transposed_back(weights_folder: Path) -> None:
     with open_weights(weights_folder) as weights:
-        rows = weights.read_stacked_rows([TensorRows("tall", (4, 6), mine, transposed=True)
+        rows = weights.read_stacked_rows([RowSelection("tall", (4, 6), mine, transposed=True)
                                           for mine in (range(1, 3), range(1))])
         columns = weights.read_columns("tall", (4, 6), range(2, 5), transposed=True)
     assert torch.equal(rows, TALL_TENSOR.T[[1, 2, 0]])
@@ -77,8 +77,8 @@ def test_weights_report_which_tensors_they_hold(weights_folder: Path) -> None:
 
 def test_rows_of_several_tensors_are_stacked(weights_folder: Path) -> None:
     with open_weights(weights_folder) as weights:
-        read = weights.read_stacked_rows([TensorRows("tall", (6, 4), range(1, 3)),
-                                          TensorRows("other", (3, 4), range(2, 4))])
+        read = weights.read_stacked_rows([RowSelection("tall", (6, 4), range(1, 3)),
+                                          RowSelection("other", (3, 4), range(2, 4))])
     assert torch.equal(read, torch.cat([TALL_TENSOR[1:3], -TALL_TENSOR[2:3], torch.zeros(1, 4)]))
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.checkpoint import safetensors_file
-from shard.checkpoint.reader import CheckpointReader, TensorRows
+from shard.checkpoint.reader import CheckpointReader, RowSelection
 from shard.checkpoint.safetensors_file import open_safetensors
 
 CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ TENSORS = {"first": torch.ones(TENSOR_SHAPE), "second": torch.ones(TENSOR_SHAPE)
 READ_METHODS: dict[str, Callable[[CheckpointReader, str], object]] = {
     "whole": lambda weights, name: weights.read_tensor(name, TENSOR_SHAPE),
     "rows": lambda weights, name: weights.read_rows(name, TENSOR_SHAPE, range(200)),
-    "stack": lambda weights, name: weights.read_stacked_rows([TensorRows(name, TENSOR_SHAPE, range(1, 3)),
-                                                              TensorRows(name, TENSOR_SHAPE, range(99, 400))]),
+    "stack": lambda weights, name: weights.read_stacked_rows([RowSelection(name, TENSOR_SHAPE, range(1, 3)),
+                                                              RowSelection(name, TENSOR_SHAPE, range(99, 400))]),
     "columns": lambda weights, name: weights.read_columns(name, TENSOR_SHAPE, range(3)),
 }
 

@@ -29,11 +29,11 @@ def test_model_reports_the_dimensions_of_its_cache(checkpoint: Path) -> None:
 
 def test_truncated_model_runs_only_its_first_layers(checkpoint: Path) -> None:
     model = load_decoder_model(checkpoint, torch.float32, SingleRankGroup())
-    truncated = model.truncate_layers(1)
+    truncated = model.copy_first_layers(1)
     assert truncated.num_layers == 1
     assert not torch.equal(run_forward(truncated, SingleRankGroup(), torch.float32).hidden,
                            run_forward(model, SingleRankGroup(), torch.float32).hidden)
-    assert torch.equal(run_forward(model.truncate_layers(2), SingleRankGroup(), torch.float32).hidden,
+    assert torch.equal(run_forward(model.copy_first_layers(2), SingleRankGroup(), torch.float32).hidden,
                        run_forward(model, SingleRankGroup(), torch.float32).hidden)
 
 

@@ -6,7 +6,7 @@ from support.small_checkpoints import make_tiny_encoder
 
 from shard.models.encoder import EncoderConfig, build_encoder_inputs
 from shard.parallel.group import SingleRankGroup
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from tests.shard.encoders import RANDOM_TEXTS, check_encoder_matches_transformers, load_encoder_model, run_encoder
 from tests.shard.forward import CPU
 from tests.shard.side_by_side import run_on_ranks

@@ -10,7 +10,7 @@ from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig
 from shard.models.read_config import parse_config_with_quantization
 from shard.parallel.group import SingleRankGroup
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from tests.shard.encoders import (
     check_encoder_matches_transformers,
     check_encoder_on_all_rank_counts,

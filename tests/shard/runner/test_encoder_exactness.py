@@ -16,7 +16,7 @@ from tests.shard.forward import CPU
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "with labels"])
 def one_layer_encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     folder = make_tiny_encoder(tmp_path_factory.getbasetemp(), "bert", labels=request.param)
-    return load_encoder_model(folder, torch.float32, SingleRankGroup()).truncate_layers(1)
+    return load_encoder_model(folder, torch.float32, SingleRankGroup()).copy_first_layers(1)
 
 
 def test_exact_model_passes(one_layer_encoder: Encoder) -> None:

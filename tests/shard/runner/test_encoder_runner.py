@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForTokenClassification
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.encoder_runner import EncoderRunner
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from tests.shard.encoders import RANDOM_TEXTS, load_encoder_model, make_encoder_runner, make_random_text
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(

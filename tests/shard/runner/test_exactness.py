@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def load_first_layer(tmp_path_factory: pytest.TempPathFactory, quantize: str = "") -> Decoder:
     folder = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
     with CheckpointReader(folder, torch.float32, CPU, quantize_on_load=quantize) as weights:
-        return load_model(read_model_config(folder), weights, SingleRankGroup()).truncate_layers(1)
+        return load_model(read_model_config(folder), weights, SingleRankGroup()).copy_first_layers(1)
 
 
 @pytest.fixture(scope="module")

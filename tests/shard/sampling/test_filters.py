@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from shard.sampling import filters
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, CandidateFinder, sort_whole_vocabulary
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder, sort_whole_vocabulary
 from shard.sampling.filters import (
     FILTERS,
     RemainingCandidates,

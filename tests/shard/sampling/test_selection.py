@@ -8,7 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES, CandidateFinder, sort_whole_vocabulary
+from shard.sampling.best_candidates import (
+    NUM_FEW_CANDIDATES,
+    NUM_MANY_CANDIDATES,
+    CandidateFinder,
+    sort_whole_vocabulary,
+)
 from shard.sampling.selection import SampledToken, sample_candidates
 from shard.state.sequence import SamplingParams
 from tests.shard.asking import make_random_logits

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
-from shard.sampling.candidates import NUM_FEW_CANDIDATES, CandidateFinder, Candidates
+from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder, Candidates
 from shard.sampling.selection import SamplingColumns, select_tokens
 from shard.sampling.unfiltered import sum_by_halves
 from tests.shard.asking import make_random_logits

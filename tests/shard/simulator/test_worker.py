@@ -12,8 +12,8 @@ from shard.pb import shard_pb2 as pb
 from shard.simulator.invalid_answers import UNKNOWN_SEQUENCE_ID
 from shard.simulator.text import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.columns import PoolingText
 from shard.state.ledger import RejectedMessage
+from shard.state.pooling_text import PoolingText
 from tests.shard.messages import (
     SequenceRow,
     get_embeddings,

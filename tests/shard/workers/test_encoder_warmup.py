@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from shard.parallel.group import SingleRankGroup
-from shard.state.columns import PoolingText
+from shard.state.pooling_text import PoolingText
 from shard.workers.encoder_warmup import EncoderWarmup
 from shard.workers.warmup import MaxStepSizes
 

@@ -31,7 +31,7 @@ def test_only_relevant_cpu_features_are_listed(tmp_path: Path) -> None:
 
 def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "read_device_memory", lambda *_: (8 * GIB, 8 * GIB))
-    found = survey.survey_model(checkpoint, "float32", "cpu", 1, 16)
+    found = survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     assert (found["architecture"], found["dtype"], found["weights"]) == ("LlamaForCausalLM", "float32", 2 * size)
     assert found["block"] == KVCache.bytes_per_block(2, 2, 16, 16, torch.float32)
@@ -40,13 +40,13 @@ def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monk
 
 def test_auto_dtype_follows_from_the_processor(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "can_pack", lambda _: False)
-    assert survey.survey_model(checkpoint, "auto", "cpu", 1, 16)["dtype"] == "float32"
+    assert survey.estimate_model_needs(checkpoint, "auto", "cpu", 1, 16)["dtype"] == "float32"
 
 
 def test_a_model_that_cannot_be_served_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Loom"]}')
     with pytest.raises(ValueError, match="Loom is not supported"):
-        survey.survey_model(tmp_path, "auto", "cpu", 1, 16)
+        survey.estimate_model_needs(tmp_path, "auto", "cpu", 1, 16)
 
 
 def test_a_tenth_of_gpu_memory_stays_free_as_when_serving() -> None:

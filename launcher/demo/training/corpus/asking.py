@@ -1,7 +1,7 @@
 """Variations of requests: with and without please, punctuation and capitals.
 
 A template ends in `?` (a question), in `.` (a remark), or without a mark: then it is an order, and words such as `Can
-you` may be fill_random_template before it. Slots, `{name}`, are filled last, so that the variations do not change their
+you` may be put before it. Slots, `{name}`, are filled last, so that the variations do not change their
 values.
 """
 
@@ -11,7 +11,7 @@ from itertools import cycle
 from random import Random
 from typing import Any, TypeVar
 
-from launcher.demo.training.talk import Conversation
+from launcher.demo.training.conversation import Conversation
 
 Item = TypeVar("Item")
 

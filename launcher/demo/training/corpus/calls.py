@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker, Message, Tool
 from launcher.demo.training.corpus.asking import (
     choose_weighted,
     fill_random_template,
@@ -28,7 +29,6 @@ from launcher.demo.training.corpus.lookups import LOOKUP_TOOLS
 from launcher.demo.training.corpus.objects import format_record_in_words
 from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.sums import make_arithmetic_document
-from launcher.demo.training.talk import Conversation, DocumentMaker, Message, Tool
 
 TOOL_SCENARIOS = (*LOOKUP_TOOLS, *CHORE_TOOLS)
 MAX_TOOLS_LENGTH = 900  # maximum characters of all tools together, since the model's context is short
@@ -193,11 +193,11 @@ def make_missing_value_conversation(rng: Random) -> Conversation:
     turns = [make_user_message(fill_slots(vary_template(rng, way), values)),
              make_assistant_message(errand.missing_value_question, work)]
     if len(missing_names) == 1 and not has_reasoning and rng.random() < 0.7:
-        turns += make_missing_value_turns(rng, errand, values, missing_names[0])
+        turns += make_supplied_value_turns(rng, errand, values, missing_names[0])
     return Conversation([*make_random_system_message(rng), *turns], choose_offered_tools(rng, errand), has_reasoning)
 
 
-def make_missing_value_turns(rng: Random, scenario: ToolScenario, values: ArgumentValues, name: str) -> list[Message]:
+def make_supplied_value_turns(rng: Random, scenario: ToolScenario, values: ArgumentValues, name: str) -> list[Message]:
     more = draw_values(rng, scenario.parameter_spec, [name])
     told = fill_slots(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")), {"value": more[name]})
     return [make_user_message(told),

@@ -3,6 +3,7 @@
 from random import Random
 from string import ascii_lowercase
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus.asking import (
     capitalize_first_letter,
     choose_weighted,
@@ -11,7 +12,6 @@ from launcher.demo.training.corpus.asking import (
     lowercase_first_letter,
     make_conversation,
 )
-from launcher.demo.training.talk import Conversation, DocumentMaker
 
 ONES_WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",

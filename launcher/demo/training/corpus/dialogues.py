@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
 from launcher.demo.training.corpus import echoes, lore, poems, smalltalk
 from launcher.demo.training.corpus.grammar import vary_question
 from launcher.demo.training.corpus.turns import ConversationTurn, TurnsMaker
-from launcher.demo.training.talk import Conversation, Message, make_turn_messages
 
 PLAIN_SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a friendly assistant.",
                          "You are weft, a small model.", "You help people.", "You are a kind teacher.",

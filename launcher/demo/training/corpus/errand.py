@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from launcher.demo.training.conversation import Tool
 from launcher.demo.training.corpus.asking import (
     fill_slots,
     list_slots,
@@ -17,7 +18,6 @@ from launcher.demo.training.corpus.asking import (
     vary_template,
 )
 from launcher.demo.training.corpus.values import VALUE_KINDS
-from launcher.demo.training.talk import Tool
 
 ArgumentValues = dict[str, Any]
 OK_RESULT = {"ok": True}

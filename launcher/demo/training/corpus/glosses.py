@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
 from launcher.demo.training.corpus.definitions import DEFINITIONS_BY_WORD
 from launcher.demo.training.corpus.grammar import (
     add_article,
@@ -14,7 +15,6 @@ from launcher.demo.training.corpus.grammar import (
     vary_question,
 )
 from launcher.demo.training.corpus.wordnet import WordMeaning, read_first_meanings
-from launcher.demo.training.talk import Conversation, DocumentMaker, make_one_turn_conversation
 
 MAX_WORDS = 16
 COUNTED_SUBJECTS = {3, 5, 6, 8, 17, 18, 20,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus import poems, stories
 from launcher.demo.training.corpus.calls import make_tool_document
 from launcher.demo.training.corpus.counting import make_counting_document
@@ -18,7 +19,6 @@ from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.sums import make_arithmetic_document
 from launcher.demo.training.corpus.verses import make_passage_maker, make_verse_question_maker
 from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE, make_voiced_maker
-from launcher.demo.training.talk import Conversation, DocumentMaker
 
 DocumentShares = Mapping[DocumentMaker, float]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
 from launcher.demo.training.corpus.asking import (
     choose_weighted,
     fill_random_template,
@@ -28,7 +29,6 @@ from launcher.demo.training.corpus.fields import (
     WORD_LISTS,
 )
 from launcher.demo.training.corpus.values import FOODS, PERSON_NAMES, THINGS, VALUE_KINDS
-from launcher.demo.training.talk import Conversation, DocumentMaker, make_one_turn_conversation
 
 JsonRecord = dict[str, Any]
 

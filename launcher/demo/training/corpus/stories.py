@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
 from launcher.demo.training.corpus.grammar import (
     add_article,
     capitalize_first_letter,
@@ -31,7 +32,6 @@ from launcher.demo.training.corpus.words import (
     THINGS,
     TRADES,
 )
-from launcher.demo.training.talk import Conversation, Message, make_turn_messages
 
 CHARACTER_KINDS = (*ANIMALS, *CREATURES, *FEMALE_CHARACTERS, *MALE_CHARACTERS, *TRADES)
 FEMALE_PRONOUNS, MALE_PRONOUNS = ("she", "her", "her"), ("he", "him", "his")

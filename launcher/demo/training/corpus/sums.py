@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus.asking import (
     capitalize_first_letter,
     choose_weighted,
@@ -18,7 +19,6 @@ from launcher.demo.training.corpus.asking import (
     vary_template,
 )
 from launcher.demo.training.corpus.counting import join_numbers, write_number_in_words
-from launcher.demo.training.talk import Conversation, DocumentMaker
 
 REASONING_SHARE = 0.2  # share of talks with reasoning
 PEOPLE = ("Tom", "Mia", "Ben", "Anna", "Sam", "Lily", "Max", "Emma", "Leo", "Nora", "Jack", "Eva", "Paul", "Lucy")

@@ -12,7 +12,7 @@ from benchmarks.bench.shards.batch_run import (
     ShardEpoch,
     make_random_sequences,
 )
-from benchmarks.bench.shards.ranks import RankReplies, ShardFailed
+from benchmarks.bench.shards.rank_processes import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, MessageLimits, read_sampling_params, read_sequences
 

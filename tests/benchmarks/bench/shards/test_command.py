@@ -19,7 +19,7 @@ from benchmarks.bench.shards.command import (
     measure_batch_sizes,
     resolve_model_folder,
 )
-from benchmarks.bench.shards.ranks import MessageRejected, ShardFailed, connect_to_ranks
+from benchmarks.bench.shards.rank_processes import MessageRejected, ShardFailed, connect_to_ranks
 from benchmarks.harness.checkpoints import make_random_checkpoint
 from benchmarks.harness.processes import run_children
 

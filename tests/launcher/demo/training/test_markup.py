@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_parsing import parse_response
 
 import launcher.demo
+from launcher.demo.training.conversation import Conversation, make_one_turn_conversation
 from launcher.demo.training.markup import END_OF_TEXT, split_into_pieces
-from launcher.demo.training.talk import Conversation, make_one_turn_conversation
 from launcher.demo.training.vocabulary import RESPONSE_TEMPLATE, encode_document, train_tokenizer
 
 CHAT_TEMPLATE_PATH = Path(launcher.demo.__file__).with_name("model") / "chat_template.jinja"

@@ -58,7 +58,7 @@ def test_attention_call_reaches_the_listener() -> None:
 
 def test_truncating_layers_does_not_change_the_model() -> None:
     model = make_fallback_model()
-    truncated = model.truncate_layers(1)
+    truncated = model.copy_first_layers(1)
     assert (truncated.num_layers, model.num_layers) == (1, 3)
     assert truncated._layers.inner["list"][0] is model._layers.inner["list"][0]  # type: ignore[index,union-attr]
 

@@ -12,9 +12,9 @@ from support.corpus_checks import (
     join_prompt_texts,
 )
 
+from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import objects
 from launcher.demo.training.corpus.objects import WEIGHTED_MAKERS
-from launcher.demo.training.talk import DocumentMaker
 
 COPYING_MAKERS = (objects.make_object_conversation, objects.make_nested_object_conversation,
                   objects.make_extraction_conversation, objects.make_schema_conversation,

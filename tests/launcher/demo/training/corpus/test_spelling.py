@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from support.corpus_checks import find_flawed_lines, is_deterministic, iter_questions_and_answers
 
+from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import spelling
 from launcher.demo.training.corpus.spelling import PALINDROMES, SPELLING_WORDS, TIMES_IN_WORDS, WEIGHTED_MAKERS
-from launcher.demo.training.talk import DocumentMaker
 
 
 def iter_spelled_words(maker: DocumentMaker) -> Iterator[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from support.prose_checks import count_sentences, draw_items, draw_talks, find_text_faults, get_assistant_texts
 
+from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import stories
 from launcher.demo.training.corpus.stories import (
     StoryCast,
@@ -17,7 +18,6 @@ from launcher.demo.training.corpus.stories import (
     make_titled_story_text,
 )
 from launcher.demo.training.corpus.words import BOY_NAMES, GIRL_NAMES
-from launcher.demo.training.talk import DocumentMaker
 
 FOX_CAST = StoryCast("Mia", "fox", "brave", "an owl", "red ball", "in the forest", is_female=True)
 

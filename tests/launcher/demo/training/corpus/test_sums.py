@@ -14,9 +14,9 @@ from support.corpus_checks import (
     iter_questions_and_answers,
 )
 
+from launcher.demo.training.conversation import DocumentMaker
 from launcher.demo.training.corpus import sums
 from launcher.demo.training.corpus.sums import WEIGHTED_MAKERS
-from launcher.demo.training.talk import DocumentMaker
 
 OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv, "plus": add, "minus": sub, "times": mul,
               "divided by": floordiv}

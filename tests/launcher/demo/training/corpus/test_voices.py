@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from support.prose_checks import draw_items, draw_talks, get_assistant_texts
 
+from launcher.demo.training.conversation import Conversation
 from launcher.demo.training.corpus.dialogues import make_dialogue
 from launcher.demo.training.corpus.stories import make_story_conversation, make_story_text
 from launcher.demo.training.corpus.voices import (
@@ -17,7 +18,6 @@ from launcher.demo.training.corpus.voices import (
     rewrite_as_pirate,
     rewrite_in_capitals,
 )
-from launcher.demo.training.talk import Conversation
 
 
 @pytest.mark.parametrize(("text", "expected"), [

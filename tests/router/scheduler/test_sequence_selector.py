@@ -1,4 +1,5 @@
-"""Tests of router/scheduler/selection.py through the core: which sequence starts next, and what the others wait for."""
+"""Tests of router/scheduler/sequence_selector.py through the core: which sequence starts next, and what the others wait
+for."""
 
 from dataclasses import replace
 

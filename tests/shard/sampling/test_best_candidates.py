@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
-from shard.sampling.candidates import (
+from shard.sampling.best_candidates import (
     NUM_FEW_CANDIDATES,
     NUM_MANY_CANDIDATES,
     CandidateFinder,

@@ -6,7 +6,7 @@ import pytest
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.columns import PoolingText, read_texts
+from shard.state.pooling_text import PoolingText, read_texts
 from shard.state.sequence import MessageLimits
 from tests.shard.messages import make_embed
 

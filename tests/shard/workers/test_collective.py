@@ -4,7 +4,7 @@ import pytest
 
 from shard.parallel.group import SingleRankGroup
 from shard.parallel.shared_memory import PeerLost
-from shard.workers.shared_failure import run_collective
+from shard.workers.collective import run_collective
 
 
 class TwoRankGroup(SingleRankGroup):

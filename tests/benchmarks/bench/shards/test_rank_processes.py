@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from support.listening_shards import run_simulated_shards
 
-from benchmarks.bench.shards.ranks import (
+from benchmarks.bench.shards.rank_processes import (
     MessageRejected,
     RankConnections,
     ShardFailed,
