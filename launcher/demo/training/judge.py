@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message, Tool
-from launcher.demo.training.corpus.calls import make_call_conversation
 from launcher.demo.training.corpus.counting import write_number_in_words
 from launcher.demo.training.corpus.objects import (
     make_extraction_conversation,
@@ -20,6 +19,7 @@ from launcher.demo.training.corpus.objects import (
     make_object_conversation,
     make_schema_conversation,
 )
+from launcher.demo.training.corpus.tools.calls import make_call_conversation
 
 TOOL_CALL_PATTERN = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 REASONING_PATTERN = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)

@@ -14,7 +14,7 @@ from launcher.demo.training.corpus.grammar import (
     expand_random_template,
     vary_question,
 )
-from launcher.demo.training.corpus.wordnet import WordMeaning, read_first_meanings
+from launcher.demo.training.corpus.sources.wordnet import WordMeaning, read_first_meanings
 
 MAX_WORDS = 16
 COUNTED_SUBJECTS = {3, 5, 6, 8, 17, 18, 20,

@@ -9,14 +9,14 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus import poems, stories
-from launcher.demo.training.corpus.calls import make_tool_document
 from launcher.demo.training.corpus.counting import make_counting_document
 from launcher.demo.training.corpus.dialogues import make_dialogue
 from launcher.demo.training.corpus.glosses import make_gloss_text_maker, make_meaning_question_maker, read_glosses
 from launcher.demo.training.corpus.objects import make_json_document
-from launcher.demo.training.corpus.scripture import read_verses
+from launcher.demo.training.corpus.sources.scripture import read_verses
 from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.sums import make_arithmetic_document
+from launcher.demo.training.corpus.tools.calls import make_tool_document
 from launcher.demo.training.corpus.verses import make_passage_maker, make_verse_question_maker
 from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE, make_voiced_maker
 

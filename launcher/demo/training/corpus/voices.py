@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message, make_one_turn_conversation
-from launcher.demo.training.corpus.archaic import rewrite_as_archaic
 from launcher.demo.training.corpus.grammar import capitalize_first_letter, vary_question
+from launcher.demo.training.corpus.sources.archaic import rewrite_as_archaic
 
 AnswerRewriter = Callable[[str, str, Random], str]  # rewrites an answer, given the question
 

@@ -15,7 +15,7 @@ from launcher.demo.training.corpus.glosses import (
     make_meaning_question,
     make_meaning_question_maker,
 )
-from launcher.demo.training.corpus.wordnet import WordMeaning
+from launcher.demo.training.corpus.sources.wordnet import WordMeaning
 
 SLOPE_GLOSS = WordGloss("slope", "n", "A slope is an elevated geological formation.", is_countable=True,
                         examples=("The slope is high.",))

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from support.prose_checks import draw_items, draw_talks
 
-from launcher.demo.training.corpus.scripture import BibleVerse
+from launcher.demo.training.corpus.sources.scripture import BibleVerse
 from launcher.demo.training.corpus.verses import make_passage_maker, make_verse_question_maker, select_gentle_verses
 
 LIGHT_VERSE = BibleVerse("Psa", 4, 6, "Lord, lift thou up the light of thy countenance upon us.")

@@ -1,6 +1,6 @@
 """Tools that do something, with the requests for them."""
 
-from launcher.demo.training.corpus.errand import ToolScenario
+from launcher.demo.training.corpus.tools.scenario import ToolScenario
 
 CHORE_TOOLS = (
     ToolScenario("set_timer", "Set a timer", "minutes:minutes", (

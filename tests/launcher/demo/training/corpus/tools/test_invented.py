@@ -2,8 +2,8 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.errand import parse_parameter_spec
-from launcher.demo.training.corpus.invented import invent_tool
+from launcher.demo.training.corpus.tools.invented import invent_tool
+from launcher.demo.training.corpus.tools.scenario import parse_parameter_spec
 
 
 def test_tool_names_rarely_repeat() -> None:

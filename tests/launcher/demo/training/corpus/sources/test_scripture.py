@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.demo.training.corpus.scripture import BibleVerse, decompress_bible, read_verses, remove_verse_marks
+from launcher.demo.training.corpus.sources.scripture import (
+    BibleVerse,
+    decompress_bible,
+    read_verses,
+    remove_verse_marks,
+)
 
 BIBLE_TEXT = (
     "Holy Bible, Authorized (King James) Version.\nGe1:1 In the beginning God created the heaven and the earth.\n"

@@ -21,14 +21,14 @@ from launcher.demo.training.corpus.asking import (
     split_implied_values,
     vary_template,
 )
-from launcher.demo.training.corpus.chores import CHORE_TOOLS
 from launcher.demo.training.corpus.counting import make_counting_document
-from launcher.demo.training.corpus.errand import ArgumentValues, ToolScenario, draw_values, parse_parameter_spec
-from launcher.demo.training.corpus.invented import invent_tool
-from launcher.demo.training.corpus.lookups import LOOKUP_TOOLS
 from launcher.demo.training.corpus.objects import format_record_in_words
 from launcher.demo.training.corpus.spelling import make_spelling_document
 from launcher.demo.training.corpus.sums import make_arithmetic_document
+from launcher.demo.training.corpus.tools.chores import CHORE_TOOLS
+from launcher.demo.training.corpus.tools.invented import invent_tool
+from launcher.demo.training.corpus.tools.lookups import LOOKUP_TOOLS
+from launcher.demo.training.corpus.tools.scenario import ArgumentValues, ToolScenario, draw_values, parse_parameter_spec
 
 TOOL_SCENARIOS = (*LOOKUP_TOOLS, *CHORE_TOOLS)
 MAX_TOOLS_LENGTH = 900  # maximum characters of all tools together, since the model's context is short

@@ -3,8 +3,8 @@
 from random import Random
 
 from launcher.demo.training.corpus.asking import capitalize_first_letter, join_words
-from launcher.demo.training.corpus.errand import ToolScenario
 from launcher.demo.training.corpus.fields import KINDS_BY_FIELD
+from launcher.demo.training.corpus.tools.scenario import ToolScenario
 from launcher.demo.training.corpus.values import THINGS, invent_word
 
 TOOL_VERBS = (

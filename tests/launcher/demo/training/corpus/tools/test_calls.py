@@ -8,8 +8,8 @@ import pytest
 from support.corpus_checks import draw_talks, find_flawed_lines, get_message_texts, is_deterministic, join_prompt_texts
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message
-from launcher.demo.training.corpus import calls
-from launcher.demo.training.corpus.calls import TOOL_SCENARIOS, WEIGHTED_MAKERS
+from launcher.demo.training.corpus.tools import calls
+from launcher.demo.training.corpus.tools.calls import TOOL_SCENARIOS, WEIGHTED_MAKERS
 from launcher.demo.training.judge import ToolCall, find_schema_violation
 
 

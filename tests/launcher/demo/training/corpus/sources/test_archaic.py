@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from launcher.demo.training.corpus.archaic import replace_modern_words, rewrite_as_archaic, split_sentences
+from launcher.demo.training.corpus.sources.archaic import replace_modern_words, rewrite_as_archaic, split_sentences
 
 
 @pytest.mark.parametrize(("plain", "old"), [

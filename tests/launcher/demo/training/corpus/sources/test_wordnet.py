@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.demo.training.corpus.wordnet import WordMeaning, parse_meaning, read_first_meanings
+from launcher.demo.training.corpus.sources.wordnet import WordMeaning, parse_meaning, read_first_meanings
 
 LICENCE_LINE = "  1 This software and database is being provided to you, the LICENSEE.\n"
 ZEBRA_ENTRY = ("05 n 01 zebra 0 002 @ 02374149 n 0000 #m 02373843 n 0000 | any of several striped African equines; "

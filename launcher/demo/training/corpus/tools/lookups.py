@@ -1,6 +1,6 @@
 """Tools that look something up, with the requests for them."""
 
-from launcher.demo.training.corpus.errand import ToolScenario
+from launcher.demo.training.corpus.tools.scenario import ToolScenario
 
 LOOKUP_TOOLS = (
     ToolScenario("get_weather", "Get the weather of a city", "city:city unit:unit?", (

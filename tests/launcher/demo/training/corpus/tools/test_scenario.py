@@ -2,7 +2,7 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.errand import OK_RESULT, ToolScenario, parse_parameter_spec
+from launcher.demo.training.corpus.tools.scenario import OK_RESULT, ToolScenario, parse_parameter_spec
 
 LIGHT_TOOL = ToolScenario("set_light", "Turn a light on or off", "room:room on:yes size:size?",
                           ("Light on in the {room} #on=true", "{size} light on in the {room}! #on=true"),
