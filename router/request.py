@@ -51,7 +51,7 @@ ADAPTER, GRAMMAR = "adapter", "grammar"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Resource:
+class LoadableResource:
     """An adapter or a grammar that a request needs before it can start; `id` is its number on the wire."""
 
     kind: str
@@ -94,8 +94,8 @@ class Request:
     # full blocks; both are empty if blocks are not shared.
     cache_namespace: bytes = b""
     block_hashes: tuple[bytes, ...] = ()
-    adapter: Resource | None = None
-    grammar: Resource | None = None
+    adapter: LoadableResource | None = None
+    grammar: LoadableResource | None = None
     adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
     kind: RequestKind = RequestKind.GENERATE
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
@@ -104,5 +104,5 @@ class Request:
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
 
     @property
-    def needed_resources(self) -> tuple[Resource, ...]:
+    def needed_resources(self) -> tuple[LoadableResource, ...]:
         return tuple(resource for resource in (self.adapter, self.grammar) if resource is not None)

@@ -11,7 +11,7 @@ import pytest
 from support.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
@@ -36,7 +36,7 @@ def make_world(*, num_slots: int, num_fitting_adapters: int, max_clients: int) -
 
 def make_client(name: str, adapter_id: int, arrives_at: float, max_new_tokens: int = 8) -> SimulatedClient:
     request = Request(name, tuple(random.Random(name).randrange(255) for _ in range(20)), max_new_tokens,
-                      adapter=Resource("adapter", adapter_id, ADAPTER_BYTES) if adapter_id else None)
+                      adapter=LoadableResource("adapter", adapter_id, ADAPTER_BYTES) if adapter_id else None)
     return SimulatedClient(request, arrives_at)
 
 

@@ -9,14 +9,14 @@ import pytest
 from support.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
-from router.request import DEFAULT_TENANT, POOLING_KINDS, Request, RequestKind, Resource, Tenant
+from router.request import DEFAULT_TENANT, POOLING_KINDS, LoadableResource, Request, RequestKind, Tenant
 from shard.config import SimulatedConfig
 from shard.fault_script import ANSWER_DEFECTS, FAULT_KINDS
 
 SEEDS = range(200)
 NUM_LONG_SEEDS = 5000
-ADAPTER = Resource("adapter", 1)
-ADAPTERS = [ADAPTER, Resource("adapter", 2, max_bytes=10), Resource("adapter", 3, max_bytes=10)]
+ADAPTER = LoadableResource("adapter", 1)
+ADAPTERS = [ADAPTER, LoadableResource("adapter", 2, max_bytes=10), LoadableResource("adapter", 3, max_bytes=10)]
 POISON_TOKEN = 255
 FAULT_CALLS = [(kind, verb) for kind, (verbs, _) in FAULT_KINDS.items() for verb in verbs]
 # calls that few schedules have

@@ -11,7 +11,7 @@ from benchmarks.gpu.throughput import ModelPlacement
 from benchmarks.harness.checkpoints import MODEL_CONFIGS
 from shard.config import ShardConfig
 from shard.host.dtype import dtype_name
-from shard.workers.load_decoder import load
+from shard.workers.load_decoder import load_decoder_model
 
 TableRow = dict[str, Any]  # by name of a column
 
@@ -27,8 +27,8 @@ def measure_decode_rows(shape: str, placement: ModelPlacement, device_rates: Dev
                         contexts_and_batches: Sequence[tuple[int, int]], num_repetitions: int, *, cuda_graphs: bool,
                         exact: bool) -> list[TableRow]:
     """Measure decode steps. A point is a context length and a number of sequences."""
-    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype,
-                                    cuda_graphs=cuda_graphs, exact=exact))
+    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
+                                                  dtype=placement.dtype, cuda_graphs=cuda_graphs, exact=exact))
     max_batch_size, max_context_length = max(batch for _, batch in contexts_and_batches), max(context for context,
                                                                                               _ in contexts_and_batches)
     step_timer, model_sizes = StepTimer(loaded_model, max_batch_size,
@@ -49,7 +49,8 @@ def measure_decode_rows(shape: str, placement: ModelPlacement, device_rates: Dev
 
 def measure_prefill_rows(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
                          prompt_lengths: Sequence[int], num_repetitions: int) -> list[TableRow]:
-    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype))
+    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
+                                                  dtype=placement.dtype))
     step_timer, model_sizes = StepTimer(loaded_model, 1, max(prompt_lengths)), compute_model_sizes(MODEL_CONFIGS[shape],
                                                                                                    loaded_model.dtype)
 

@@ -28,7 +28,7 @@ from benchmarks.gpu.steps import StepTimer
 from benchmarks.harness.checkpoints import make_byte_tokenizer
 from benchmarks.harness.processes import HOST, run_router_and_shard
 from shard.config import ShardConfig
-from shard.workers.load_decoder import load
+from shard.workers.load_decoder import load_decoder_model
 
 MAX_PREFILL_TOKENS = 4096  # per step, with and without a server
 TRANSFORMERS_TIMEOUT_SECONDS = 300.0  # seconds for an answer of transformers
@@ -150,7 +150,8 @@ def measure_shard_throughput(placement: ModelPlacement, num_requests: int, reque
     """Return the tokens per second of a shard alone, for requests of equal length.
 
     Prompts run in as few steps as a router would send; decode steps are timed with half of each answer in the cache."""
-    loaded_model = load(ShardConfig(model=placement.folder, device=placement.device, dtype=placement.dtype))
+    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
+                                                  dtype=placement.dtype))
     step_timer = StepTimer(loaded_model, num_requests, sum(request_lengths))
     prompts_per_step = max(1, MAX_PREFILL_TOKENS // request_lengths.prompt)
     step_sizes = (min(prompts_per_step, num_requests - first) for first in range(0, num_requests, prompts_per_step))

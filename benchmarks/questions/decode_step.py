@@ -25,7 +25,7 @@ from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.transaction import Step
-from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 # share of matmuls by batch size, for qwen2.5-0.5b at context 256
 MATMUL_SHARE_GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}
@@ -150,9 +150,9 @@ def bench(settings: DecodeStepSettings = DecodeStepSettings()) -> None:
     """Measure decode steps in milliseconds, and the share that their matmuls take alone."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
-        loaded_model = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
-                                        cuda_graphs=settings.cuda_graphs, exact=settings.exact,
-                                        threads=settings.threads))
+        loaded_model = load_decoder_model(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
+                                                      cuda_graphs=settings.cuda_graphs, exact=settings.exact,
+                                                      threads=settings.threads))
         points = [measure(loaded_model, settings, batch) for batch in settings.batch]
     title = f"{settings.shape} step{' exact' * settings.exact}"
     operations = "\n".join(point.operations for point in points)

@@ -25,7 +25,7 @@ from benchmarks.questions.decode_step import prepare_decode_step
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.transaction import Step
-from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 # Highest cost in percent of the throughput, by number of adapters: 16 streams, rank 16, shape qwen2.5-0.5b.
 COST_GOALS_PERCENT = {1: 15, 8: 25, 16: 35}
@@ -134,7 +134,7 @@ def bench(settings: LoraStepSettings = LoraStepSettings()) -> None:
     """Measure decode steps in milliseconds, and the share of the throughput that adapters cost."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
-        loaded_model = load(ShardConfig(model=str(folder), adaptable=True))
+        loaded_model = load_decoder_model(ShardConfig(model=str(folder), adaptable=True))
         for number in range(1, max(settings.adapters) + 1):
             rank = settings.ranks[number % len(settings.ranks)]
             loaded_model.adapter_registry.load(number,

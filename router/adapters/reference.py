@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import InvalidRequest
-from router.request import Resource
+from router.request import LoadableResource
 
 MAX_NAME_LENGTH = 512
 MAX_MERGED_ADAPTERS = 16
@@ -53,7 +53,7 @@ class AdapterVersion:
 class ResolvedAdapter:
     """Adapter version that a request uses."""
 
-    resource: Resource
+    resource: LoadableResource
     digest: str
     name: str
     source: str

@@ -27,7 +27,7 @@ from router.adapters.reference import (
 )
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, CannotStartNow, InvalidRequest, Overloaded, TimedOut
-from router.request import ADAPTER, Resource
+from router.request import ADAPTER, LoadableResource
 
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached
 MAX_KNOWN_ADAPTERS = 4096  # names, aliases, and cached grants of access, each
@@ -50,13 +50,14 @@ class AdapterStore(Protocol):
 
 
 # Loads a resource on the shards; returns why that failed, or an empty string.
-LoadFunction = Callable[[Resource], Awaitable[str]]
+LoadFunction = Callable[[LoadableResource], Awaitable[str]]
 
 
 class ResourceNumbering(Protocol):
     """Numbering of the resources that shards load."""
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> Resource: ...
+    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *,
+                      is_pinned: bool = False) -> LoadableResource: ...
 
     def is_in_use(self, kind: str, source: str) -> bool: ...
 
@@ -80,7 +81,7 @@ class AdapterRegistry:
         self._fetch_tasks: dict[tuple[AdapterReference, str], asyncio.Task[AdapterEntry]] = {}
         self._access_granted_until: OrderedDict[tuple[AdapterReference, bytes], float] = OrderedDict()
         self._default_adapter: ResolvedAdapter | None = None
-        self._pinned_resources: dict[str, Resource] = {}  # loaded at start, by folder
+        self._pinned_resources: dict[str, LoadableResource] = {}  # loaded at start, by folder
 
     async def close(self) -> None:
         for task in [*self._fetch_tasks.values()]:
@@ -163,7 +164,7 @@ class AdapterRegistry:
         """Return whether the adapter was loaded at start and is never unloaded."""
         return reference in self._operator_references
 
-    def get_resource_in_use(self, version: AdapterVersion) -> Resource | None:
+    def get_resource_in_use(self, version: AdapterVersion) -> LoadableResource | None:
         """Return the resource of a version that is needed by a request or held by the shards, else None."""
         is_in_use = self._resources.is_in_use(ADAPTER, version.folder)
         return self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes) if is_in_use else None

@@ -6,18 +6,18 @@ Callers of the same adapter share one future; the cancellation of one does not a
 import asyncio
 
 from router.errors import NotReady
-from router.request import Resource
+from router.request import LoadableResource
 
 
 class LoadWaiters:
     def __init__(self) -> None:
-        self._futures: dict[Resource, asyncio.Future[str | NotReady]] = {}
+        self._futures: dict[LoadableResource, asyncio.Future[str | NotReady]] = {}
 
     @property
-    def awaited_resources(self) -> list[Resource]:
+    def awaited_resources(self) -> list[LoadableResource]:
         return [*self._futures]
 
-    async def wait_for(self, resource: Resource) -> str:
+    async def wait_for(self, resource: LoadableResource) -> str:
         """Wait for the load; return why it failed, or an empty string. Raises NotReady after `fail_all`."""
         if resource not in self._futures:
             self._futures[resource] = asyncio.get_running_loop().create_future()
@@ -26,7 +26,7 @@ class LoadWaiters:
             raise result
         return result
 
-    def resolve(self, resource: Resource, failure_reason: str = "") -> None:
+    def resolve(self, resource: LoadableResource, failure_reason: str = "") -> None:
         """Wake the callers that wait for this resource. A non-empty `failure_reason` means that it was not loaded."""
         if (future := self._futures.pop(resource, None)) is not None:
             future.set_result(failure_reason)

@@ -268,7 +268,7 @@ class Engine:
         try:
             handshake = await perform_handshake(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
-            if lost.loss not in expected_losses:
+            if lost.loss_reason not in expected_losses:
                 raise
             log.warning("the shards are not there: %s", lost)
             self._restart_shards_if_needed(lost)
@@ -281,14 +281,14 @@ class Engine:
         return True
 
     async def _recover_shards(self, lost: ShardsLost) -> None:
-        log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
+        log.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
         self.has_shards = False
-        self.health.set_unready(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
-        self.server_metrics.steps.count_loss(lost.loss, [sent.plan for sent in self._plans_in_flight])
-        self._undispatched_events += self._scheduler.shards_lost(now(), lost.loss)
-        self.resource_controller.loader.end_epoch(resources_lost=lost.loss is ShardLossReason.DEATH)
+        self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
+        self.server_metrics.steps.count_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
+        self._undispatched_events += self._scheduler.shards_lost(now(), lost.loss_reason)
+        self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._dispatch_events()
-        if lost.loss is ShardLossReason.MEMORY:
+        if lost.loss_reason is ShardLossReason.MEMORY:
             log.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
         await self._plans_in_flight.wait_and_clear()
@@ -300,7 +300,7 @@ class Engine:
 
     def _restart_shards_if_needed(self, lost: ShardsLost) -> None:
         """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS."""
-        if lost.loss is ShardLossReason.DEFECT:
+        if lost.loss_reason is ShardLossReason.DEFECT:
             self._defect_times.append(now())
             self.write_recording("router and shards disagree", is_requested=False)
         has_repeated_defects = (len(self._defect_times) == MAX_DEFECTS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from router.engine.arrivals import LoadWaiters
 from router.errors import NotReady
-from router.request import ADAPTER, Resource
+from router.request import ADAPTER, LoadableResource
 from router.scheduler.events import SchedulerEvent
 from router.scheduler.resource_cache import AdapterStatus
 from router.scheduler.scheduler import Scheduler
@@ -38,7 +38,7 @@ class ResourceController:
 
     # -- for the HTTP layer
 
-    async def load(self, resource: Resource) -> str:
+    async def load(self, resource: LoadableResource) -> str:
         """Load a resource although no request needs it; return why that is not possible, or an empty string.
 
         A loss of the shards only delays the load. Raises NotReady if the server stops.
@@ -51,13 +51,13 @@ class ResourceController:
         self._wake_engine()
         return "" if self._scheduler.is_available(resource) else await self._load_waiters.wait_for(resource)
 
-    def unload(self, resource: Resource) -> None:
+    def unload(self, resource: LoadableResource) -> None:
         """Unload a resource as soon as no unfinished request needs it."""
         self._scheduler.request_unload(resource, now())
         self._wake_engine()
 
     @property
-    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
+    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
         """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._scheduler.adapter_statuses
 
@@ -83,19 +83,19 @@ class ResourceController:
 
     # -- results from the shards
 
-    def _on_loaded(self, resource: Resource) -> None:
+    def _on_loaded(self, resource: LoadableResource) -> None:
         self._on_events(self._scheduler.resource_loaded(resource, now()))
         self._load_waiters.resolve(resource)
 
-    def _on_load_failed(self, resource: Resource, reason: str) -> None:
+    def _on_load_failed(self, resource: LoadableResource, reason: str) -> None:
         self._on_events(self._scheduler.resource_failed(resource, reason, now()))
         self._load_waiters.resolve(resource, reason)
 
-    def _on_unloaded(self, resource: Resource) -> None:
+    def _on_unloaded(self, resource: LoadableResource) -> None:
         self._on_events(self._scheduler.resource_unloaded(resource, now()))
         if resource.kind == ADAPTER and self._adapter_metrics is not None:
             self._adapter_metrics.num_unloads.add()
 
-    def _on_load_finished(self, resource: Resource, seconds: float, reason: str) -> None:
+    def _on_load_finished(self, resource: LoadableResource, seconds: float, reason: str) -> None:
         if resource.kind == ADAPTER and self._adapter_metrics is not None:
             self._adapter_metrics.observe_load(seconds, reason)

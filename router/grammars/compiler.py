@@ -7,12 +7,12 @@ from router.errors import InvalidRequest
 from router.grammars.compiler_client import GrammarCompiler
 from router.grammars.schema import Grammar
 from router.model import ModelInfo
-from router.request import Resource
+from router.request import LoadableResource
 from router.text.tokenizer import Tokenizer
 
 GRAMMARS_NOT_SERVED = "this model is served without grammars"
 
-ResourceLookup = Callable[[str, str], Resource]  # returns the resource of a kind and a source
+ResourceLookup = Callable[[str, str], LoadableResource]  # returns the resource of a kind and a source
 
 
 class GrammarResolver:
@@ -25,7 +25,7 @@ class GrammarResolver:
         self._get_resource = get_resource
         self._compiler = GrammarCompiler(lambda: tokenizer.path_or_content)
 
-    async def resolve_grammar(self, parameter: str, grammar: Grammar | None) -> Resource | None:
+    async def resolve_grammar(self, parameter: str, grammar: Grammar | None) -> LoadableResource | None:
         """Return the resource of a grammar; `parameter` is its name in the request.
 
         Raises InvalidRequest or Overloaded.

@@ -18,7 +18,7 @@ from router.recording.anatomy import field_names
 from router.recording.decision import DecisionSummary
 from router.recording.redact import get_resource_fields, redact_request
 from router.recording.snapshot import SchedulerSnapshot, take_snapshot
-from router.request import FinishReason, Request, Resource
+from router.request import FinishReason, LoadableResource, Request
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensAccepted
 from router.scheduler.plan import ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
@@ -128,29 +128,29 @@ class RecordingScheduler(Scheduler):
         self._buffer.add_call("resume", now, (sequence_id,), decision.summarize_events(events))
         return events
 
-    def resource_loaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().resource_loaded(resource, now)
         self._buffer.add_call("resource_loaded", now, get_resource_fields(resource), decision.summarize_events(events))
         return events
 
-    def resource_failed(self, resource: Resource, reason: str, now: float) -> list[SchedulerEvent]:
+    def resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         events = super().resource_failed(resource, reason, now)
         self._buffer.add_call("resource_failed", now, (*get_resource_fields(resource), reason),
                               decision.summarize_events(events))
         return events
 
-    def resource_unloaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().resource_unloaded(resource, now)
         self._buffer.add_call("resource_unloaded", now, get_resource_fields(resource),
                               decision.summarize_events(events))
         return events
 
-    def request_load(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().request_load(resource, now)
         self._buffer.add_call("request_load", now, get_resource_fields(resource), decision.summarize_events(events))
         return events
 
-    def request_unload(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().request_unload(resource, now)
         self._buffer.add_call("request_unload", now, get_resource_fields(resource), decision.summarize_events(events))
         return events

@@ -7,7 +7,7 @@ token that ended a sequence is `PLACEHOLDER_END_TOKEN`.
 from operator import attrgetter
 from typing import Any
 
-from router.request import Request, RequestKind, Resource, Tenant
+from router.request import LoadableResource, Request, RequestKind, Tenant
 
 PLACEHOLDER_TOKEN, PLACEHOLDER_END_TOKEN = 0, 1
 PLACEHOLDER_END_TOKENS = frozenset({PLACEHOLDER_END_TOKEN})
@@ -51,6 +51,6 @@ def request_from_json(values: dict[str, Any]) -> Request:
     values["cache_namespace"] = bytes.fromhex(values["cache_namespace"])
     values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
     for name in ("adapter", "grammar"):
-        values[name] = values[name] and Resource(*values[name])
+        values[name] = values[name] and LoadableResource(*values[name])
     values["kind"] = RequestKind(values["kind"])
     return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS, **values)

@@ -21,7 +21,7 @@ from router.recording import decision
 from router.recording.core_json import scheduler_from_json, scheduler_to_json, table_differences
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
 from router.recording.redact import PLACEHOLDER_END_TOKEN, PLACEHOLDER_TOKEN, request_from_json
-from router.request import Resource
+from router.request import LoadableResource
 from router.scheduler.events import SchedulerEvent
 from router.scheduler.plan import ResourceCommand, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
@@ -192,12 +192,13 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "cancel": lambda core, call: core.cancel(call.arguments[0], call.recorded_at),
     "suspend": lambda core, call: core.suspend(call.arguments[0], call.recorded_at),
     "resume": lambda core, call: core.resume(call.arguments[0], call.recorded_at),
-    "resource_loaded": lambda core, call: core.resource_loaded(Resource(*call.arguments), call.recorded_at),
-    "resource_failed": lambda core, call: core.resource_failed(Resource(*call.arguments[:-1]), call.arguments[-1],
-                                                               call.recorded_at),
-    "resource_unloaded": lambda core, call: core.resource_unloaded(Resource(*call.arguments), call.recorded_at),
-    "request_load": lambda core, call: core.request_load(Resource(*call.arguments), call.recorded_at),
-    "request_unload": lambda core, call: core.request_unload(Resource(*call.arguments), call.recorded_at),
+    "resource_loaded": lambda core, call: core.resource_loaded(LoadableResource(*call.arguments), call.recorded_at),
+    "resource_failed": lambda core,
+    call: core.resource_failed(LoadableResource(*call.arguments[:-1]), call.arguments[-1],
+                               call.recorded_at),
+    "resource_unloaded": lambda core, call: core.resource_unloaded(LoadableResource(*call.arguments), call.recorded_at),
+    "request_load": lambda core, call: core.request_load(LoadableResource(*call.arguments), call.recorded_at),
+    "request_unload": lambda core, call: core.request_unload(LoadableResource(*call.arguments), call.recorded_at),
     "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
     "plan": lambda core, call: core.plan(call.recorded_at),
     "complete": replay_complete,
@@ -205,8 +206,7 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "shards_lost": lambda core, call: core.shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
     "shards_ready": lambda core, call: core.shards_ready(model_info_from_json(call.arguments[0]), call.arguments[1],
                                                          call.recorded_at),
-    "crash": replay_crash,
-}
+    "crash": replay_crash,}
 
 
 def format_report(recording: Recording, result: ReplayResult, seconds: float) -> str:

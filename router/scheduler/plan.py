@@ -9,7 +9,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from router.model import PoolingOutput
-from router.request import Request, RequestKind, Resource
+from router.request import LoadableResource, Request, RequestKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ ShardMessage = Filter | Concat | Prefill | Decode | PoolingStep
 class LoadResource:
     """Order to load a resource on every rank, outside the sequence of steps."""
 
-    resource: Resource
+    resource: LoadableResource
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadResource:
     """Order to unload a resource from every rank, outside the sequence of steps."""
 
-    resource: Resource
+    resource: LoadableResource
 
 
 ResourceCommand = LoadResource | UnloadResource

@@ -146,6 +146,8 @@ class StepPolicy:
 
 
 class MixedPolicy(StepPolicy):
+    """Policy that runs chunks of prompts together with the decodes, in one lasting batch."""
+
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
         self._prompt_time_allowance = PromptTimeAllowance()
@@ -200,13 +202,13 @@ class PausePolicy(StepPolicy):
         elif self._should_start_prefill():
             self._start_new_sequences(draft)
 
-    def _decode_batch(self) -> Batch | None:
+    def _find_decode_batch(self) -> Batch | None:
         """Return the batch that the joining one will be merged into; None if there is none."""
         return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
     def _ready_sequences(self) -> list[Sequence]:
         """Return the ready sequences of the lasting batch."""
-        batch = self._decode_batch()
+        batch = self._find_decode_batch()
         return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
 
     def _merge_prefill_batch(self, draft: StepDraft) -> None:
@@ -251,7 +253,7 @@ class PausePolicy(StepPolicy):
             self._num_decode_steps += 1
             self.allocate_for_decodes(ready, draft)
             draft.messages_before += self.scheduler.running.take_pending_filters()
-            draft.batch = self._decode_batch()
+            draft.batch = self._find_decode_batch()
 
 
 def unfinished_prompts(batch: Batch) -> list[Sequence]:

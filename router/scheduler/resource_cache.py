@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from router.request import ADAPTER, GRAMMAR, Resource
+from router.request import ADAPTER, GRAMMAR, LoadableResource
 from router.scheduler.fairness import FairShares
 from router.scheduler.plan import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
@@ -42,7 +42,7 @@ STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here"
 
 @dataclass(slots=True, eq=False)
 class CachedResource:
-    resource: Resource
+    resource: LoadableResource
     state: ResourceState
     state_changed_at: float
     is_used: bool = False  # whether a request has started with it since it was loaded
@@ -60,20 +60,21 @@ class ResourceCache:
     """State of each resource on the shards, and the loads and unloads to be done."""
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
-                 available: set[Resource]) -> None:
+                 available: set[LoadableResource]) -> None:
         """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
         it."""
         self._settings = settings
         self._queue = queue
         self._fair_shares = fair_shares
         self._available = available
-        self._cached: dict[Resource, CachedResource] = {}
-        self._num_users: dict[Resource, int] = {}  # number of unfinished sequences that need it, if not 0
+        self._cached: dict[LoadableResource, CachedResource] = {}
+        self._num_users: dict[LoadableResource, int] = {}  # number of unfinished sequences that need it, if not 0
         # Present but needed by no sequence, least recently used first.
-        self._idle_by_kind: dict[str, OrderedDict[Resource, None]] = {
+        self._idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = {
             kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._draining: dict[Resource, None] = {}  # in the order in which they were closed
-        self._unload_requests: dict[Resource, None] = {}  # to be unloaded once no unfinished sequence needs them
+        self._draining: dict[LoadableResource, None] = {}  # in the order in which they were closed
+        # to be unloaded once no unfinished sequence needs them
+        self._unload_requests: dict[LoadableResource, None] = {}
         self._max_adapter_bytes = 0
         self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
@@ -104,13 +105,13 @@ class ResourceCache:
                 elif resource not in self._cached:
                     self._unload_requests.pop(resource, None)
 
-    def request_load(self, resource: Resource) -> None:
+    def request_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
         self._unload_requests.pop(resource, None)
         if resource not in self._available:
             self._queue.request_load(resource)
 
-    def request_unload(self, resource: Resource) -> None:
+    def request_unload(self, resource: LoadableResource) -> None:
         """Unload the resource once no unfinished sequence needs it, unless it is pinned.
 
         This takes back a `request_load`; a later `request_load`, or a new sequence that needs the resource, cancels it.
@@ -120,14 +121,14 @@ class ResourceCache:
             self._unload_requests[resource] = None
 
     @property
-    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
+    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
         """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
         states = {resource: STATUS_BY_STATE[resident.state] for resource, resident in self._cached.items()}
         known = dict.fromkeys(self._num_users, ABSENT_STATUS) | states
         return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
 
-    def why_never_fits(self, resource: Resource) -> str:
+    def why_never_fits(self, resource: LoadableResource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
         if resource.kind != ADAPTER or resource in self._cached:
             return ""
@@ -143,12 +144,12 @@ class ResourceCache:
 
     # -- loading and unloading
 
-    def record_loaded(self, resource: Resource, now: float) -> None:
+    def record_loaded(self, resource: LoadableResource, now: float) -> None:
         """Record that every rank has loaded the resource, even if it was not requested here."""
         self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
         self._make_available(resource, now)
 
-    def record_unloaded(self, resource: Resource, now: float) -> None:
+    def record_unloaded(self, resource: LoadableResource, now: float) -> None:
         """Record that the resource is unloaded or unusable."""
         if self._cached.pop(resource, None) is not None:
             self._make_unavailable(resource, now)
@@ -167,7 +168,7 @@ class ResourceCache:
         self.pending_commands.clear()
         self.wake_at = None
 
-    def plan_loads_and_unloads(self, now: float, find_resources_in_use: Callable[[], set[Resource]]) -> None:
+    def plan_loads_and_unloads(self, now: float, find_resources_in_use: Callable[[], set[LoadableResource]]) -> None:
         """Plan loads and unloads. `find_resources_in_use` returns those of running sequences and steps in flight."""
         self.wake_at = None
         if self._queue.blocked_by_resource:
@@ -191,7 +192,7 @@ class ResourceCache:
     def _cached_adapters(self) -> list[CachedResource]:
         return [resident for resource, resident in self._cached.items() if resource.kind == ADAPTER]
 
-    def _resources_to_load(self) -> list[Resource]:
+    def _resources_to_load(self) -> list[LoadableResource]:
         """Return the awaited resources that must be loaded, longest awaited first.
 
         If several tenants compete, those of the tenant that has received least go first.
@@ -204,7 +205,7 @@ class ResourceCache:
         order = self._fair_shares.sort_tenants(set[str]().union(*tenants.values()))
         return sorted(to_load, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
 
-    def _make_room_for_adapters(self, to_load: list[Resource], now: float) -> None:
+    def _make_room_for_adapters(self, to_load: list[LoadableResource], now: float) -> None:
         """Close adapters to make room for the wanted ones, in order, as long as one may be evicted."""
         retained = [resident for resident in self._cached_adapters() if resident.state in RETAINED_STATES]
         num_free_places = self._settings.max_active_adapters - len(retained)
@@ -237,7 +238,7 @@ class ResourceCache:
         cycle_end = cached.state_changed_at + self._settings.adapter_cycle_seconds
         return cycle_end if cached.is_used else cycle_end + UNUSED_GRACE_SECONDS
 
-    def _start_loads(self, to_load: list[Resource], now: float) -> None:
+    def _start_loads(self, to_load: list[LoadableResource], now: float) -> None:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
         cached_adapters = self._cached_adapters()
         num_free_places = self._settings.max_active_adapters - len(cached_adapters)
@@ -250,7 +251,7 @@ class ResourceCache:
             self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
             self.pending_commands.append(LoadResource(resource))
 
-    def _start_unloads(self, in_use: set[Resource], now: float) -> None:
+    def _start_unloads(self, in_use: set[LoadableResource], now: float) -> None:
         for resource in [*self._draining]:
             if resource not in in_use:
                 del self._draining[resource]
@@ -273,14 +274,14 @@ class ResourceCache:
                 self._cached[resource].state = ResourceState.LOADED
                 self._make_available(resource, now)
 
-    def _make_available(self, resource: Resource, now: float) -> None:
+    def _make_available(self, resource: LoadableResource, now: float) -> None:
         self._available.add(resource)
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
         for sequence in self._queue.unblock_sequences(resource):
             sequence.timeline.enter_phase(waiting_phase(sequence), now)
 
-    def _make_unavailable(self, resource: Resource, now: float) -> None:
+    def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
         if resource in self._available:
             self._available.remove(resource)
             self._idle_by_kind[resource.kind].pop(resource, None)

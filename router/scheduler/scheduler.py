@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from router.block_hash import hash_blocks
 from router.model import ModelInfo, ShardLossReason
-from router.request import Request, RequestKind, Resource
+from router.request import LoadableResource, Request, RequestKind
 from router.scheduler.admission import AdmissionControl
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -46,7 +46,7 @@ class Scheduler:
         self.settings = settings
         self._hasher = hasher
         self.cost_model = CostModel.from_measurements(model_info.measurements)
-        self._available_resources = set[Resource]()  # loaded on every shard, and open to new sequences
+        self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
         self._queue, self._fault_isolation, self._fair_shares = (
             WaitingQueue(self._available_resources), FaultIsolation(), FairShares())
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
@@ -155,12 +155,12 @@ class Scheduler:
 
     # -- adapters and grammars
 
-    def resource_loaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has loaded the resource: requests that need it may start."""
         self._resource_cache.record_loaded(resource, now)
         return []
 
-    def resource_failed(self, resource: Resource, reason: str, now: float) -> list[SchedulerEvent]:
+    def resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
         self._resource_cache.record_unloaded(resource, now)
         failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
@@ -168,32 +168,32 @@ class Scheduler:
         self._queue.cancel_load_request(resource)
         return failed
 
-    def resource_unloaded(self, resource: Resource, now: float) -> list[SchedulerEvent]:
+    def resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has unloaded the resource, after an `UnloadResource`."""
         self._resource_cache.record_unloaded(resource, now)
         return []
 
-    def request_load(self, resource: Resource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+    def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Load the resource even if no request needs it."""
         self._resource_cache.request_load(resource)
         return []
 
-    def request_unload(self, resource: Resource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+    def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Unload the resource once no unfinished request needs it; a new request for it, or `request_load`, cancels
         this."""
         self._resource_cache.request_unload(resource)
         return []
 
-    def is_available(self, resource: Resource) -> bool:
+    def is_available(self, resource: LoadableResource) -> bool:
         """Return whether new sequences may start with the resource."""
         return resource in self._available_resources
 
-    def why_never_fits(self, resource: Resource) -> str:
+    def why_never_fits(self, resource: LoadableResource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
         return self._resource_cache.why_never_fits(resource)
 
     @property
-    def adapter_statuses(self) -> dict[Resource, AdapterStatus]:
+    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
         return self._resource_cache.adapter_statuses
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002
@@ -201,7 +201,7 @@ class Scheduler:
         commands, self._resource_cache.pending_commands = self._resource_cache.pending_commands, []
         return commands
 
-    def _find_resources_in_use(self) -> set[Resource]:
+    def _find_resources_in_use(self) -> set[LoadableResource]:
         """Return the resources needed by running sequences and by steps in flight."""
         members = [*self.running, *(sequence for step in self._steps_in_flight for sequence in step.members)]
         return {resource for sequence in members for resource in sequence.request.needed_resources}

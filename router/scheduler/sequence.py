@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from router.scheduler.timeline import RequestTimeline
 
 SECONDS_PER_PRIORITY_LEVEL = 10.0
@@ -47,7 +47,7 @@ class Sequence:
     is_suspended: bool = False  # its client does not read; it may not run
     # seconds, predicted at its arrival without bias correction; None once started
     predicted_raw_wait: float | None = None
-    missing_resource: Resource | None = None  # while it waits: the first resource it needs that is not loaded
+    missing_resource: LoadableResource | None = None  # while it waits: the first resource it needs that is not loaded
     deadline: float = field(init=False)
     timeline: RequestTimeline = field(init=False)
 

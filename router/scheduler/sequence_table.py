@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from router.request import FinishReason, Request, RequestKind, Resource
+from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
 from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
@@ -92,7 +92,7 @@ class SequenceTable:
         self._deadlines.add(sequence)
         return sequence
 
-    def find_sequences_needing(self, resource: Resource) -> list[Sequence]:
+    def find_sequences_needing(self, resource: LoadableResource) -> list[Sequence]:
         return [sequence for sequence in self if resource in sequence.request.needed_resources]
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from router.request import RequestKind, Resource
+from router.request import LoadableResource, RequestKind
 from router.scheduler.sequence import Sequence
 
 
@@ -32,15 +32,15 @@ class TenantQueue:
 class WaitingQueue:
     """All waiting sequences: those that could start by tenant, the others by the resource that they lack."""
 
-    def __init__(self, available_resources: Collection[Resource] = ()) -> None:
+    def __init__(self, available_resources: Collection[LoadableResource] = ()) -> None:
         """Create an empty queue. `available_resources` is the live set of loaded resources; its owner changes it."""
         self._available_resources = available_resources
         self._tenant_queues: dict[str, TenantQueue] = {}  # by tenant; none is empty
         self.demand = QueueDemand()
         self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
         # Sequences set aside, by the resource that they lack, best rank first; the longest awaited resource is first.
-        self.blocked_by_resource: dict[Resource, list[Sequence]] = {}
-        self._requested_loads: dict[Resource, None] = {}  # to be loaded even if no sequence waits for them
+        self.blocked_by_resource: dict[LoadableResource, list[Sequence]] = {}
+        self._requested_loads: dict[LoadableResource, None] = {}  # to be loaded even if no sequence waits for them
 
     def __len__(self) -> int:
         return self.demand.num_sequences
@@ -95,23 +95,23 @@ class WaitingQueue:
         if not tenant_queue.demand.num_sequences:
             del self._tenant_queues[tenant]
 
-    def request_load(self, resource: Resource) -> None:
+    def request_load(self, resource: LoadableResource) -> None:
         """List the resource in `blocked_by_resource`, even if no sequence waits for it, until it is loaded or
         `cancel_load_request` is called."""
         self._requested_loads[resource] = None
         self.blocked_by_resource.setdefault(resource, [])
 
-    def cancel_load_request(self, resource: Resource) -> None:
+    def cancel_load_request(self, resource: LoadableResource) -> None:
         self._requested_loads.pop(resource, None)
         if not self.blocked_by_resource.get(resource, True):
             del self.blocked_by_resource[resource]
 
-    def unblock_sequences(self, resource: Resource) -> list[Sequence]:
+    def unblock_sequences(self, resource: LoadableResource) -> list[Sequence]:
         """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
         self._requested_loads.pop(resource, None)
         return self._reinsert_sequences(self.blocked_by_resource.pop(resource, []))
 
-    def block_sequences(self, resource: Resource) -> list[Sequence]:
+    def block_sequences(self, resource: LoadableResource) -> list[Sequence]:
         """Set aside and return the sequences that need a resource which is unloaded or about to be."""
         blocked = [sequence for tenant_queue in self._tenant_queues.values() for sequence in tenant_queue.startable
                    if resource in sequence.request.needed_resources]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from router.config import RouterConfig
 from router.model import ModelInfo, StepMeasurement
-from router.request import Request, RequestKind, Resource, SamplingParams
+from router.request import LoadableResource, Request, RequestKind, SamplingParams
 from router.scheduler.plan import (
     BlockGrant,
     Concat,
@@ -162,11 +162,11 @@ def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.Warmu
         max_cache_tokens=config.max_batch_total_tokens or 0)
 
 
-def make_load_request(resource: Resource, source: str, epoch: int) -> pb.LoadRequest:
+def make_load_request(resource: LoadableResource, source: str, epoch: int) -> pb.LoadRequest:
     return pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source)
 
 
-def make_unload_request(resource: Resource, epoch: int) -> pb.UnloadRequest:
+def make_unload_request(resource: LoadableResource, epoch: int) -> pb.UnloadRequest:
     return pb.UnloadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id)
 
 
@@ -197,10 +197,10 @@ def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
         embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels))
 
 
-def loaded_resources(info: pb.InfoAnswer) -> frozenset[Resource]:
+def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
     """Return the resources that a rank has loaded."""
     ids_by_kind = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
-    return frozenset(Resource(kind, number) for kind in RESOURCE_KINDS for number in ids_by_kind[kind])
+    return frozenset(LoadableResource(kind, number) for kind in RESOURCE_KINDS for number in ids_by_kind[kind])
 
 
 def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:

@@ -26,15 +26,15 @@ LOSSES_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSSES, ShardLossReason.DEAT
 
 
 class ShardsLost(Exception):
-    def __init__(self, loss: ShardLossReason, reason: str, *, needs_restart: bool = False, shard_reason: str = "",
-                 is_warmup_rejected: bool = False) -> None:
+    def __init__(self, loss_reason: ShardLossReason, reason: str, *, needs_restart: bool = False,
+                 shard_reason: str = "", is_warmup_rejected: bool = False) -> None:
         """`shard_reason` is the reason that the shard itself gave.
 
         `needs_restart`: the processes are alive but cannot continue. `is_warmup_rejected`: the shards rejected the
         settings of their warm-up, which will never fit their model.
         """
         super().__init__(reason)
-        self.loss = loss
+        self.loss_reason = loss_reason
         self.needs_restart = needs_restart
         self.shard_reason = shard_reason or reason
         self.is_warmup_rejected = is_warmup_rejected
@@ -44,7 +44,7 @@ def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size:
     """Return the most severe loss among the results of all messages, ordered by rank; None if there is none."""
     losses = [loss for result, message in zip(results, cycle(messages), strict=False)
               if (loss := loss_from_result(result, message, world_size)) is not None]
-    return max(losses, key=lambda each: (LOSSES_BY_SEVERITY.index(each.loss), each.needs_restart), default=None)
+    return max(losses, key=lambda each: (LOSSES_BY_SEVERITY.index(each.loss_reason), each.needs_restart), default=None)
 
 
 def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> ShardsLost | None:

@@ -5,7 +5,7 @@ from functools import reduce
 
 from router.config import RouterConfig
 from router.model import ModelInfo, ShardLossReason
-from router.request import Resource
+from router.request import LoadableResource
 from router.shards import encode
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
@@ -18,8 +18,8 @@ WARMUP_TIMEOUT = 3600.0  # seconds; a large model without a GPU takes many minut
 class HandshakeResult:
     model_info: ModelInfo
     epoch: int
-    loaded_on_all_ranks: frozenset[Resource]  # on every rank
-    loaded_on_any_rank: frozenset[Resource]  # on at least one rank
+    loaded_on_all_ranks: frozenset[LoadableResource]  # on every rank
+    loaded_on_any_rank: frozenset[LoadableResource]  # on at least one rank
 
 
 async def perform_handshake(shards: ShardGroup, config: RouterConfig, last_epoch: int) -> HandshakeResult:

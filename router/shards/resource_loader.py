@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from router.request import ADAPTER, Resource
+from router.request import ADAPTER, LoadableResource
 from router.scheduler.plan import LoadResource, ResourceCommand
 from router.shards import encode
 from router.shards.failures import ShardsLost
@@ -35,11 +35,11 @@ class ShardLoader(Protocol):
 class LoadCallbacks:
     """Callbacks for the results: a resource was loaded, could not be loaded (with the reason), or was unloaded."""
 
-    on_loaded: Callable[[Resource], None]
-    on_load_failed: Callable[[Resource, str], None]
-    on_unloaded: Callable[[Resource], None]
+    on_loaded: Callable[[LoadableResource], None]
+    on_load_failed: Callable[[LoadableResource, str], None]
+    on_unloaded: Callable[[LoadableResource], None]
     # seconds of a load, and why it failed, if it did
-    on_load_finished: Callable[[Resource, float, str], None] = lambda *_: None
+    on_load_finished: Callable[[LoadableResource, float, str], None] = lambda *_: None
 
 
 class ResourceLoader:
@@ -51,20 +51,20 @@ class ResourceLoader:
         self._last_ids: dict[str, int] = {}  # highest number of each kind
         self._epoch: int | None = None
         # Weak references: a source keeps its number for as long as its resource is in use.
-        self._resources_by_source: WeakValueDictionary[tuple[str, str], Resource] = WeakValueDictionary()
-        self._sources: WeakKeyDictionary[Resource, str] = WeakKeyDictionary()
-        self._loaded: dict[Resource, None] = {}  # loaded, as far as the scheduler knows
-        self._pinned: dict[Resource, None] = {}  # never unloaded
+        self._resources_by_source: WeakValueDictionary[tuple[str, str], LoadableResource] = WeakValueDictionary()
+        self._sources: WeakKeyDictionary[LoadableResource, str] = WeakKeyDictionary()
+        self._loaded: dict[LoadableResource, None] = {}  # loaded, as far as the scheduler knows
+        self._pinned: dict[LoadableResource, None] = {}  # never unloaded
         # number of loads by adapter source, the latest at the end
         self._load_counts: OrderedDict[str, int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> Resource:
+    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
         """Return the resource of a source: the same object for as long as it is in use."""
         resource = self._resources_by_source.get((kind, source))
         if resource is None:
             resource_id = self._last_ids[kind] = self._last_ids.get(kind, 0) + 1
-            resource = Resource(kind, resource_id, max_bytes, is_pinned)
+            resource = LoadableResource(kind, resource_id, max_bytes, is_pinned)
             self._resources_by_source[kind, source] = resource
             self._sources[resource] = source
         return resource
@@ -81,7 +81,7 @@ class ResourceLoader:
         last."""
         return self._load_counts.get(source, 0)
 
-    async def load_and_pin(self, resource: Resource) -> str:
+    async def load_and_pin(self, resource: LoadableResource) -> str:
         """Load a resource for good; return why that failed, or an empty string. Raises ShardsLost."""
         assert self._epoch is not None
         reason = await self._load(resource, self._epoch)
@@ -125,7 +125,7 @@ class ResourceLoader:
 
     # -- internals
 
-    async def _load(self, resource: Resource, epoch: int) -> str:
+    async def _load(self, resource: LoadableResource, epoch: int) -> str:
         started_at, source = now(), self._sources[resource]
         reason = await self._shards.load_resource(encode.make_load_request(resource, source, epoch))
         self._callbacks.on_load_finished(resource, now() - started_at, reason)
@@ -135,7 +135,7 @@ class ResourceLoader:
                 self._load_counts.popitem(last=False)
         return reason
 
-    async def _load_and_report(self, resource: Resource, epoch: int) -> None:
+    async def _load_and_report(self, resource: LoadableResource, epoch: int) -> None:
         try:
             reason = await self._load(resource, epoch)
         except ShardsLost:
@@ -150,19 +150,19 @@ class ResourceLoader:
         else:
             self._mark_loaded(resource)
 
-    async def _unload_and_report(self, resource: Resource, epoch: int) -> None:
+    async def _unload_and_report(self, resource: LoadableResource, epoch: int) -> None:
         del self._loaded[resource]
         await self._unload(resource)
         if epoch == self._epoch:
             self._callbacks.on_unloaded(resource)
 
-    async def _unload(self, resource: Resource) -> None:
+    async def _unload(self, resource: LoadableResource) -> None:
         """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
         if self._epoch is not None:
             with suppress(ShardsLost):
                 await self._shards.unload_resource(encode.make_unload_request(resource, self._epoch))
 
-    def _mark_loaded(self, resource: Resource) -> None:
+    def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None
         self._callbacks.on_loaded(resource)
 

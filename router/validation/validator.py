@@ -20,7 +20,7 @@ from router.errors import InvalidRequest, TimedOut
 from router.grammars.compiler import GrammarResolver, ResourceLookup
 from router.grammars.schema import Grammar
 from router.model import ModelInfo
-from router.request import DEFAULT_TENANT, Request, RequestKind, Resource, SamplingParams, Tenant
+from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, SamplingParams, Tenant
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompts import (
     TGI_PARAMETER_NAMES,
@@ -257,8 +257,8 @@ class RequestValidator:
                               generation_input.cache_salt or "")
 
     def _make_validated_request(self, generation_input: GenerationInput, sampling: SamplingParams,
-                                prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *, grammar: Resource | None,
-                                index: int) -> ValidatedRequest:
+                                prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *,
+                                grammar: LoadableResource | None, index: int) -> ValidatedRequest:
         is_generation = generation_input.kind is RequestKind.GENERATE
         num_tokens_left = self.limits.max_total_tokens - len(prompt.tokens) if is_generation else 0
         seed = seed_or_random(generation_input.seed) if sampling.temperature else None

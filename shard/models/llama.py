@@ -76,6 +76,8 @@ class FeedForward(Protocol):
 
 
 class LlamaLayer:
+    """Decoder layer of Llama: attention and a gated MLP, each behind a norm and with a residual."""
+
     def __init__(self, source: ModelSource[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
                  read_norm: NormReader = ModelSource.read_norm) -> None:
         name = f"{source.prefix}.layers.{layer}"

@@ -38,7 +38,7 @@ class RunnableModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class StepOutputs:
     outputs: dict[int, SequenceOutput]  # by sequence; on rank 0 with logprobs
     prompt_logprobs: dict[int, PromptLogprobs]
     failures: dict[int, pb.Failure]
@@ -63,7 +63,7 @@ class ModelRunner:
         self._cuda_graph_runner = cuda_graph_runner
 
     @torch.inference_mode()
-    def run(self, step: Step, cache: KVCache) -> StepResult:
+    def run(self, step: Step, cache: KVCache) -> StepOutputs:
         graph_outputs = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(step, cache)
         hidden_states, logits = self._forward(step, cache) if graph_outputs is None else (graph_outputs.hidden_states,
                                                                                           lambda: graph_outputs.logits)
@@ -79,8 +79,8 @@ class ModelRunner:
                                       if step.sampled_sequences else ({}, {}))
         failures = sampling_failures | dict.fromkeys(sorted(failed_ids), pb.NON_FINITE)
         prompt_logprobs = {number: part for number, part in prompt_logprobs.items() if number not in failures}
-        return StepResult({number: output for number, output in outputs.items() if number not in failures},
-                          prompt_logprobs, failures)
+        return StepOutputs({number: output for number, output in outputs.items() if number not in failures},
+                           prompt_logprobs, failures)
 
     def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
         """Begin a step that chooses its tokens on the device, while the step `previous` may be under way. Return None

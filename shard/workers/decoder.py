@@ -1,7 +1,7 @@
 """Worker with a real model: it applies messages to the ledger, runs steps (`runner/runner.py`) and returns answers.
 
-It owns the cache whose blocks the ledger tracks. All calls but `info`, `close`, `load` and `unload` come from one
-thread.
+It owns the cache whose blocks the ledger tracks. All calls but `info`, `close`, `load` and `unload` come from
+one thread.
 """
 
 import logging
@@ -16,7 +16,7 @@ from shard.errors import StartupOutOfMemory
 from shard.host.memory import check_any_block_fits, count_fitting_blocks, describe_cache_size, explain_num_blocks
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import MaxDecodeSize
-from shard.runner.runner import StepResult
+from shard.runner.runner import StepOutputs
 from shard.state.ledger import RejectedMessage, Step, cap_num_blocks
 from shard.state.results import (
     PromptLogprobs,
@@ -29,7 +29,7 @@ from shard.state.sequence import MessageLimits
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base import BaseWorker
 from shard.workers.collective import exit_process
-from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 from shard.workers.overlap import OverlapQueue
 from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes, write_measurements
 
@@ -45,7 +45,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
-        loaded_model = load(config, on_progress)
+        loaded_model = load_decoder_model(config, on_progress)
         limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
                                mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
@@ -191,7 +191,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
             self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, result.failures)
         return self._make_answer(request, step, outputs, perf_counter() - started_at, prompt_logprobs)
 
-    def _run_model(self, step: Step) -> StepResult:
+    def _run_model(self, step: Step) -> StepOutputs:
         return self._run_collective(partial(self._loaded_model.runner.run, step, self._cache))
 
     def _make_answer(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step,

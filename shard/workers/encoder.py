@@ -17,7 +17,7 @@ from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.base import BaseWorker
 from shard.workers.collective import exit_process
 from shard.workers.encoder_warmup import EncoderWarmup
-from shard.workers.load_encoder import LoadedEncoder, load
+from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
 from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 
@@ -25,7 +25,7 @@ class EncoderWorker(BaseWorker[LoadedEncoder]):
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
-        loaded_model = load(config, on_progress)
+        loaded_model = load_encoder_model(config, on_progress)
         limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
                                mixed_steps=False, generation=False,
                                supported_wanted=frozenset({pb.LABELS if loaded_model.config.labels else pb.VECTORS}))

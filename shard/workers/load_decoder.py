@@ -141,7 +141,7 @@ class LoadContext:
         return compute_adapter_budget(total, fraction, self.num_sharing_shards)
 
 
-def load(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedDecoder:
+def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedDecoder:
     model_config = read_model_config(Path(config.model))
     context = prepare_loading(config, model_config)
     device, group, dtype, adapter_registry = context.device, context.group, context.dtype, context.adapter_registry

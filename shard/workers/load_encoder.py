@@ -38,7 +38,7 @@ class LoadedEncoder:
     compute_adapter_budget: Callable[[], int]  # bytes for adapters
 
 
-def load(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedEncoder:
+def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_progress) -> LoadedEncoder:
     folder = Path(config.model)
     model_config = read_model_config(folder)
     assert isinstance(model_config, EncoderConfig)

@@ -16,7 +16,7 @@ from shard.attention.kv_cache import KVCache
 from shard.deferred import Answer, PendingResult
 from shard.host.device import MAX_IN_FLIGHT_STEPS
 from shard.runner.cuda_graphs import InFlightReplay
-from shard.runner.runner import ModelRunner, StepResult, find_blocks_between
+from shard.runner.runner import ModelRunner, StepOutputs, find_blocks_between
 from shard.state.ledger import Ledger
 from shard.state.results import SequenceOutput
 from shard.state.transaction import Step
@@ -26,7 +26,7 @@ MAX_RERUN_SHARE = 1 / 16  # share of them that may have to be run again before o
 # steps without overlap then, e.g. for a filter that keeps many candidates of a flat distribution
 NUM_SUSPENDED_STEPS = 32
 
-RunSynchronously = Callable[[Step], StepResult]  # runs a step whose input tokens are all known
+RunSynchronously = Callable[[Step], StepOutputs]  # runs a step whose input tokens are all known
 # makes the answer from the results and the seconds
 MakeAnswer = Callable[[Step, Mapping[int, SequenceOutput], float], Answer]
 

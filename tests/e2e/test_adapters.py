@@ -9,14 +9,15 @@ from support.fake_adapter_store import FakeAdapterStore
 from support.in_process_server import play_scenario
 
 from router.adapters.reference import AdapterReference
-from router.request import Resource
+from router.request import LoadableResource
 
 POISON_CHARACTER = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds
 LONG_PROMPT = "a prompt that fills some blocks of the cache, so that they can be found again"
 
 
 def expected_text(weft, resource_id, prompt="a loom", max_new_tokens=12):
-    request = make_text_request(prompt, max_new_tokens, adapter=resource_id and Resource("adapter", resource_id))
+    request = make_text_request(prompt, max_new_tokens,
+                                adapter=resource_id and LoadableResource("adapter", resource_id))
     return compute_expected_output(request, weft.model)[1]
 
 

@@ -14,7 +14,7 @@ from support.replayable_model import ReplayableModel, capture_by_calling
 from support.small_checkpoints import make_tiny_checkpoint
 
 from router.request import Request, SamplingParams
-from router.shards.resource_loader import Resource
+from router.shards.resource_loader import LoadableResource
 from shard.runner.cuda_graphs import make_cuda_graph_capture
 from shard.state.sequence import SamplingParams as ShardSamplingParams
 from shard.state.transaction import Step
@@ -94,4 +94,4 @@ def make_request(number: int, length: int) -> Request:
     """Return a request; of each three, one is sampled, one returns prompt logprobs and one uses the adapter."""
     sampling = SamplingParams(temperature=0.8, top_k=20) if number % 3 == 0 else SamplingParams()
     return Request(str(number), tuple(range(2, 2 + length)), 5 + number, random_key=number, sampling=sampling,
-                   prompt_logprobs=number % 3 == 1, adapter=Resource("adapter", 1) if number % 3 == 2 else None)
+                   prompt_logprobs=number % 3 == 1, adapter=LoadableResource("adapter", 1) if number % 3 == 2 else None)

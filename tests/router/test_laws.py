@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
-from router.request import DEFAULT_TENANT, Request, RequestKind, Resource, Tenant
+from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, Tenant
 from shard.config import SimulatedConfig
 from shard.fault_script import parse_fault
 
 CALL_FAULTS = ["die", "hang", "refuse", "step_error"]
 STEP_FAULTS = ["slow", "late", "exhaust", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token",
                "wrong:count"]
-ADAPTERS = [Resource("adapter", 1), Resource("adapter", 2)]
+ADAPTERS = [LoadableResource("adapter", 1), LoadableResource("adapter", 2)]
 
 TENANTS = [DEFAULT_TENANT, DEFAULT_TENANT, Tenant("one"), Tenant("three", weight=3.0)]
 BATCHING_SETTINGS = st.sampled_from([{}, {}]) | st.fixed_dictionaries({

@@ -19,7 +19,7 @@ from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import SingleRankGroup
 from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
-from shard.runner.runner import ModelRunner, StepResult
+from shard.runner.runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step
@@ -101,7 +101,7 @@ class ReplayableModel:
         return KVCache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=NUM_BLOCKS,
                        dtype=torch.float32, device=device)
 
-    def run_step(self, step: Step, *, is_replayed: bool) -> StepResult:
+    def run_step(self, step: Step, *, is_replayed: bool) -> StepOutputs:
         self.runner.use_cuda_graphs(self.replays if is_replayed else None)
         return self.runner.run(step, self.cache)
 

@@ -6,7 +6,7 @@ from support.fake_adapter_store import FakeAdapterStore
 
 from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
-from router.request import Resource
+from router.request import LoadableResource
 
 
 class FakeResourceNumbering:
@@ -15,9 +15,9 @@ class FakeResourceNumbering:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
-    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> Resource:
-        return Resource(kind, self._numbers.setdefault(source, len(self._numbers) + 1), max_bytes=max_bytes,
-                        is_pinned=is_pinned)
+    def get_or_create(self, kind: str, source: str, max_bytes: int = 0, *, is_pinned: bool = False) -> LoadableResource:
+        return LoadableResource(kind, self._numbers.setdefault(source, len(self._numbers) + 1), max_bytes=max_bytes,
+                                is_pinned=is_pinned)
 
     def is_in_use(self, _: str, source: str) -> bool:
         return source in self._numbers
@@ -33,6 +33,6 @@ async def make_preloaded_adapters(config: RouterConfig, store: FakeAdapterStore)
     return adapters
 
 
-async def accept_resource(_: Resource) -> str:
+async def accept_resource(_: LoadableResource) -> str:
     """Return no error, as if the shards had loaded the resource."""
     return ""

@@ -18,7 +18,7 @@ from support.waiting_laws import WaitingLawChecker
 from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
 from router.model import ModelInfo, PoolingOutput, ShardLossReason, TokenLabels
-from router.request import POOLING_KINDS, FinishReason, Request, RequestKind, Resource
+from router.request import POOLING_KINDS, FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import (
     RequestAccepted,
     RequestRejected,
@@ -121,10 +121,10 @@ class SimulatedWorld:
         self._event_numbers = count()
         self.clients: dict[int, SimulatedClient] = {}
         self.all_clients: list[SimulatedClient] = []
-        self.resource_presence: dict[Resource, bool] = {}
+        self.resource_presence: dict[LoadableResource, bool] = {}
         self.move_seconds: float | None = None  # time that a load or unload takes; None: the core's moves are ignored
-        self.fails_to_load: Callable[[Resource], bool] = lambda _: False
-        self._loaded_resources: dict[Resource, None] = {}  # loaded on the shards, as far as the core knows
+        self.fails_to_load: Callable[[LoadableResource], bool] = lambda _: False
+        self._loaded_resources: dict[LoadableResource, None] = {}  # loaded on the shards, as far as the core knows
         self.scheduler_calls: list[tuple[str, tuple[Any, ...]]] = []
         self.scheduler_results: list[Any] = []
         self.sent_plans: list[tuple[float, StepPlan]] = []  # with the time of sending
@@ -216,7 +216,7 @@ class SimulatedWorld:
             self.schedule_at(self.now + seconds, lambda: client.is_held_forever
                              or self._call_scheduler("resume", client.sequence_id, self.now))
 
-    def set_resource_present(self, resource: Resource, present: bool = True) -> None:
+    def set_resource_present(self, resource: LoadableResource, present: bool = True) -> None:
         self.resource_presence[resource] = present
         if not present:
             self._apply_events(self._call_scheduler("resource_failed", resource, "there is no such adapter", self.now),
@@ -224,7 +224,7 @@ class SimulatedWorld:
         elif self.is_scheduler_ready:
             self._load(resource)
 
-    def _load(self, resource: Resource) -> None:
+    def _load(self, resource: LoadableResource) -> None:
         kind = RESOURCE_KINDS[resource.kind]
         try:
             self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
@@ -275,7 +275,7 @@ class SimulatedWorld:
         else:
             self._load(resource)
 
-    def _unload(self, resource: Resource) -> None:
+    def _unload(self, resource: LoadableResource) -> None:
         """Unload a resource; failures are ignored, since no request will use the resource."""
         del self._loaded_resources[resource]
         try:

@@ -11,13 +11,13 @@ from benchmarks.gpu.steps import StepTimer
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import CudaGraphRunner
 from shard.runner.runner import ModelRunner
-from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 
 @pytest.fixture
 def loaded_model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> LoadedDecoder:
     monkeypatch.setattr(steps, "NUM_TIMED_STEPS", 3)
-    return load(ShardConfig(model=str(make_tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
+    return load_decoder_model(ShardConfig(model=str(make_tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from benchmarks.harness.invalid_adapter_files import (
 from benchmarks.questions.invalid_adapters import InvalidAdaptersSettings, write_invalid_adapters
 from shard.config import ShardConfig
 from shard.errors import RejectedMessage
-from shard.workers.load_decoder import load
+from shard.workers.load_decoder import load_decoder_model
 
 NUM_ADAPTERS = 5 * len(DEFECTS)
 
@@ -23,8 +23,8 @@ NUM_ADAPTERS = 5 * len(DEFECTS)
 @pytest.mark.slow
 def test_shard_accepts_only_the_valid_adapter(tmp_path: Path) -> None:
     names = write_invalid_adapters(InvalidAdaptersSettings(shape="tiny", requests=NUM_ADAPTERS), tmp_path / "adapters")
-    wardrobe = load(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
-                                adaptable=True)).adapter_registry
+    wardrobe = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
+                                              adaptable=True)).adapter_registry
     assert wardrobe.load(1, tmp_path / "adapters" / "good") > 0
     for number, name in enumerate(names, 2):
         with pytest.raises(RejectedMessage):

@@ -17,12 +17,12 @@ from benchmarks.questions.decode_step import (
     prepare_decode_step,
 )
 from shard.config import ShardConfig
-from shard.workers.load_decoder import LoadedDecoder, load
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 
 @pytest.fixture(scope="module")
 def loaded_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedDecoder:
-    return load(ShardConfig(model=str(make_tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
+    return load_decoder_model(ShardConfig(model=str(make_tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
 
 
 def test_every_sequence_decodes_in_its_own_blocks(loaded_model: LoadedDecoder) -> None:

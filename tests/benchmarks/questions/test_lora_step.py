@@ -15,7 +15,7 @@ from benchmarks.questions.lora_step import (
     write_random_adapter,
 )
 from shard.config import ShardConfig
-from shard.workers.load_decoder import load
+from shard.workers.load_decoder import load_decoder_model
 
 
 @pytest.mark.parametrize("shape", LLAMA_SHAPES)
@@ -27,7 +27,8 @@ def test_every_linear_of_every_layer_is_named_once(shape: str) -> None:
 @pytest.mark.slow
 def test_results_are_a_table_and_a_summary(tmp_path: Path) -> None:
     settings = LoraStepSettings(shape="tiny", streams=3, adapters=(1, 2), context=20, repeat=2)
-    loaded = load(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1, adaptable=True))
+    loaded = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
+                                      adaptable=True))
     for number, rank in ((1, 4), (2, 16)):
         loaded.adapter_registry.load(number, write_random_adapter("tiny", rank, tmp_path / "adapter"))
     points = measure(loaded, settings)

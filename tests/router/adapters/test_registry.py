@@ -22,7 +22,7 @@ from router.errors import (
     TimedOut,
 )
 from router.model import ModelInfo
-from router.request import Resource
+from router.request import LoadableResource
 from router.shards.handshake import HandshakeResult
 from router.shards.resource_loader import LoadCallbacks, ResourceLoader
 
@@ -70,7 +70,7 @@ def run_scenario(scenario: Callable[[RegistrySetup], Awaitable[Any]], **settings
 def test_adapter_name_is_pinned_to_one_version_and_fetched_once() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         first, again = await setup.resolve("a"), await setup.resolve("a")
-        assert first == again == ResolvedAdapter(Resource("adapter", 1), "d-a", "a", "hub")
+        assert first == again == ResolvedAdapter(LoadableResource("adapter", 1), "d-a", "a", "hub")
         assert first.resource.max_bytes == 40
         assert [question["name"] for question in setup.adapter_store.requests_of("fetch")] == ["a"]
     run_scenario(scenario)
@@ -205,7 +205,7 @@ def test_forgotten_name_is_fetched_again() -> None:
 
 def test_name_keeps_its_old_version_if_the_new_one_fails_to_load() -> None:
     async def scenario(setup: RegistrySetup) -> None:
-        async def load(resource: Resource) -> str:
+        async def load(resource: LoadableResource) -> str:
             return "" if resource.id == 1 else "it is broken"
 
         old = await setup.registry.fetch_latest(AdapterReference("a"), load)

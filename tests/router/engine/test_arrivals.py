@@ -8,9 +8,9 @@ import pytest
 
 from router.engine.arrivals import LoadWaiters
 from router.errors import NotReady
-from router.request import Resource
+from router.request import LoadableResource
 
-ADAPTER_A, ADAPTER_B = Resource("adapter", 1), Resource("adapter", 2)
+ADAPTER_A, ADAPTER_B = LoadableResource("adapter", 1), LoadableResource("adapter", 2)
 
 
 def run_scenario(scenario: Callable[[LoadWaiters], Awaitable[Any]]) -> None:
@@ -21,7 +21,7 @@ async def call_with_load_waiters(scenario: Callable[[LoadWaiters], Awaitable[Any
     await scenario(LoadWaiters())
 
 
-async def start_waiting(arrivals: LoadWaiters, *resources: Resource) -> list["asyncio.Task[str]"]:
+async def start_waiting(arrivals: LoadWaiters, *resources: LoadableResource) -> list["asyncio.Task[str]"]:
     tasks = [asyncio.create_task(arrivals.wait_for(resource)) for resource in resources]
     await asyncio.sleep(0)
     return tasks

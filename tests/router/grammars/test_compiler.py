@@ -12,7 +12,7 @@ from router.errors import InvalidRequest
 from router.grammars.compiler import GrammarResolver
 from router.grammars.schema import Grammar
 from router.model import ModelInfo
-from router.request import Resource
+from router.request import LoadableResource
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
 MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4,
@@ -24,12 +24,12 @@ def make_tokenizer_without_end_token() -> Tokenizer:
     return Tokenizer(create_byte_tokenizer()._tokenizer, end_tokens=[512])
 
 
-def make_grammar_resource(kind: str, source: str) -> Resource:
+def make_grammar_resource(kind: str, source: str) -> LoadableResource:
     assert source == "start: /a+/"
-    return Resource(kind, 7)
+    return LoadableResource(kind, 7)
 
 
-def resolve_grammar(grammar: Grammar | None, **overrides: Any) -> Resource | None:
+def resolve_grammar(grammar: Grammar | None, **overrides: Any) -> LoadableResource | None:
     arguments = {"config": RouterConfig(), "model_info": MODEL_INFO, "tokenizer": create_byte_tokenizer(),
                  "get_resource": make_grammar_resource} | overrides
     with closing(GrammarResolver(**arguments)) as grammars:
@@ -38,7 +38,7 @@ def resolve_grammar(grammar: Grammar | None, **overrides: Any) -> Resource | Non
 
 @pytest.mark.slow
 def test_grammar_is_compiled_and_gets_a_resource_number() -> None:
-    assert resolve_grammar(REGEX_GRAMMAR) == Resource("grammar", 7)
+    assert resolve_grammar(REGEX_GRAMMAR) == LoadableResource("grammar", 7)
 
 
 def test_no_resource_is_needed_without_a_grammar() -> None:

@@ -20,7 +20,7 @@ from router.http.app import create_app
 from router.http.transport.generate import ServedModel
 from router.http.transport.server import PROTOCOL_OPTIONS
 from router.model import ModelInfo, TokenLabels
-from router.request import Request, RequestKind, Resource, Tenant
+from router.request import LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RequestTimeline
@@ -94,9 +94,9 @@ def default_events(request: Request) -> list[StreamEvent]:
     return [PoolingEvent(output, make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125))]
 
 
-def make_grammar_resource(kind: str, _: str) -> Resource:
+def make_grammar_resource(kind: str, _: str) -> LoadableResource:
     """Give every grammar the same number."""
-    return Resource(kind, 1)
+    return LoadableResource(kind, 1)
 
 
 UNNAMED_MODEL = ServedModel()

@@ -18,7 +18,7 @@ from router.recording.core_json import (
     table_differences,
 )
 from router.recording.snapshot import restore_scheduler, take_snapshot
-from router.request import Resource, Tenant
+from router.request import LoadableResource, Tenant
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
@@ -31,10 +31,10 @@ def round_trip(value):
     return ObjectTableReader(table, hash_blocks).decode_value(json.loads(json.dumps(encoded)))
 
 
-@pytest.mark.parametrize("thing", [
-    None, True, 5, "text", 0.1, inf, -inf, b"\x00\xff", (1, (2.5, "x")), [1, [2]], {1: {b"k": (3,)}}, {(1, b"x"): 2},
-    {1, 2}, frozenset({Resource("adapter", 1)}), deque([1, 2]), SequenceState.PREEMPTED, Tenant("t", 2.0), {}, [], (),
-    OrderedDict([(2, 1), (1, 2)])], ids=repr)
+@pytest.mark.parametrize("thing", [None, True, 5, "text", 0.1, inf, -inf, b"\x00\xff", (1, (2.5, "x")), [1, [2]],
+                                   {1: {b"k": (3,)}}, {(1, b"x"): 2}, {1, 2},
+                                   frozenset({LoadableResource("adapter", 1)}), deque([1, 2]), SequenceState.PREEMPTED,
+                                   Tenant("t", 2.0), {}, [], (), OrderedDict([(2, 1), (1, 2)])], ids=repr)
 def test_every_type_of_value_survives_the_round_trip(thing):
     again = round_trip(thing)
     assert again == thing

@@ -11,11 +11,11 @@ from router.recording.redact import (
     redacted_request_to_json,
     request_from_json,
 )
-from router.request import Request, RequestKind, Resource, Tenant
+from router.request import LoadableResource, Request, RequestKind, Tenant
 
 FULL_REQUEST = Request("a", (7, 8, 9), 5, random_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
                        tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, cache_namespace=b"n", block_hashes=(b"x", b"y"),
-                       adapter=Resource("adapter", 1), prompt_logprobs=True)
+                       adapter=LoadableResource("adapter", 1), prompt_logprobs=True)
 
 
 def test_every_request_field_is_kept_or_left_out_on_purpose():

@@ -241,9 +241,9 @@ class BlocksMachine(RuleBasedStateMachine):
         leaving = [self.held.pop(which % len(self.held)) for _ in range(min(several, len(self.held)))]
         before = self.blocks.num_free
         expected = self.blocks.count_freed_by(leaving)
-        for blocks in leaving:
+        for index, blocks in enumerate(leaving):
             self.blocks.free(blocks)
-            held = {block for others in [*self.held, *leaving[leaving.index(blocks) + 1:]] for block in others}
+            held = {block for others in [*self.held, *leaving[index + 1:]] for block in others}  # lists may be equal
             self.kept += [b for b in reversed(blocks) if b in self.published.values() and b not in {*held, *self.kept}]
         assert self.blocks.num_free == before + expected
 

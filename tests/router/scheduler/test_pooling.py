@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from router.model import ModelInfo, ShardLossReason, StepMeasurement
-from router.request import FinishReason, Request, RequestKind, Resource, Tenant
+from router.request import FinishReason, LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
 from router.scheduler.plan import PoolingStep, StepPlan, StepResult, StepResultRow
@@ -209,7 +209,7 @@ def test_waiting_pooling_request_times_out() -> None:
 
 
 def test_pooling_request_waits_for_its_adapter() -> None:
-    core, adapter = make_scheduler(), Resource("adapter", 3)
+    core, adapter = make_scheduler(), LoadableResource("adapter", 3)
     number = submit(core, adapter=adapter)
     assert core.plan(0.0) is None
     assert core.get_timeline(number).phase is RequestPhase.ADAPTER

@@ -10,7 +10,7 @@ from support.simulated_world import SimulatedClient, SimulatedWorld, add_block_h
 
 from router.config import RouterConfig
 from router.model import ModelInfo, ShardLossReason
-from router.request import DEFAULT_TENANT, Request, Resource, Tenant
+from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.events import SequenceFailed
 from router.scheduler.plan import LoadResource, StepResult, StepResultRow, UnloadResource
 from router.scheduler.resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
@@ -23,8 +23,8 @@ from shard.pb import shard_pb2 as pb
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, adapter_bytes=1000)
 
 
-def make_adapter(number: int, max_bytes: int = 100, *, is_pinned: bool = False) -> Resource:
-    return Resource("adapter", number, max_bytes, is_pinned)
+def make_adapter(number: int, max_bytes: int = 100, *, is_pinned: bool = False) -> LoadableResource:
+    return LoadableResource("adapter", number, max_bytes, is_pinned)
 
 
 CYCLE_SECONDS, MOVE_SECONDS = 0.5, 0.02  # seconds
@@ -39,7 +39,7 @@ class SchedulerWithShards:
         self.core.shards_ready(MODEL_INFO, 1, 0.0)
         self.now = 0.0
 
-    def submit(self, adapter: Resource | None, output: int = 1, **request_fields: Any) -> int:
+    def submit(self, adapter: LoadableResource | None, output: int = 1, **request_fields: Any) -> int:
         request = add_block_hashes(Request(str(self.now), (7,) * 20, output, adapter=adapter, **request_fields), 16)
         event = self.core.submit(request, self.now)[0]
         return event.sequence_id  # type: ignore[union-attr]
@@ -64,7 +64,7 @@ class SchedulerWithShards:
         self.core.complete(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, self.now)
         return plan.members
 
-    def run_request(self, adapter: Resource) -> None:
+    def run_request(self, adapter: LoadableResource) -> None:
         self.submit(adapter)
         self.execute_commands()
         self.run_step()
@@ -90,7 +90,7 @@ def test_request_waits_for_its_adapter_while_others_pass() -> None:
 
 
 def test_request_with_adapter_and_grammar_waits_for_both() -> None:
-    setup, grammar = SchedulerWithShards(), Resource("grammar", 1)
+    setup, grammar = SchedulerWithShards(), LoadableResource("grammar", 1)
     number = setup.submit(ADAPTER_A, grammar=grammar)
     assert setup.take_commands() == [LoadResource(ADAPTER_A)]
     setup.core.resource_loaded(ADAPTER_A, 0.0)
@@ -322,8 +322,8 @@ def test_dropped_adapter_does_not_stop_draining() -> None:
     waits = setup.submit(ADAPTER_B)
     assert setup.take_commands() == []
     setup.core.cancel(waits, 0.0)
-    setup.submit(None, grammar=Resource("grammar", 1))
-    assert setup.take_commands() == [LoadResource(Resource("grammar", 1))]
+    setup.submit(None, grammar=LoadableResource("grammar", 1))
+    assert setup.take_commands() == [LoadResource(LoadableResource("grammar", 1))]
     setup.core.complete(plan.last_message_number, StepResult(1, 0.01, {number: StepResultRow((9,), (0.0,))}, {}),
                         {}, 0.0)  # type: ignore[union-attr]
     assert setup.take_commands() == [UnloadResource(ADAPTER_A)]
@@ -384,7 +384,7 @@ def test_adapter_of_the_least_served_tenant_is_loaded_first() -> None:
 def test_idle_grammars_are_kept_up_to_a_limit() -> None:
     setup = SchedulerWithShards(max_active_adapters=1)
     for number in range(1, MAX_IDLE_GRAMMARS + 3):
-        setup.submit(None, grammar=Resource("grammar", number))
+        setup.submit(None, grammar=LoadableResource("grammar", number))
         setup.execute_commands()
         setup.run_step()
         setup.run_step()
@@ -404,7 +404,7 @@ def make_adapter_world(seed: int, num_requests: int, num_adapters: int, num_slot
     now = 0.0
     for number in range(num_requests):
         now += rng.expovariate(150.0)
-        wanted = Resource("adapter", 1 + int(num_adapters * rng.random() ** 3), max_bytes=rng.randint(50, 100))
+        wanted = LoadableResource("adapter", 1 + int(num_adapters * rng.random() ** 3), max_bytes=rng.randint(50, 100))
         request = Request(str(number), tuple(rng.randrange(255) for _ in range(rng.randint(1, 40))),
                           rng.randint(1, 12), random_key=rng.getrandbits(64), end_tokens=frozenset({256}),
                           adapter=wanted if rng.random() < 0.95 else None, tenant=DEFAULT_TENANT)
@@ -449,7 +449,8 @@ def test_frequent_loads_and_unloads_do_not_affect_requests() -> None:
 
     def call_scheduler(method_name: str) -> None:
         if world.is_scheduler_ready:
-            world._call_scheduler(method_name, Resource("adapter", rng.randint(1, 60), max_bytes=100), world.now)
+            world._call_scheduler(method_name, LoadableResource("adapter", rng.randint(1, 60), max_bytes=100),
+                                  world.now)
             world._send_plans_and_moves()
 
     for turn in range(400):

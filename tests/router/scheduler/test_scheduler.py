@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from router.model import ModelInfo, ShardLossReason
-from router.request import FinishReason, Request, RequestKind, Resource
+from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensAccepted
 from router.scheduler.plan import Concat, Decode, Filter, Prefill, PromptChunk, StepResult, StepResultRow
 from router.scheduler.results import count_accepted_tokens
@@ -288,7 +288,7 @@ def test_pause_policy_counts_only_startable_requests_as_waiting(held):
     for _ in range(3):
         run_step(core)
     for _ in range(4):
-        number = submit(core, adapter=None if held else Resource("adapter", 3))
+        number = submit(core, adapter=None if held else LoadableResource("adapter", 3))
         if held:
             core.suspend(number, 0.0)
     submit(core)
@@ -299,7 +299,7 @@ def test_pause_policy_counts_only_startable_requests_as_waiting(held):
 # -- waiting for adapters and readers
 
 
-ADAPTER = Resource("adapter", 3)
+ADAPTER = LoadableResource("adapter", 3)
 
 
 def test_request_waits_for_its_adapter_while_others_pass():

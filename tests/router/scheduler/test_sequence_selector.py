@@ -6,14 +6,14 @@ from dataclasses import replace
 from support.simulated_world import add_block_hashes
 
 from router.model import ModelInfo
-from router.request import DEFAULT_TENANT, Request, Resource, Tenant
+from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.plan import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.timeline import RequestPhase
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
-ADAPTER = Resource("adapter", 1)
+ADAPTER = LoadableResource("adapter", 1)
 
 
 def make_scheduler(**settings: float) -> Scheduler:

@@ -5,7 +5,7 @@ from math import nan
 import pytest
 
 from router.model import ModelInfo, TokenLabels
-from router.request import Request, RequestKind, Resource
+from router.request import LoadableResource, Request, RequestKind
 from router.scheduler.plan import NewSequence, PoolingStep, StepPlan
 from router.shards import decode, encode
 from shard.pb import shard_pb2 as pb
@@ -33,7 +33,7 @@ def make_labels_answer(**fields: object) -> pb.EmbedAnswer:
 
 def test_pooling_request_is_encoded_in_columns() -> None:
     requests = [Request("a", (5, 6), 0, kind=RequestKind.CLASSIFY),
-                Request("b", (7,), 0, kind=RequestKind.CLASSIFY, adapter=Resource("adapter", 3))]
+                Request("b", (7,), 0, kind=RequestKind.CLASSIFY, adapter=LoadableResource("adapter", 3))]
     newcomers = tuple(NewSequence(number, request, (), ()) for number, request in enumerate(requests))
     (message,) = encode.encode_plan(StepPlan(4, 10, (PoolingStep(RequestKind.CLASSIFY, newcomers),), (0, 1),
                                              (0, 1), 0.1))

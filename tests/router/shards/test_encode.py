@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from router.model import ModelInfo
-from router.request import Request, Resource, SamplingParams
+from router.request import LoadableResource, Request, SamplingParams
 from router.scheduler.plan import BlockGrant, Concat, Decode, Filter, NewSequence, Prefill, PromptChunk, StepPlan
 from router.shards import encode
 from shard.pb import shard_pb2 as pb
@@ -49,7 +49,7 @@ def test_filter_that_keeps_nobody_sets_the_field():
 
 def test_end_tokens_are_sent_for_requests_that_may_not_always_choose_them():
     requests = [Request("a", (1,), 3, end_tokens=frozenset({9, 2}), **more) for more in (
-        {}, {"sampling": SamplingParams(min_tokens=2)}, {"grammar": Resource("grammar", 4)})]
+        {}, {"sampling": SamplingParams(min_tokens=2)}, {"grammar": LoadableResource("grammar", 4)})]
     newcomers = tuple(NewSequence(number, request, (), (number,)) for number, request in enumerate(requests))
     (message,) = encode.encode_plan(make_plan(Prefill(1, newcomers, (), False)))
     assert list(message.sequences.sampling.num_end_tokens) == [0, 2, 2]
@@ -59,7 +59,7 @@ def test_end_tokens_are_sent_for_requests_that_may_not_always_choose_them():
 
 @pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
 def test_resources_are_identified_by_kind_and_number(kind, on_wire):
-    resource = Resource(kind, 7)
+    resource = LoadableResource(kind, 7)
     assert (encode.make_load_request(resource, "source", 4)
             == pb.LoadRequest(epoch=4, kind=on_wire, id=7, source="source"))
     assert encode.make_unload_request(resource, 4) == pb.UnloadRequest(epoch=4, kind=on_wire, id=7)
@@ -76,7 +76,7 @@ def test_chunks_carry_their_trace_context():
 
 def test_new_sequences_are_encoded_in_columns():
     first = NewSequence(5, Request("a", (1, 2), 3, random_key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
-    second = NewSequence(6, Request("b", (4,), 3, adapter=Resource("adapter", 8)), (), (2,))
+    second = NewSequence(6, Request("b", (4,), 3, adapter=LoadableResource("adapter", 8)), (), (2,))
     (message,) = encode.encode_plan(make_plan(Prefill(1, (first, second), (PromptChunk(5, 0, 3),), True,
                                                       (BlockGrant(1, (6, 7)),))))
     sequences = message.sequences

@@ -16,7 +16,7 @@ Code = grpc.StatusCode
 def test_failure_before_any_step_needs_no_restart(message, code):
     """No rank waits for another yet, and new processes would fail in the same way."""
     lost = loss_from_rpc_failure(RpcFailure(code, "no room"), message, 2)
-    assert (lost.loss, lost.needs_restart) == (ShardLossReason.DEFECT, False)
+    assert (lost.loss_reason, lost.needs_restart) == (ShardLossReason.DEFECT, False)
 
 
 def test_first_cause_of_several_failures_is_reported():
@@ -24,7 +24,7 @@ def test_first_cause_of_several_failures_is_reported():
     failed, refused = RpcFailure(Code.INTERNAL, "no such slot"), RpcFailure(Code.FAILED_PRECONDITION, "after a failure")
     lost = most_severe_loss([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
     assert lost is not None
-    assert (lost.loss, lost.shard_reason) == (ShardLossReason.STEP_ERROR, "no such slot")
+    assert (lost.loss_reason, lost.shard_reason) == (ShardLossReason.STEP_ERROR, "no such slot")
 
 
 def test_matching_answers_of_all_ranks_are_no_loss():

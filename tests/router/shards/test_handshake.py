@@ -7,7 +7,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.model import ShardLossReason
-from router.request import Resource
+from router.request import LoadableResource
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult, perform_handshake
 from shard.pb import shard_pb2 as pb
@@ -68,9 +68,9 @@ def test_resources_on_all_ranks_and_on_any_rank_are_distinguished() -> None:
     ranks = ScriptedRanks([make_info(0, loaded_grammars=[1, 2], loaded_adapters=[2]),
                            make_info(1, loaded_grammars=[2, 3])])
     meeting = run_handshake(ranks)
-    assert meeting.loaded_on_all_ranks == {Resource("grammar", 2)}
-    assert meeting.loaded_on_any_rank == {Resource("adapter", 2),
-                                          *(Resource("grammar", number) for number in (1, 2, 3))}
+    assert meeting.loaded_on_all_ranks == {LoadableResource("grammar", 2)}
+    assert meeting.loaded_on_any_rank == {LoadableResource("adapter", 2),
+                                          *(LoadableResource("grammar", number) for number in (1, 2, 3))}
 
 
 def test_grammars_are_supported_only_if_every_rank_supports_them() -> None:
@@ -81,4 +81,4 @@ def test_grammars_are_supported_only_if_every_rank_supports_them() -> None:
 def test_ranks_with_different_models_are_rejected() -> None:
     with pytest.raises(ShardsLost, match="another model") as lost:
         run_handshake(ScriptedRanks([make_info(0), make_info(1, model="shuttle")]))
-    assert lost.value.loss is ShardLossReason.DEFECT
+    assert lost.value.loss_reason is ShardLossReason.DEFECT

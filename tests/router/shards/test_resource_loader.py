@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.model import ModelInfo, ShardLossReason
-from router.request import Resource
+from router.request import LoadableResource
 from router.scheduler.plan import LoadResource, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost
@@ -54,13 +54,13 @@ class LoaderSetup:
             lambda resource: self.reported_events.append(("removed", resource.id, "")),
             lambda resource, seconds, why: self.finished_loads.append((resource.kind, seconds, why))))
 
-    async def restore_after_handshake(self, epoch: int, loaded: Iterable[Resource] = (),
-                                      leftovers: Iterable[Resource] = ()) -> None:
+    async def restore_after_handshake(self, epoch: int, loaded: Iterable[LoadableResource] = (),
+                                      leftovers: Iterable[LoadableResource] = ()) -> None:
         everywhere = frozenset(loaded)
         await self.loader.restore_after_handshake(HandshakeResult(MODEL_INFO, epoch, everywhere,
                                                                   everywhere | frozenset(leftovers)))
 
-    async def load_grammar(self, source: str) -> Resource:
+    async def load_grammar(self, source: str) -> LoadableResource:
         resource = self.loader.get_or_create("grammar", source)
         self.loader.execute_commands([LoadResource(resource)])
         await self.wait_for_tasks()
@@ -93,8 +93,8 @@ def test_source_keeps_its_number_as_long_as_it_is_in_use() -> None:
 
 def test_resource_kinds_are_numbered_separately() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == Resource("adapter", 1)
-        assert setup.loader.get_or_create("grammar", "a") == Resource("grammar", 1)
+        assert setup.loader.get_or_create("adapter", "a", 7, is_pinned=True) == LoadableResource("adapter", 1)
+        assert setup.loader.get_or_create("grammar", "a") == LoadableResource("grammar", 1)
     run_scenario(scenario)
 
 
@@ -211,7 +211,8 @@ def test_number_of_counted_sources_is_limited(monkeypatch: pytest.MonkeyPatch) -
 
 def test_resources_left_by_an_earlier_router_are_unloaded_and_their_numbers_skipped() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        await setup.restore_after_handshake(5, leftovers=[Resource("grammar", 7), Resource("grammar", 3)])
+        await setup.restore_after_handshake(5,
+                                            leftovers=[LoadableResource("grammar", 7), LoadableResource("grammar", 3)])
         await setup.load_grammar("a")
         assert sorted(setup.ranks.calls) == [("load", 8, 5), ("unload", 3, 5), ("unload", 7, 5)]
     run_scenario(scenario)

@@ -181,7 +181,7 @@ def test_rpc_status_determines_the_kind_of_loss(tmp_path, transport, code, loss)
         rank.answers["Decode"] = code
         with pytest.raises(ShardsLost, match=f"{code.name.lower()}: told so") as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.needs_restart) == (loss, False)
+        assert (lost.value.loss_reason, lost.value.needs_restart) == (loss, False)
     run_scenario(scenario, tmp_path, transport=transport)
 
 
@@ -191,7 +191,7 @@ def test_answer_of_the_wrong_type_is_a_defect_on_any_rank(tmp_path, wrong):
         second.answers["Decode"] = wrong
         with pytest.raises(ShardsLost, match=f"{type(wrong).__name__} came as an answer to DecodeRequest") as lost:
             await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEFECT, False)
+        assert (lost.value.loss_reason, lost.value.needs_restart) == (ShardLossReason.DEFECT, False)
     run_scenario(scenario, tmp_path, num_ranks=2)
 
 
@@ -202,7 +202,7 @@ def test_rank_that_failed_in_a_step_forces_a_restart_of_all_ranks(tmp_path, tran
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, code
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
-        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
+        assert (lost.value.loss_reason, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
     run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
@@ -241,7 +241,7 @@ def test_failure_before_a_step_is_not_blamed_on_its_sequences(tmp_path, transpor
         rank.answers |= {METHOD_BY_REQUEST_TYPE[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
         with pytest.raises(ShardsLost, match="told so") as lost:
             await shards.send([before, pb.DecodeRequest()], 5.0)
-        assert lost.value.loss is ShardLossReason.DEFECT
+        assert lost.value.loss_reason is ShardLossReason.DEFECT
     run_scenario(scenario, tmp_path, transport=transport)
 
 
@@ -262,7 +262,7 @@ def test_overdue_answer_means_that_a_shard_hangs(tmp_path, transport):
         second.answers["Decode"] = asyncio.Event()
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 0.05)
-        assert (lost.value.loss, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
+        assert (lost.value.loss_reason, lost.value.needs_restart) == (ShardLossReason.DEATH, True)
     run_scenario(scenario, tmp_path, transport=transport, num_ranks=2)
 
 
@@ -271,7 +271,7 @@ def test_restarted_shard_is_found_at_the_same_path(tmp_path):
         await rank.stop()
         with pytest.raises(ShardsLost) as lost:
             await shards.info(5.0)
-        assert lost.value.loss is ShardLossReason.DEATH
+        assert lost.value.loss_reason is ShardLossReason.DEATH
         await rank.listen()
         await shards.connect()
         assert await shards.info(5.0) == [pb.InfoAnswer()]
@@ -352,7 +352,7 @@ def test_shard_lost_during_a_load_is_marked_as_disconnected(tmp_path):
         rank.answers["Load"] = Code.UNAVAILABLE
         with pytest.raises(ShardsLost) as lost:
             await shards.load_resource(pb.LoadRequest())
-        assert lost.value.loss is ShardLossReason.DEATH
+        assert lost.value.loss_reason is ShardLossReason.DEATH
         assert shards.is_disconnected
         await gone.wait()
     run_scenario(scenario, tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from router.model import ModelInfo
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.simulation import Simulation
 from router.simulation.timing import TimingProfile
@@ -52,7 +52,7 @@ def test_small_cache_causes_preemptions():
 
 
 def test_adapters_are_available_in_the_simulation():
-    assert run_simulation(make_arrival(adapter=Resource("adapter", 1))).num_tokens == 5
+    assert run_simulation(make_arrival(adapter=LoadableResource("adapter", 1))).num_tokens == 5
 
 
 def test_overhead_between_steps_is_included():

@@ -5,7 +5,7 @@ from support.expected_streams import make_finished_timeline
 from support.metrics_page import check_metrics_page, parse_metrics
 
 from router.model import ModelInfo, ShardLossReason, StepMeasurement
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from router.scheduler.plan import Concat, Decode, Filter, NewSequence, PromptChunk, StepPlan, StepResult, StepResultRow
 from router.scheduler.plan import Prefill as PrefillMessage
 from router.scheduler.scheduler import Scheduler
@@ -270,7 +270,7 @@ def test_paused_sequences_stall_for_the_whole_step():
 
 
 def make_adapter_request(name):
-    return Request("0", (1,) * 15, 81, adapter=Resource("adapter", 1), adapter_name=name)
+    return Request("0", (1,) * 15, 81, adapter=LoadableResource("adapter", 1), adapter_name=name)
 
 
 def test_requests_and_tokens_are_counted_by_adapter_and_unnamed_ones_as_other():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from router.model import ModelInfo, ShardLossReason
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from router.scheduler.plan import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
@@ -86,9 +86,10 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     core = Scheduler(SchedulerSettings(max_active_adapters=3, look_ahead=1), MODEL_INFO)
     core.shards_ready(replace(MODEL_INFO, adapter_bytes=1000), 1, 0.0)
     for number, name in ((1, "b"), (1, "a"), (2, "c"), (2, "")):
-        core.submit(Request(str(number), (1,), 8, adapter=Resource("adapter", number, 100), adapter_name=name), 0.0)
+        core.submit(Request(str(number), (1,), 8, adapter=LoadableResource("adapter", number, 100), adapter_name=name),
+                    0.0)
     core.expire(0.0)
-    core.resource_loaded(Resource("adapter", 1, 100), 0.0)
+    core.resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
     assert gauges.adapter_gauges(core, 5.0) == {
         "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},

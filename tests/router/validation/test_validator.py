@@ -12,7 +12,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.schema import Grammar
 from router.model import ModelInfo
-from router.request import Resource, Tenant
+from router.request import LoadableResource, Tenant
 from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompts import ParameterNames
 from router.text.tokenizer import create_byte_tokenizer
@@ -62,10 +62,10 @@ def test_ignore_eos_removes_the_end_tokens():
 
 @pytest.mark.slow
 def test_every_choice_uses_the_same_grammar_and_its_end_tokens():
-    made = validate(facts=replace(MODEL_INFO, grammars=True),
-                    make_resource=lambda kind, source: Resource(kind, len(source) and 7), grammar=Grammar("regex", "a"),
-                    best_of=2, do_sample=True, ignore_eos=True)
-    assert [choice.request.grammar for choice in made] == [Resource("grammar", 7)] * 2
+    made = validate(facts=replace(MODEL_INFO, grammars=True), make_resource=lambda kind,
+                    source: LoadableResource(kind, len(source) and 7), grammar=Grammar("regex", "a"), best_of=2,
+                    do_sample=True, ignore_eos=True)
+    assert [choice.request.grammar for choice in made] == [LoadableResource("grammar", 7)] * 2
     assert [choice.request.end_tokens for choice in made] == [{256}] * 2
 
 

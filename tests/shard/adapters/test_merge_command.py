@@ -18,7 +18,7 @@ from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from shard.adapters import export, merge_command
 from shard.adapters.merge import MERGE_STRATEGIES
 
@@ -174,7 +174,7 @@ def test_merged_adapter_gives_the_outputs_of_one_merged_by_peft(base_checkpoint:
     with SchedulerWithWorkers(base_checkpoint, adaptable=True) as harness:
         harness.load_adapter(1, output_folder)
         output = harness.run_together(
-            [ScheduledRequest(Request("one", prompt, adapter=Resource("adapter", 1), max_new_tokens=16))])[0]
+            [ScheduledRequest(Request("one", prompt, adapter=LoadableResource("adapter", 1), max_new_tokens=16))])[0]
     peft_model.generation_config.eos_token_id = None
     ids = peft_model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=16, pad_token_id=0)
     assert output.tokens == ids[0, len(prompt):].tolist()

@@ -11,7 +11,7 @@ from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 from support.peft_adapters import load_with_adapter, make_tiny_adapter
 from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 
-from router.request import Request, Resource
+from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage
 from shard.lora.lora_torch import TorchLoraWeights
 
@@ -50,7 +50,7 @@ def generate_with_peft(base_checkpoint: Path, adapter: Path | None, prompt: tupl
 
 
 def make_request(adapter_id: int, prompt_length: int, **request_fields: Any) -> Request:
-    adapter = Resource("adapter", adapter_id) if adapter_id else None
+    adapter = LoadableResource("adapter", adapter_id) if adapter_id else None
     return Request(f"{adapter_id}-{prompt_length}", make_prompt(prompt_length, adapter_id), adapter=adapter,
                    **{"max_new_tokens": NUM_NEW_TOKENS} | request_fields)
 

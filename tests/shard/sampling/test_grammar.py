@@ -15,7 +15,7 @@ from support.small_checkpoints import make_tiny_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from router.grammars import compiler_process
-from router.request import Request, Resource, SamplingParams
+from router.request import LoadableResource, Request, SamplingParams
 from router.text.tokenizer import create_byte_tokenizer
 from shard.errors import RejectedMessage
 from shard.pb import shard_pb2 as pb
@@ -269,7 +269,8 @@ def check_text_fits_grammar(text: str, grammar_id: int) -> None:
 def test_batches_with_grammars_are_exact_and_outputs_fit(checkpoint: Path, ranks: int) -> None:
     """24 of 32 requests have a grammar; there are preemptions and a loss, in both policies. All requests without a
     grammar, and some with one, are compared with a run alone."""
-    pattern = list(islice(cycle([None, Resource("grammar", 1), Resource("grammar", 2), Resource("grammar", 2)]), 32))
+    pattern = list(islice(cycle([None, LoadableResource("grammar", 1), LoadableResource("grammar", 2),
+                                 LoadableResource("grammar", 2)]), 32))
     all_requests = make_requests(32, pattern.__getitem__)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     with SchedulerWithWorkers(checkpoint, ranks, max_batch_size=32, num_places=32 * 48) as harness:
@@ -292,7 +293,7 @@ def test_batches_with_grammars_are_exact_and_outputs_fit(checkpoint: Path, ranks
 @pytest.mark.slow
 def test_grammar_without_a_continuation_fails_only_its_sequence(checkpoint: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, stuck = make_requests(2, lambda index: Resource("grammar", 1) if index else None)
+    plain, stuck = make_requests(2, lambda index: LoadableResource("grammar", 1) if index else None)
     with SchedulerWithWorkers(checkpoint) as harness:
         load_all_grammars(harness)
         alone = harness.run_alone(plain)

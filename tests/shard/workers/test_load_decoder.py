@@ -22,7 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ShardConfig:
 
 def test_progress_covers_all_bytes_and_then_the_check(config: ShardConfig) -> None:
     progress: list[tuple[str, int, int]] = []
-    load_decoder.load(config, lambda *told: progress.append(told))
+    load_decoder.load_decoder_model(config, lambda *told: progress.append(told))
     *read, last = progress
     assert {phase for phase, _, _ in read} == {"load"}
     assert read[-1][1] == read[-1][2]
@@ -35,17 +35,17 @@ def test_weights_that_do_not_fit_are_rejected_before_reading(
                         lambda: AvailableMemory(1000, "that the system has available"))
     progress: list[tuple[str, int, int]] = []
     with pytest.raises(ValueError, match="there is no room for the weights"):
-        load_decoder.load(config, lambda *told: progress.append(told))
+        load_decoder.load_decoder_model(config, lambda *told: progress.append(told))
     assert progress == []
 
 
 def test_inexact_model_is_rejected_if_exactness_is_demanded(
         config: ShardConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_decoder.load(replace(config, exact=True)).inexact_reason == ""
+    assert load_decoder.load_decoder_model(replace(config, exact=True)).inexact_reason == ""
     monkeypatch.setattr(load_decoder.ExactnessGate, "find_difference", lambda _: "something differs")
-    assert load_decoder.load(config).inexact_reason == "something differs"
+    assert load_decoder.load_decoder_model(config).inexact_reason == "something differs"
     with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
-        load_decoder.load(replace(config, exact=True))
+        load_decoder.load_decoder_model(replace(config, exact=True))
 
 
 def test_rank_with_the_least_memory_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from support.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
 
 from shard.config import ShardConfig
-from shard.workers.load_encoder import load
+from shard.workers.load_encoder import load_encoder_model
 from tests.shard.encoders import make_random_text
 
 
@@ -21,7 +21,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ShardConfig:
 
 def test_progress_covers_all_bytes_and_then_the_check(config: ShardConfig) -> None:
     progress: list[tuple[str, int, int]] = []
-    assert load(config, lambda *told: progress.append(told)).inexact_reason == ""
+    assert load_encoder_model(config, lambda *told: progress.append(told)).inexact_reason == ""
     *read, last = progress
     assert {phase for phase, _, _ in read} == {"load"}
     assert last == ("check", 0, 0)
@@ -32,8 +32,8 @@ def test_pooling_and_dimension_follow_from_folder_and_settings(config: ShardConf
     shutil.copytree(config.model, folder)
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    mean = load(config).runner.embed([make_random_text(9)])
-    first = load(replace(config, model=str(folder), embedding_dim=7)).runner.embed([make_random_text(9)])
+    mean = load_encoder_model(config).runner.embed([make_random_text(9)])
+    first = load_encoder_model(replace(config, model=str(folder), embedding_dim=7)).runner.embed([make_random_text(9)])
     assert mean[0] is not None
     assert first[0] is not None
     assert (len(mean[0]), len(first[0])) == (64, 7)
@@ -42,7 +42,7 @@ def test_pooling_and_dimension_follow_from_folder_and_settings(config: ShardConf
 
 def test_embedding_dim_beyond_the_model_is_rejected(config: ShardConfig) -> None:
     with pytest.raises(ValueError, match="--embedding-dim must be at most 64"):
-        load(replace(config, embedding_dim=65))
+        load_encoder_model(replace(config, embedding_dim=65))
 
 
 def test_unexpected_tensor_is_rejected_by_name(config: ShardConfig, tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_unexpected_tensor_is_rejected_by_name(config: ShardConfig, tmp_path: Pa
     save_file(tensors | {"encoder.layer.9.output.dense.bias": tensors["pooler.dense.bias"].clone()},
               folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"BertModel has no use for encoder\.layer\.9"):
-        load(replace(config, model=str(folder)))
+        load_encoder_model(replace(config, model=str(folder)))
 
 
 def test_labels_are_read_from_the_folder(tmp_path_factory: pytest.TempPathFactory, config: ShardConfig) -> None:
     folder = make_tiny_encoder(tmp_path_factory.getbasetemp(), "bert", labels=True)
-    assert load(replace(config, model=str(folder))).config.labels == TOKEN_LABELS
+    assert load_encoder_model(replace(config, model=str(folder))).config.labels == TOKEN_LABELS

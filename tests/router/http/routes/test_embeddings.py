@@ -11,7 +11,7 @@ from support.fake_adapter_store import FakeAdapterStore
 from support.in_process_server import play_scenario
 from support.simulated_world import compute_expected_pooled
 
-from router.request import Request, RequestKind, Resource
+from router.request import LoadableResource, Request, RequestKind
 
 TEXT = "a loom"
 
@@ -144,7 +144,8 @@ def test_embedding_uses_the_requested_adapter(tmp_path):
     body = {"inputs": TEXT, "parameters": {"adapter_id": "a", "adapter_source": "hub", "api_token": "t"}}
     status, answer, _, model = post_json(tmp_path, "/embed", body, store=FakeAdapterStore())
     assert status == 200
-    assert answer["embeddings"] in [expected_vector(model, adapter=Resource("adapter", number)) for number in (1, 2)]
+    assert answer["embeddings"] in [expected_vector(model, adapter=LoadableResource("adapter", number))
+                                    for number in (1, 2)]
 
 
 def test_embedding_can_use_merged_adapters(tmp_path):
