@@ -206,8 +206,8 @@ def make_doctor_parameters() -> list[inspect.Parameter]:
 def make_app() -> App:
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value")
-    groups = [(Group(title, sort_key=place), settings) for place,
-              (title, settings) in enumerate(SETTING_GROUPS.items())]
+    groups = [(Group(title, sort_key=place), settings)
+              for place, (title, settings) in enumerate(SETTING_GROUPS.items())]
     parameters = [make_parameter(setting, group) for group, settings in groups for setting in settings]
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(serve_command, name="serve")

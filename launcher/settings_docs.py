@@ -63,8 +63,8 @@ def format_settings_table(settings: tuple[Setting, ...]) -> Iterator[str]:
 
 
 def make_configuration_page() -> str:
-    parts = [f"## {title}\n\n" + "\n".join(format_settings_table(settings)) + "\n" for title,
-             settings in SETTING_GROUPS.items()]
+    parts = [f"## {title}\n\n" + "\n".join(format_settings_table(settings)) + "\n"
+             for title, settings in SETTING_GROUPS.items()]
     return "\n".join([PAGE_HEADER, *parts])
 
 

@@ -146,8 +146,8 @@ async def measure_in_turns(settings: BenchSettings, second_settings: BenchSettin
 def compare_turns(results: Sequence[BenchResult]) -> list[FigureRatio]:
     """Return the ratios B / A of the turns in which both runs are complete."""
     pairs = zip(results[::2], results[1::2], strict=False)
-    return compute_figure_ratios([(first.summary, second.summary) for first,
-                                  second in pairs if first.is_whole and second.is_whole])
+    return compute_figure_ratios([(first.summary, second.summary) for first, second in pairs if first.is_whole
+                                  and second.is_whole])
 
 
 def format_server_stats(results: Sequence[BenchResult]) -> list[str]:

@@ -29,8 +29,8 @@ def measure_decode_rows(shape: str, placement: ModelPlacement, device_rates: Dev
     """Measure decode steps. A point is a context length and a number of sequences."""
     loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
                                                   dtype=placement.dtype, cuda_graphs=cuda_graphs, exact=exact))
-    max_batch_size, max_context_length = max(batch for _, batch in contexts_and_batches), max(context for context,
-                                                                                              _ in contexts_and_batches)
+    max_batch_size, max_context_length = max(batch for _, batch in contexts_and_batches), max(
+        context for context, _ in contexts_and_batches)
     step_timer, model_sizes = StepTimer(loaded_model, max_batch_size,
                                         max_context_length), compute_model_sizes(MODEL_CONFIGS[shape],
                                                                                  loaded_model.dtype)

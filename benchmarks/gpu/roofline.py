@@ -60,8 +60,8 @@ def compute_model_sizes(config: dict[str, Any], dtype: torch.dtype) -> ModelSize
     """Return the sizes of one of the Llama and Qwen shapes."""
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim", hidden // heads)
-    linear_weight_counts = tuple(prod(shape) for name,
-                                 shape in iter_tensor_shapes(config) if name.endswith("_proj.weight"))
+    linear_weight_counts = tuple(prod(shape) for name, shape in iter_tensor_shapes(config)
+                                 if name.endswith("_proj.weight"))
     layers = config["num_hidden_layers"]
     return ModelSizes(linear_weight_counts, config["vocab_size"] * hidden, config["vocab_size"], layers,
                       heads * head_dim, 2 * layers * config["num_key_value_heads"] * head_dim, dtype.itemsize)

@@ -88,13 +88,14 @@ def measure_http_throughput(placement: ModelPlacement, request_lengths: Sequence
     shard_settings = {"device": placement.device, "dtype": placement.dtype}
     with run_router_and_shard(2, settings=router_settings, model=placement.folder, shard=shard_settings) as server:
         target = Target(f"http://{HOST}:{server.port}", DIALECTS["lorax"])
-        return [uvloop.run(send_all_at_once(target, lengths, turn)) for turn,
-                lengths in enumerate((shorten_outputs(request_lengths), request_lengths))][-1]
+        return [uvloop.run(send_all_at_once(target, lengths, turn))
+                for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths))][-1]
 
 
 async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLengths], turn: int) -> float:
-    requests = [BenchRequest(number, text, length.output) for number,
-                (text, length) in enumerate(zip(make_prompts(request_lengths, turn), request_lengths, strict=True))]
+    requests = [BenchRequest(number, text, length.output)
+                for number, (text, length) in enumerate(zip(make_prompts(request_lengths, turn), request_lengths,
+                                                            strict=True))]
     records = await run_load(target, requests)
     for record in records:
         if record.error or record.num_tokens != record.ask.output_tokens:
@@ -123,8 +124,8 @@ def measure_transformers_throughput(placement: ModelPlacement,
     with model.continuous_batching_context_manager(config, continuous_batching_config=batching_config,
                                                    workload_hints=hints,
                                                    timeout=TRANSFORMERS_TIMEOUT_SECONDS) as manager:
-        throughputs = [run_transformers_requests(manager, lengths, turn, request_ids) for turn,
-                       lengths in enumerate((shorten_outputs(request_lengths), request_lengths))]
+        throughputs = [run_transformers_requests(manager, lengths, turn, request_ids)
+                       for turn, lengths in enumerate((shorten_outputs(request_lengths), request_lengths))]
         return throughputs[-1], model.config._attn_implementation
 
 

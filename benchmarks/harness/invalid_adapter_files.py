@@ -102,8 +102,8 @@ def set_wrong_rank(files: AdapterFiles, random: Random) -> AdapterFiles:
 def rename_targets_to_unknown(files: AdapterFiles, random: Random) -> AdapterFiles:
     header, tensor_bytes = split_safetensors(files[WEIGHTS_FILE])
     unknown_target = f"other_{random.getrandbits(40)}"
-    return {WEIGHTS_FILE: join_safetensors({name.replace("q_proj", unknown_target): entry for name,
-                                            entry in header.items()}, tensor_bytes)}
+    return {WEIGHTS_FILE: join_safetensors({name.replace("q_proj", unknown_target): entry
+                                            for name, entry in header.items()}, tensor_bytes)}
 
 
 def transpose_shapes(files: AdapterFiles, random: Random) -> AdapterFiles:

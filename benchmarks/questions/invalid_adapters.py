@@ -265,8 +265,8 @@ def bench(settings: InvalidAdaptersSettings = InvalidAdaptersSettings()) -> None
         with run_weft_serve(model, adapter_root, (*IGNORE_EOS_FLAGS, "--threads", str(settings.threads))) as base_url:
             turns = uvloop.run(measure_turns(settings, adapter_names, base_url))
     points = [(make_point(first), make_point(other)) for first, other in turns]
-    error_counts, status_counts = sum_counters(other.error_counts for _,
-                                               other in turns), sum_counters(other.status_counts for _, other in turns)
+    error_counts, status_counts = sum_counters(other.error_counts for _, other in turns), sum_counters(
+        other.status_counts for _, other in turns)
     text = "\n".join([format_table(points), format_ratios(points), format_error_counts(error_counts, status_counts)])
     report_results(f"{settings.shape} mutated adapters", text, make_summary(settings, turns), should_save=settings.save)
 

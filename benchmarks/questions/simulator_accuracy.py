@@ -146,8 +146,8 @@ def bench(settings: SimulatorAccuracySettings = SimulatorAccuracySettings()) -> 
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         recordings_by_run = record_runs(settings, Path(folder))
         parts = [[SimulatedComparison.from_recordings(part, like) for part, like in zip(run, teacher, strict=True)]
-                 for run,
-                 teacher in zip(recordings_by_run, [*recordings_by_run[1:], recordings_by_run[0]], strict=True)]
+                 for run, teacher in zip(recordings_by_run, [*recordings_by_run[1:], recordings_by_run[0]],
+                                         strict=True)]
     runs = [SimulatedComparison.from_parts(run) for run in parts]
     figures: dict[str, Any] = {
         **{f"p{share}_error_of_runs": [round(run.relative_error(share), 4) for run in runs] for share in PERCENTILES},

@@ -107,8 +107,8 @@ def compute_bands(figures_of_seeds: Sequence[Mapping[str, float]]) -> dict[str, 
 
 def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return the figures of each policy, and its latencies by tokens."""
-    completed_by_policy = {policy: [list_completed_requests(taken, server_speed) for taken in runs] for policy,
-                           runs in group_by_policy(all_records).items()}
+    completed_by_policy = {policy: [list_completed_requests(taken, server_speed) for taken in runs]
+                           for policy, runs in group_by_policy(all_records).items()}
     return {policy: compute_bands(list(map(compute_fixed_load_figures, seeds)))
             | {"latency_by_tokens": compute_latency_by_tokens(seeds),
                "latency_by_range": compute_latency_by_range(seeds)} for policy, seeds in completed_by_policy.items()}
@@ -182,8 +182,8 @@ def summarize_sweep(all_records: Sequence[RunRecords], server_speed: ServerSpeed
               for policy, runs in group_by_policy(all_records).items()}
     peaks = {policy: find_peak(found) for policy, found in levels.items()}
     none_peak = peaks.get(NONE_POLICY, (nan, nan))[1]
-    saturated_policies = {policy: all(map(is_policy_saturated, group_by_seed(runs).values())) for policy,
-                          runs in group_by_policy(all_records).items()}
+    saturated_policies = {policy: all(map(is_policy_saturated, group_by_seed(runs).values()))
+                          for policy, runs in group_by_policy(all_records).items()}
     saturation = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / none_peak,
                            "is_full": saturated_policies[policy]} for policy, (level, tokens) in peaks.items()}
     return {"policies": levels, "saturation": saturation} | compare_with_static_peak(levels, peaks)
@@ -203,8 +203,8 @@ def compute_figures_by_level(all_records: Sequence[RunRecords],
 
 def find_peak(figures_by_level: FiguresByLevel) -> tuple[float, float]:
     """Return the level with the highest throughput, and that throughput."""
-    throughput_by_level = {level: one["tokens_per_second"].mean for level,
-                           one in select_levels_of_all_seeds(figures_by_level).items()}
+    throughput_by_level = {level: one["tokens_per_second"].mean
+                           for level, one in select_levels_of_all_seeds(figures_by_level).items()}
     best = max(throughput_by_level, key=lambda level: throughput_by_level[level])
     return best, throughput_by_level[best]
 
@@ -214,8 +214,8 @@ def select_levels_of_all_seeds(figures_by_level: FiguresByLevel) -> FiguresByLev
 
     Only seeds that kept up continue at the next level, so the last levels have only the luckiest seeds."""
     seeds_by_level = {level: len(one["tokens_per_second"].values) for level, one in figures_by_level.items()}
-    return {level: one for level,
-            one in figures_by_level.items() if seeds_by_level[level] == max(seeds_by_level.values())}
+    return {level: one for level, one in figures_by_level.items() if seeds_by_level[level]
+            == max(seeds_by_level.values())}
 
 
 def compare_with_static_peak(levels_by_policy: Mapping[str, FiguresByLevel],
@@ -230,8 +230,8 @@ def compare_with_static_peak(levels_by_policy: Mapping[str, FiguresByLevel],
     level, static_throughput = peaks[best_static_policy]
     static_latency = levels_by_policy[best_static_policy][level]["latency_p50"].mean
     continuous_candidates = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
-                             for policy in levels_by_policy if policy not in (*static_policies, NONE_POLICY) for rate,
-                             found in select_levels_of_all_seeds(levels_by_policy[policy]).items()
+                             for policy in levels_by_policy if policy not in (*static_policies, NONE_POLICY)
+                             for rate, found in select_levels_of_all_seeds(levels_by_policy[policy]).items()
                              if found["tokens_per_second"].mean >= NEAR_PEAK_SHARE * static_throughput]
     latency, policy, tokens, rate = min(continuous_candidates, default=(nan, MIXED_POLICY, nan, nan))
     return {"static_peak": {"policy": best_static_policy, "level": level, "tokens_per_second": static_throughput,
@@ -255,9 +255,9 @@ def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed
         find_users_at_slowdown([(taken.run.level, compute_figures(taken)["by_alone"]) for taken in each])
         for each in group_by_seed(runs).values()) for policy, runs in records_by_policy.items()}
     none_users = users_by_policy[NONE_POLICY].mean if NONE_POLICY in users_by_policy else nan
-    return {"policies": {policy: compute_figures_by_level(runs, compute_figures) for policy,
-                         runs in records_by_policy.items()}, "alone_per_token": fmean(solo_seconds.values()),
-            "at_twice": users_by_policy,
+    return {"policies": {policy: compute_figures_by_level(runs, compute_figures)
+                         for policy, runs in records_by_policy.items()},
+            "alone_per_token": fmean(solo_seconds.values()), "at_twice": users_by_policy,
             "by_none": {policy: band.mean / none_users for policy, band in users_by_policy.items()}}
 
 

@@ -119,8 +119,8 @@ def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, titl
 def plot_arrival_rates(path: Path, sweep_figures: FiguresMapping, shape: str) -> Path:
     """Plot the figures by arrival rate, without the swept settings, which have a plot of their own."""
     levels_by_policy: Mapping[str, FiguresByLevel] = sweep_figures["policies"]
-    shown = {policy: levels for policy,
-             levels in levels_by_policy.items() if policy.partition("-")[0] not in SWEPT_SETTINGS}
+    shown = {policy: levels for policy, levels in levels_by_policy.items()
+             if policy.partition("-")[0] not in SWEPT_SETTINGS}
     drawing, axes = make_figure(1, 3, 13.5, 5.0)
     for place, (figure_name, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
                                                   ("latency_p50", "p50 of request latency (s)"),

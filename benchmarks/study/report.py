@@ -41,8 +41,8 @@ def format_markdown_table(head: TableCells, rows: Sequence[TableCells]) -> str:
 
 def format_all_tables(study_figures: FiguresMapping) -> str:
     """Return the tables of all shapes and parts."""
-    return "\n\n".join(part for shape,
-                       one in study_figures["shapes"].items() for part in iter_shape_sections(shape, one))
+    return "\n\n".join(part for shape, one in study_figures["shapes"].items()
+                       for part in iter_shape_sections(shape, one))
 
 
 def iter_shape_sections(shape: str, shape_figures: FiguresMapping) -> Iterator[str]:
@@ -83,8 +83,8 @@ def describe_compat(compat_figures: FiguresMapping) -> str:
 def format_saturation_table(sweep_figures: FiguresMapping) -> str:
     rows = [[format_policy_label(policy), format_figure(one["tokens_per_second"], 1), format_figure(one["by_none"], 2),
              f"{one['level']:g}", *(format_figure(sweep_figures["policies"][policy][one["level"]][name], 2)
-                                    for name in ("latency_p50", "latency_p95"))] for policy,
-            one in sweep_figures["saturation"].items()]
+                                    for name in ("latency_p50", "latency_p95"))]
+            for policy, one in sweep_figures["saturation"].items()]
     return format_markdown_table(["policy", "most tokens/s", "by no batching", "arrivals by what no batching serves",
                                   "p50 s there", "p95 s there"], rows)
 
@@ -110,8 +110,8 @@ def describe_failed_requests(failed_by_run: Mapping[str, int]) -> str:
 def format_users_table(users_figures: FiguresMapping) -> str:
     return format_markdown_table(["policy", "users", "by no batching"],
                                  [[format_policy_label(policy), format_figure(band, 1),
-                                   format_figure(users_figures["by_none"][policy], 1)] for policy,
-                                  band in users_figures["at_twice"].items()])
+                                   format_figure(users_figures["by_none"][policy], 1)]
+                                  for policy, band in users_figures["at_twice"].items()])
 
 
 def format_versions(metadata: FiguresMapping) -> str:

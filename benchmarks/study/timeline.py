@@ -25,8 +25,8 @@ def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
                      if policy in records_by_policy] or list(records_by_policy.values())
     figure, axes = make_figure(len(shown_records), 1, 10.0, 1.0 + 1.7 * len(shown_records))
     ends = [max(record.ended for record in taken.records) for taken in shown_records]
-    batching_ends = [end for taken,
-                     end in zip(shown_records, ends, strict=True) if taken.run.policy not in UNBATCHED_POLICIES]
+    batching_ends = [end for taken, end in zip(shown_records, ends, strict=True)
+                     if taken.run.policy not in UNBATCHED_POLICIES]
     time_limit = TIME_AXIS_MARGIN * max(batching_ends or ends)
     for place, taken, end in zip(axes, shown_records, ends, strict=True):
         draw_panel(place, taken)

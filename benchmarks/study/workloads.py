@@ -58,8 +58,8 @@ def make_study_requests(name: str, seed: int, num_requests: int, speedup: float)
 def make_poisson_requests(seed: int, num_requests: int, rate: float, prompt_length: int) -> list[BenchRequest]:
     """Return requests for an open loop with `rate` arrivals per second."""
     send_times = arrivals.iter_poisson_times(rate, Random(seed))
-    return [replace(ask, at=at) for ask,
-            at in zip(make_closed_loop_requests(seed, num_requests, prompt_length), send_times, strict=False)]
+    return [replace(ask, at=at)
+            for ask, at in zip(make_closed_loop_requests(seed, num_requests, prompt_length), send_times, strict=False)]
 
 
 def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) -> list[BenchRequest]:
@@ -69,8 +69,8 @@ def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) 
     random = Random(seed)
     lengths = [LOAD_OUTPUT_LENGTHS[number % len(LOAD_OUTPUT_LENGTHS)] for number in range(num_requests)]
     random.shuffle(lengths)
-    return [BenchRequest(number, make_random_prompt(random, prompt_length), length) for number,
-            length in enumerate(lengths)]
+    return [BenchRequest(number, make_random_prompt(random, prompt_length), length)
+            for number, length in enumerate(lengths)]
 
 
 def make_equal_requests(num_requests: int) -> list[BenchRequest]:
@@ -88,8 +88,8 @@ def make_solo_requests(prompt_kind: str, repeat: int, prompt_length: int) -> lis
     """Return requests to be sent one after the other, to measure the latency of single requests."""
     if prompt_kind == "long":
         random = Random(0)
-        return [BenchRequest(number, make_random_prompt(random, prompt_length), length) for number,
-                length in enumerate(LOAD_OUTPUT_LENGTHS * repeat)]
-    return [BenchRequest(number, f"Request {number}", length) for number,
-            length in enumerate(SOLO_OUTPUT_LENGTHS * repeat)]
+        return [BenchRequest(number, make_random_prompt(random, prompt_length), length)
+                for number, length in enumerate(LOAD_OUTPUT_LENGTHS * repeat)]
+    return [BenchRequest(number, f"Request {number}", length)
+            for number, length in enumerate(SOLO_OUTPUT_LENGTHS * repeat)]
 

@@ -102,8 +102,9 @@ def estimate_loaded_bytes(shapes: Mapping[str, TensorShape]) -> int:
     """Return an upper bound. Every matrix of an adapter is padded to the slot size of the highest rank."""
     ranks = [shape[axis] for name, shape in shapes.items() if (axis := find_rank_axis(name, shape)) is not None]
     slot_rank = round_up_to_slot_rank(max(ranks, default=0))
-    return sum(MAX_ELEMENT_BYTES * prod(slot_rank if place == find_rank_axis(name, shape) else size for place,
-                                        size in enumerate(shape)) for name, shape in shapes.items() if prod(shape))
+    return sum(MAX_ELEMENT_BYTES
+               * prod(slot_rank if place == find_rank_axis(name, shape) else size for place, size in enumerate(shape))
+               for name, shape in shapes.items() if prod(shape))
 
 
 def find_rank_axis(tensor_name: str, shape: TensorShape) -> int | None:

@@ -25,14 +25,14 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
     `command_line` may begin with assignments of variables, as in a shell. `environment` only determines the visible
     GPUs.
     """
-    assignments = {name: value for name, _,
-                   value in (word.partition("=") for word in list_leading_assignments(command_line))}
+    assignments = {name: value
+                   for name, _, value in (word.partition("=") for word in list_leading_assignments(command_line))}
     table, words = find_flag_table(command_line[len(list_leading_assignments(command_line)):])
     devices = partial(count_visible_devices, {**environment, **assignments}, count_gpus)
     translation = translate(table, words, assignments, devices)
     foreign_variables = {flag.environment_variable for flag in table.flags}
-    variables = {name: value for name,
-                 value in assignments.items() if name not in foreign_variables} | translation.environment_variables
+    variables = {name: value for name, value in assignments.items()
+                 if name not in foreign_variables} | translation.environment_variables
     command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
                *map(shlex.quote, translation.weft_arguments)]
     return "\n".join([*(f"# {note}" for note in (*translation.notes, *translation.unneeded_notes)), " ".join(command)])

@@ -193,20 +193,17 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "suspend": lambda core, call: core.suspend(call.arguments[0], call.recorded_at),
     "resume": lambda core, call: core.resume(call.arguments[0], call.recorded_at),
     "resource_loaded": lambda core, call: core.resource_loaded(LoadableResource(*call.arguments), call.recorded_at),
-    "resource_failed": lambda core,
-    call: core.resource_failed(LoadableResource(*call.arguments[:-1]), call.arguments[-1],
-                               call.recorded_at),
+    "resource_failed": lambda core, call: core.resource_failed(LoadableResource(*call.arguments[:-1]),
+                                                               call.arguments[-1], call.recorded_at),
     "resource_unloaded": lambda core, call: core.resource_unloaded(LoadableResource(*call.arguments), call.recorded_at),
     "request_load": lambda core, call: core.request_load(LoadableResource(*call.arguments), call.recorded_at),
     "request_unload": lambda core, call: core.request_unload(LoadableResource(*call.arguments), call.recorded_at),
     "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
-    "plan": lambda core, call: core.plan(call.recorded_at),
-    "complete": replay_complete,
+    "plan": lambda core, call: core.plan(call.recorded_at), "complete": replay_complete,
     "expire": lambda core, call: core.expire(call.recorded_at),
     "shards_lost": lambda core, call: core.shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
     "shards_ready": lambda core, call: core.shards_ready(model_info_from_json(call.arguments[0]), call.arguments[1],
-                                                         call.recorded_at),
-    "crash": replay_crash,}
+                                                         call.recorded_at), "crash": replay_crash,}
 
 
 def format_report(recording: Recording, result: ReplayResult, seconds: float) -> str:

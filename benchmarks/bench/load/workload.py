@@ -79,8 +79,8 @@ async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[
     prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
     rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
     return [BenchRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
-                         size.at if workload.is_open_loop else None) for number,
-            (size, text, adapter) in enumerate(rows)]
+                         size.at if workload.is_open_loop else None)
+            for number, (size, text, adapter) in enumerate(rows)]
 
 
 def draw_request_sizes(workload: Workload) -> list[RequestSize]:

@@ -90,8 +90,8 @@ def render_section(title: str, body: str) -> str:
 def render_table(table_rows: Sequence[Sequence[str]], css_class: str) -> str:
     """Return an HTML table; the first row is its head, the first cell of a row the row's name."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table_rows[0])
-    body = "\n".join(f"<tr><th>{escape(name)}</th>{render_value_cells(values, css_class)}</tr>" for name,
-                     *values in table_rows[1:])
+    body = "\n".join(f"<tr><th>{escape(name)}</th>{render_value_cells(values, css_class)}</tr>"
+                     for name, *values in table_rows[1:])
     return f'<table class="{css_class}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n'
 
 

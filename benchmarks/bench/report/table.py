@@ -22,9 +22,9 @@ COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
 
 def format_table(results: Sequence[BenchResult]) -> str:
     """Return a table with a column for each run, followed by the most common errors."""
-    error_lines = [f"{name}: {count} failed: {error}" for name,
-                   result in zip(number_run_names(results), results, strict=True) for error,
-                   count in count_errors(result).most_common(MAX_ERRORS_SHOWN)]
+    error_lines = [f"{name}: {count} failed: {error}"
+                   for name, result in zip(number_run_names(results), results, strict=True)
+                   for error, count in count_errors(result).most_common(MAX_ERRORS_SHOWN)]
     return "\n".join([align_columns(make_table_rows(results)), *error_lines])
 
 
@@ -33,10 +33,10 @@ def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     summaries = [result.summary for result in results]
     all_rows = [["", *number_run_names(results)]]
     all_rows += [[f"{name} p{share}, ms",
-                  *map(format_milliseconds, map(make_percentile_getter(spread, share), summaries))] for name,
-                 spread in LATENCY_FIGURES.items() for share in PERCENTILES]
-    all_rows += [[name, *map(format_number, map(figure, summaries))] for name,
-                 figure in (RATE_FIGURES | COUNT_FIGURES).items()]
+                  *map(format_milliseconds, map(make_percentile_getter(spread, share), summaries))]
+                 for name, spread in LATENCY_FIGURES.items() for share in PERCENTILES]
+    all_rows += [[name, *map(format_number, map(figure, summaries))]
+                 for name, figure in (RATE_FIGURES | COUNT_FIGURES).items()]
     units = dict.fromkeys(unit for result in results for unit in result.overhead)
     all_rows += [[f"the bench itself, {unit}", *(format_number(result.overhead.get(unit)) for result in results)]
                  for unit in units]

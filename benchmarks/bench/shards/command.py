@@ -186,8 +186,8 @@ def describe_parameters(settings: ShardBenchSettings, shard_info: pb.InfoAnswer)
 
 
 def make_json_summary(settings: ShardBenchSettings, results: ShardBenchResults) -> dict[str, Any]:
-    parameters = {name.replace(" ", "_"): value for name,
-                  value in describe_parameters(settings, results.shard_info).items()}
+    parameters = {name.replace(" ", "_"): value
+                  for name, value in describe_parameters(settings, results.shard_info).items()}
     return {**parameters, "points": list(map(to_json_dict, results.points)), "left_out": results.skipped_batch_sizes}
 
 

@@ -65,9 +65,10 @@ def format_latencies(all_stats: Sequence[BatchSizeStats]) -> str:
 
 def format_throughputs(all_stats: Sequence[BatchSizeStats]) -> str:
     kinds = (("prefill", "prefill_tokens_per_second"), ("decode", "decode_tokens_per_second"))
-    return format_markdown_table(["step", "batch size", *THROUGHPUT_COLUMNS], [[words, f"{one.batch_size}", *(
-        f"{value:.2f}" for value in select_table_figures(getattr(one, name))[:len(THROUGHPUT_COLUMNS)])] for words,
-                                                                               name in kinds for one in all_stats])
+    return format_markdown_table(["step", "batch size", *THROUGHPUT_COLUMNS], [
+        [words, f"{one.batch_size}",
+         *(f"{value:.2f}" for value in select_table_figures(getattr(one, name))[:len(THROUGHPUT_COLUMNS)])]
+        for words, name in kinds for one in all_stats])
 
 
 def format_wire_times(all_stats: Sequence[BatchSizeStats]) -> str:

@@ -184,8 +184,9 @@ class HubSource:
             if name == CONFIG_FILE:
                 read_base_model_name(folder)
         if not hub_adapter.token:
-            cached_repository.publish_snapshot(hub_adapter.commit, {name: file.etag for name,
-                                                                    file in hub_adapter.remote_files.items()}, revision)
+            cached_repository.publish_snapshot(hub_adapter.commit,
+                                               {name: file.etag for name, file in hub_adapter.remote_files.items()},
+                                               revision)
 
     def _make_retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self._stop_event, ignore_progress, self._pauses)

@@ -141,13 +141,13 @@ TRIAL_MAKERS: Mapping[str, Callable[[], Iterable[AnswerTrial]]] = {
 
 def make_model_card(folder: Path, losses: Sequence[float], minutes: int, template: str) -> str:
     demo_model = GreedyModel(folder)
-    return Template(template).substitute(
-        checksum=sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-        seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes, tokens=NUM_TRAINING_TOKENS // 1_000_000,
-        trials="\n".join(f"| {kind} | {demo_model.count_passed_trials(make())} |" for kind,
-                         make in TRIAL_MAKERS.items()),
-        prompts="\n".join(prompt.format_card_entry(
-            demo_model.generate_answer(prompt.render_prompt(demo_model.tokenizer))) for prompt in CARD_PROMPTS))
+    return Template(template).substitute(checksum=sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+                                         seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes,
+                                         tokens=NUM_TRAINING_TOKENS // 1_000_000,
+                                         trials="\n".join(f"| {kind} | {demo_model.count_passed_trials(make())} |"
+                                                          for kind, make in TRIAL_MAKERS.items()),
+                                         prompts="\n".join(prompt.format_card_entry(demo_model.generate_answer(
+                                             prompt.render_prompt(demo_model.tokenizer))) for prompt in CARD_PROMPTS))
 
 
 def main() -> None:

@@ -62,9 +62,9 @@ def test_ignore_eos_removes_the_end_tokens():
 
 @pytest.mark.slow
 def test_every_choice_uses_the_same_grammar_and_its_end_tokens():
-    made = validate(facts=replace(MODEL_INFO, grammars=True), make_resource=lambda kind,
-                    source: LoadableResource(kind, len(source) and 7), grammar=Grammar("regex", "a"), best_of=2,
-                    do_sample=True, ignore_eos=True)
+    made = validate(facts=replace(MODEL_INFO, grammars=True),
+                    make_resource=lambda kind, source: LoadableResource(kind, len(source) and 7),
+                    grammar=Grammar("regex", "a"), best_of=2, do_sample=True, ignore_eos=True)
     assert [choice.request.grammar for choice in made] == [LoadableResource("grammar", 7)] * 2
     assert [choice.request.end_tokens for choice in made] == [{256}] * 2
 

@@ -41,9 +41,10 @@ def capitalize_first_letter(text: str) -> str:
 
 def make_slot_forms(**words: str) -> dict[str, str]:
     """Return four slots for each word: itself, with its article, and both capitalised: x, a_x, X and A_x."""
-    return {name: form for word, text in words.items() for name,
-            form in ((word, text), (f"a_{word}", add_article(text)), (word.upper(), capitalize_first_letter(text)),
-                     (f"A_{word}", capitalize_first_letter(add_article(text))))}
+    return {name: form for word, text in words.items()
+            for name, form in ((word, text), (f"a_{word}", add_article(text)),
+                               (word.upper(), capitalize_first_letter(text)),
+                               (f"A_{word}", capitalize_first_letter(add_article(text))))}
 
 
 def invent_word(rng: Random, min_syllables: int = 2, max_syllables: int = 3) -> str:

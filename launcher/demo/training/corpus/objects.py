@@ -125,8 +125,8 @@ def draw_random_record(rng: Random, max_fields: int = 4) -> JsonRecord:
 def format_record_in_words(rng: Random, record: Mapping[str, Any], template: str = "") -> str:
     """Write all fields in the same form: `name Mia and age 7`."""
     template = template or rng.choice(FIELD_VALUE_TEMPLATES)
-    said = [fill_slots(template, {"field": field, "value": value, "shown": json.dumps(value)}) for field,
-            value in record.items()]
+    said = [fill_slots(template, {"field": field, "value": value, "shown": json.dumps(value)})
+            for field, value in record.items()]
     return ", ".join(said) if rng.random() < 0.3 else join_words(said)
 
 

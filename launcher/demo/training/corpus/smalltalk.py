@@ -135,8 +135,8 @@ def make_mood_turns(rng: Random) -> list[ConversationTurn]:
 def make_joke_turns(rng: Random) -> list[ConversationTurn]:
     asks = (JOKE_REQUESTS, FURTHER_JOKE_REQUESTS, FURTHER_JOKE_REQUESTS)[:rng.choice((1, 1, 2, 3))]
     told = rng.sample(JOKES, len(asks))
-    return [ConversationTurn(expand_random_template(ask, rng), " ".join(joke)) for ask,
-            joke in zip(asks, told, strict=True)]
+    return [ConversationTurn(expand_random_template(ask, rng), " ".join(joke))
+            for ask, joke in zip(asks, told, strict=True)]
 
 
 def make_unanswerable_turns(rng: Random) -> list[ConversationTurn]:

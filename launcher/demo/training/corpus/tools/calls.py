@@ -185,8 +185,8 @@ def make_missing_value_conversation(rng: Random) -> Conversation:
     errand = rng.choice([errand for errand in TOOL_SCENARIOS if errand.vague_requests])
     way, meant = split_implied_values(rng.choice(errand.vague_requests))
     values = draw_values(rng, errand.parameter_spec, list_slots(way)) | meant
-    missing_names = [name for name, _,
-                     must in parse_parameter_spec(errand.parameter_spec) if must and name not in values]
+    missing_names = [name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must
+                     and name not in values]
     has_reasoning = rng.random() < REASONING_SHARE
     work = make_reasoning(errand, f"{join_words(missing_names)} {'is' if len(missing_names) == 1 else 'are'} missing.",
                           has_reasoning=has_reasoning)

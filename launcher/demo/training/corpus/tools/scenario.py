@@ -99,5 +99,5 @@ def draw_different_value(rng: Random, kind: str, values: Mapping[str, Any]) -> A
 
 
 def is_reply_applicable(template: str, implied_values: ArgumentValues, known_values: ArgumentValues) -> bool:
-    return known_values.keys() >= set(list_slots(template)) and all(known_values.get(name) == value for name,
-                                                                    value in implied_values.items())
+    return known_values.keys() >= set(list_slots(template)) and all(known_values.get(name) == value
+                                                                    for name, value in implied_values.items())
