@@ -27,9 +27,15 @@ from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.plan import StepPlan, StepResult
 from router.scheduler.settings import SchedulerSettings, find_unused_settings
-from router.shards import decode, encode
+from router.shards.answer_decoding import (
+    InvalidShardAnswer,
+    decode_acknowledgement,
+    decode_embed_answer,
+    decode_step_answer,
+)
 from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
+from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
 from router.telemetry.counters import ServerMetrics
 from router.telemetry.request_log import RequestRecord
@@ -222,7 +228,7 @@ class Engine:
 
     def _send_plan(self, plan: StepPlan) -> None:
         timeout = self._plans_in_flight.predicted_seconds + self._step_timeout(plan)
-        messages = encode.encode_plan(plan, self._client_streams.get_traceparent)
+        messages = encode_plan(plan, self._client_streams.get_traceparent)
         self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
         self.health.watchdog.add_step(plan.predicted_seconds, now())
         self.server_metrics.steps.count_sent(plan)
@@ -239,11 +245,11 @@ class Engine:
     def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
         try:
             if isinstance(message, pb.Acknowledgement):
-                return encode.decode_acknowledgement(message, plan)
+                return decode_acknowledgement(message, plan)
             if isinstance(message, pb.EmbedAnswer):
-                return decode.decode_embed_answer(message, plan, self.model_info)
-            return encode.decode_step_answer(message, plan, self.model_info)
-        except encode.InvalidShardAnswer as defect:
+                return decode_embed_answer(message, plan, self.model_info)
+            return decode_step_answer(message, plan, self.model_info)
+        except InvalidShardAnswer as defect:
             raise ShardsLost(ShardLossReason.DEFECT, f"an answer makes no sense: {defect}") from None
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:

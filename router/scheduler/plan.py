@@ -1,7 +1,7 @@
 """Messages between the scheduler and the shards, as plain data.
 
-The nouns are those of proto/shard.proto, in rows instead of columns. `shards/encode.py` and `shards/decode.py`
-convert between the two.
+The nouns are those of proto/shard.proto, in rows instead of columns. `shards/request_encoding.py` and
+`shards/answer_decoding.py` convert between the two.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,9 @@ from functools import reduce
 from router.config import RouterConfig
 from router.model import ModelInfo, ShardLossReason
 from router.request import LoadableResource
-from router.shards import encode
+from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, loaded_resources
 from router.shards.failures import ShardsLost
+from router.shards.request_encoding import make_warmup_request
 from router.shards.shard_group import ShardGroup
 
 CALL_TIMEOUT = 10.0  # seconds, for calls without a forward pass
@@ -28,13 +29,13 @@ async def perform_handshake(shards: ShardGroup, config: RouterConfig, last_epoch
     infos = await shards.info(CALL_TIMEOUT)
     if not all(info.HasField("warmup") for info in infos):
         max_total_tokens = config.max_total_tokens or min(info.max_positions for info in infos)
-        await shards.warmup(encode.make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT)
+        await shards.warmup(make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT)
         infos = await shards.info(CALL_TIMEOUT)
     epoch = max(last_epoch, *(info.epoch for info in infos)) + 1
     await shards.reset(epoch, CALL_TIMEOUT)
-    loaded = [encode.loaded_resources(info) for info in infos]
+    loaded = [loaded_resources(info) for info in infos]
     try:
-        model_info = encode.combine_rank_infos(infos)
-    except encode.InvalidShardAnswer as defect:
+        model_info = combine_rank_infos(infos)
+    except InvalidShardAnswer as defect:
         raise ShardsLost(ShardLossReason.DEFECT, str(defect)) from None
     return HandshakeResult(model_info, epoch, reduce(frozenset.intersection, loaded), reduce(frozenset.union, loaded))

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, LoadableResource
 from router.scheduler.plan import LoadResource, ResourceCommand
-from router.shards import encode
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
+from router.shards.request_encoding import make_load_request, make_unload_request
 
 MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
 now = time.monotonic
@@ -127,7 +127,7 @@ class ResourceLoader:
 
     async def _load(self, resource: LoadableResource, epoch: int) -> str:
         started_at, source = now(), self._sources[resource]
-        reason = await self._shards.load_resource(encode.make_load_request(resource, source, epoch))
+        reason = await self._shards.load_resource(make_load_request(resource, source, epoch))
         self._callbacks.on_load_finished(resource, now() - started_at, reason)
         if not reason and resource.kind == ADAPTER:
             self._load_counts[source] = self._load_counts.pop(source, 0) + 1
@@ -160,7 +160,7 @@ class ResourceLoader:
         """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
         if self._epoch is not None:
             with suppress(ShardsLost):
-                await self._shards.unload_resource(encode.make_unload_request(resource, self._epoch))
+                await self._shards.unload_resource(make_unload_request(resource, self._epoch))
 
     def _mark_loaded(self, resource: LoadableResource) -> None:
         self._loaded[resource] = None

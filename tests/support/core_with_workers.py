@@ -26,7 +26,8 @@ from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFin
 from router.scheduler.plan import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.shards import encode
+from router.shards.answer_decoding import combine_rank_infos, decode_step_answer
+from router.shards.request_encoding import encode_plan
 from shard.config import ShardConfig
 from shard.deferred import PendingResult
 from shard.pb import shard_pb2 as pb
@@ -162,7 +163,7 @@ class ScheduleRun:
         self._workers = workers
         self._scheduled_requests = scheduled_requests
         self._loss_steps = loss_steps
-        self._model_info = encode.combine_rank_infos(workers.infos)
+        self._model_info = combine_rank_infos(workers.infos)
         self._scheduler = Scheduler(SchedulerSettings.from_config(config, self._model_info), self._model_info)
         self._scheduler.cost_model = type(self._scheduler.cost_model).from_measurements(STEP_TIME_MEASUREMENTS)
         self._scheduler.shards_ready(self._model_info, workers.start_next_epoch(), 0.0)
@@ -204,7 +205,7 @@ class ScheduleRun:
         # later than every arrival
         while (plan := self._scheduler.plan(float(len(self._scheduled_requests)))) is not None:
             self._count_tokens(plan)
-            for message in encode.encode_plan(plan):
+            for message in encode_plan(plan):
                 answer = self._workers.call_all_ranks(WORKER_METHODS[type(message)], message)[0]
             self._steps_in_flight.append((plan, answer))
 
@@ -221,7 +222,7 @@ class ScheduleRun:
             self._scheduler.complete(plan.last_message_number, StepResult(plan.epoch, 0.0, {}, {}), {}, 0.0)
             return
         message.forward_seconds = plan.predicted_seconds
-        answer = encode.decode_step_answer(message, plan, self._model_info)
+        answer = decode_step_answer(message, plan, self._model_info)
         for part in answer.prompt_logprobs:
             prompt_logprobs = self._get_output(part.sequence_id).prompt_logprobs
             prompt_logprobs |= dict(enumerate(part.logprobs, part.start))

@@ -31,8 +31,13 @@ from router.scheduler.plan import LoadResource, PoolingStep, StepPlan, StepResul
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.shards import decode as told
-from router.shards import encode
+from router.shards.answer_decoding import (
+    InvalidShardAnswer,
+    combine_rank_infos,
+    decode_embed_answer,
+    decode_step_answer,
+)
+from router.shards.request_encoding import encode_plan, make_warmup_request
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
 from shard.fault_script import FaultScript
@@ -134,7 +139,7 @@ class SimulatedWorld:
         self.fired_faults: set[str] = set()
         self.epoch = 0
         self.worker = self._start_worker(model)
-        self.model_info = encode.combine_rank_infos([self.worker.info()])
+        self.model_info = combine_rank_infos([self.worker.info()])
         self.settings = SchedulerSettings.from_config(config, self.model_info)
         self.scheduler = make_scheduler(self.settings, self.model_info)
         self._waiting_law_checker = WaitingLawChecker()
@@ -293,7 +298,7 @@ class SimulatedWorld:
         self.sent_plans.append((self.now, plan))
         start = max(self.now, self._busy_until)
         try:
-            for message in encode.encode_plan(plan):
+            for message in encode_plan(plan):
                 answer = getattr(self.worker, WORKER_METHODS[type(message)])(message)
             # The first failure ends the epoch; messages that were sent before it are still answered.
         except (MalformedMessage, ShardRefused) as refused:
@@ -366,12 +371,12 @@ class SimulatedWorld:
         try:
             if isinstance(message, pb.StepAnswer | pb.EmbedAnswer):
                 message.forward_seconds = seconds
-                decode = encode.decode_step_answer if isinstance(message, pb.StepAnswer) else told.decode_embed_answer
+                decode = decode_step_answer if isinstance(message, pb.StepAnswer) else decode_embed_answer
                 answer = decode(message, plan, self.model_info)
                 self.answered_plans.append((plan, seconds))
             else:
                 answer = StepResult(plan.epoch, 0.0, {}, {})
-        except encode.InvalidShardAnswer:
+        except InvalidShardAnswer:
             self._lose_shards(ShardLossReason.DEFECT)
             return False
         for number, result in answer.pooling_outputs.items():
@@ -460,7 +465,7 @@ class SimulatedWorld:
             self.worker_script = model.faults
             self.worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep_or_hang, exit=raise_shard_died)
             try:
-                self.worker.warmup(encode.make_warmup_request(self.config, self.config.max_total_tokens or 512))
+                self.worker.warmup(make_warmup_request(self.config, self.config.max_total_tokens or 512))
                 return self.worker
             except (ShardDied, ShardHung, SimulatedStepError, ShardRefused):
                 model = replace(model, faults=self._remaining_faults())

@@ -1,0 +1,188 @@
+"""Decoding of the shards' answers, from the columns of proto/shard.proto to rows.
+
+Shards are not trusted: an answer with unknown or missing sequences, wrong counts or a token outside the vocabulary
+raises `InvalidShardAnswer`.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from math import isfinite
+from typing import TypeVar
+
+from router.model import ModelInfo, PoolingOutput, StepMeasurement, TokenLabels
+from router.request import LoadableResource, RequestKind
+from router.scheduler.plan import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
+from router.shards.request_encoding import RESOURCE_KINDS
+from shard.pb import shard_pb2 as pb
+
+FAILURE_REASONS = {
+    pb.NON_FINITE: "the model's output was not a number",
+    pb.GRAMMAR: "the grammar had no way on",
+    pb.NO_ROOM: "the model has no position left",
+}
+
+T = TypeVar("T")
+
+
+class InvalidShardAnswer(Exception):
+    """Invalid answer of a shard."""
+
+
+def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
+    """Return the ranks' descriptions of themselves as one. Raises InvalidShardAnswer if they serve different models.
+
+    The smallest cache of all ranks counts.
+    """
+    first = infos[0]
+    for info in infos[1:]:
+        if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
+                                                                      first.max_positions):
+            raise InvalidShardAnswer(f"rank {info.rank} serves another model than rank {first.rank}")
+    warmup = first.warmup
+    return ModelInfo(
+        model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
+        max_positions=first.max_positions, block_size=warmup.block_size,
+        num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
+        mixed_steps=first.mixed_steps, world_size=first.world_size, exact=all(info.exact for info in infos),
+        measurements=tuple(StepMeasurement(*row) for row in zip(
+            warmup.rows, warmup.chunk_tokens, warmup.context, warmup.seconds, strict=True)),
+        cache_bytes=sum(info.warmup.cache_bytes for info in infos), cache_size_note=warmup.why,
+        grammars=all(info.grammars for info in infos), adapters=all(info.adapters for info in infos),
+        adapter_bytes=min(info.warmup.adapter_bytes for info in infos), generation=first.generation,
+        embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels))
+
+
+def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
+    """Return the resources that a rank has loaded."""
+    ids_by_kind = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
+    return frozenset(LoadableResource(kind, number) for kind in RESOURCE_KINDS for number in ids_by_kind[kind])
+
+
+def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
+    """Decode rank 0's answer to the last message of a plan. Raises InvalidShardAnswer."""
+    check_epoch_and_number(answer, plan)
+    check_forward_seconds(answer)
+    rows = _decode_rows(answer, model_info)
+    failed = decode_failure_reasons(answer)
+    if (not set(plan.members_with_output) <= rows.keys() | failed.keys()
+        or not rows.keys() <= set(plan.members_with_output) - failed.keys()):
+        raise InvalidShardAnswer(
+            f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.members_with_output]} were expected")
+    if not failed.keys() <= set(plan.members):
+        raise InvalidShardAnswer(f"failures of {[*failed]} in a step of {[*plan.members]}")
+    return StepResult(plan.epoch, answer.forward_seconds, rows, failed, _decode_prompt_logprobs(answer, plan))
+
+
+def _decode_rows(answer: pb.StepAnswer, model_info: ModelInfo) -> dict[int, StepResultRow]:
+    sequence_ids, tokens, logprobs = list(answer.sequences), list(answer.tokens), list(answer.logprobs)
+    counts = list(answer.num_tokens) or [1] * len(sequence_ids)
+    if (not len(counts) == len(sequence_ids) == len(set(sequence_ids))
+        or not sum(counts) == len(tokens) == len(logprobs)):
+        raise InvalidShardAnswer(
+            f"{len(sequence_ids)} rows with {sum(counts)} tokens, {len(tokens)} ids and {len(logprobs)} logprobs")
+    if tokens and max(tokens) >= model_info.vocabulary_size:
+        raise InvalidShardAnswer(f"token {max(tokens)} outside the vocabulary of {model_info.vocabulary_size}")
+    if counts and not 1 <= min(counts) <= max(counts) <= model_info.tokens_per_step:
+        raise InvalidShardAnswer(
+            f"{min(counts)} to {max(counts)} tokens in a row, where 1 to {model_info.tokens_per_step} are possible")
+    if len(tokens) == len(sequence_ids) and not answer.num_top_tokens:
+        return {number: StepResultRow((token,), (logprob,))
+                for number, token, logprob in zip(sequence_ids, tokens, logprobs, strict=True)}
+    pieces = zip(split_by_counts(tokens, counts), split_by_counts(logprobs, counts),
+                 split_by_counts(_decode_top_tokens(answer, len(tokens), model_info), counts), strict=True)
+    return {number: StepResultRow(*piece) for number, piece in zip(sequence_ids, pieces, strict=True)}
+
+
+def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: ModelInfo) -> list[list[tuple[int, float]]]:
+    counts, ids, logprobs = answer.num_top_tokens, answer.top_tokens, answer.top_logprobs
+    if not counts:
+        return []
+    if len(counts) != num_tokens or not sum(counts) == len(ids) == len(logprobs):
+        raise InvalidShardAnswer(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
+    if ids and max(ids) >= model_info.vocabulary_size:
+        raise InvalidShardAnswer(f"top token {max(ids)} outside the vocabulary of {model_info.vocabulary_size}")
+    pairs = list(zip(ids, logprobs, strict=True))
+    return list(split_by_counts(pairs, counts))
+
+
+def decode_acknowledgement(answer: pb.Acknowledgement, plan: StepPlan) -> StepResult:
+    """Decode the answer to a plan without a step. Raises InvalidShardAnswer."""
+    check_epoch_and_number(answer, plan)
+    return StepResult(plan.epoch, 0.0, {}, {})
+
+
+def check_epoch_and_number(answer: pb.StepAnswer | pb.EmbedAnswer | pb.Acknowledgement, plan: StepPlan) -> None:
+    if (answer.epoch, answer.order) != (plan.epoch, plan.last_message_number):
+        raise InvalidShardAnswer(
+            f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.last_message_number}")
+
+
+def check_forward_seconds(answer: pb.StepAnswer | pb.EmbedAnswer) -> None:
+    if not 0.0 <= answer.forward_seconds < 1e6:
+        raise InvalidShardAnswer(f"a step that took {answer.forward_seconds} seconds")
+
+
+def decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
+    """Return the reasons of failures, by sequence number (for an EmbedAnswer, by index)."""
+    if len(answer.failed) != len(answer.failures):
+        raise InvalidShardAnswer(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
+    reasons = [FAILURE_REASONS.get(failure, "the shard gave no reason") for failure in answer.failures]
+    return dict(zip(answer.failed, reasons, strict=True))
+
+
+def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[PromptLogprobs]:
+    sequence_ids, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
+    if not len(sequence_ids) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
+        raise InvalidShardAnswer(
+            f"{len(sequence_ids)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
+    if not set(sequence_ids) <= set(plan.members):
+        raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.members]}")
+    pieces = split_by_counts(list(answer.prompt_logprobs), counts)
+    return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, strict=True)]
+
+
+def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
+    """Decode rank 0's answer to a plan whose step is a pooling step. Raises InvalidShardAnswer."""
+    check_epoch_and_number(answer, plan)
+    check_forward_seconds(answer)
+    step = plan.messages[-1]
+    assert isinstance(step, PoolingStep)
+    reasons_by_index = decode_failure_reasons(answer)
+    if any(place >= len(plan.members) for place in reasons_by_index):
+        raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.members)}")
+    succeeded = [newcomer for place, newcomer in enumerate(step.new_sequences) if place not in reasons_by_index]
+    lengths = [len(newcomer.request.prompt) for newcomer in succeeded]
+    rows = (_decode_vectors(answer, len(succeeded)) if step.kind is RequestKind.EMBED
+            else _decode_token_labels(answer, lengths, model_info))
+    outputs = dict(zip([newcomer.sequence_id for newcomer in succeeded], rows, strict=True))
+    failed = {plan.members[place]: why for place, why in reasons_by_index.items()}
+    return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
+
+
+def _decode_vectors(answer: pb.EmbedAnswer, num_texts: int) -> Iterator[PoolingOutput]:
+    values, width = list(answer.values), answer.width
+    if len(values) != width * num_texts or (num_texts and not width):
+        raise InvalidShardAnswer(f"{len(values)} values for {num_texts} embeddings of {width}")
+    if not all(map(isfinite, values)):
+        raise InvalidShardAnswer("an embedding with a value that is no number")
+    yield from split_by_counts(values, repeat(width, num_texts))
+
+
+def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
+                         model_info: ModelInfo) -> Iterator[PoolingOutput]:
+    counts, labels, scores = list(answer.num_labels), list(answer.labels), list(answer.scores)
+    if counts != prompt_lengths or not sum(counts) == len(labels) == len(scores):
+        raise InvalidShardAnswer(
+            f"{counts} labels for texts of {prompt_lengths} tokens, {len(labels)} numbers and {len(scores)} scores")
+    if labels and max(labels) >= len(model_info.labels):
+        raise InvalidShardAnswer(f"label {max(labels)}, where there are {len(model_info.labels)}")
+    if not all(map(isfinite, scores)):
+        raise InvalidShardAnswer("a score that is no number")
+    yield from map(TokenLabels, split_by_counts(labels, counts), split_by_counts(scores, counts))
+
+
+def split_by_counts(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:
+    start = 0
+    for count in counts:
+        yield values[start:start + count]
+        start += count

@@ -1,0 +1,153 @@
+"""Encoding of the scheduler's messages into the columns of proto/shard.proto.
+
+Rows become columns here and nowhere else; `answer_decoding.py` turns the columns of the answers into rows.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from itertools import chain
+from typing import Any, TypeVar
+
+from router.config import RouterConfig
+from router.request import LoadableResource, Request, RequestKind, SamplingParams
+from router.scheduler.plan import (
+    BlockGrant,
+    Concat,
+    Decode,
+    Filter,
+    NewSequence,
+    PoolingStep,
+    Prefill,
+    PromptChunk,
+    ShardMessage,
+    StepPlan,
+)
+from shard.pb import shard_pb2 as pb
+
+RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
+POOLING_OUTPUTS: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
+SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+
+T = TypeVar("T")
+
+TraceparentLookup = Callable[[int], str]  # of a sequence, by its number
+ShardRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
+
+
+def no_traceparent(_sequence: int) -> str:
+    return ""
+
+
+def encode_plan(plan: StepPlan, get_traceparent: TraceparentLookup = no_traceparent) -> list[ShardRequest]:
+    """Encode the messages of a plan. `get_traceparent` returns the parent span of a sequence's chunks."""
+    first_number = plan.last_message_number - len(plan.messages) + 1
+    return [_encode_message(message, plan.epoch, first_number + index, get_traceparent)
+            for index, message in enumerate(plan.messages)]
+
+
+def _encode_message(message: ShardMessage, epoch: int, message_number: int,
+                    get_traceparent: TraceparentLookup) -> ShardRequest:
+    match message:
+        case Prefill():
+            return pb.PrefillRequest(epoch=epoch, order=message_number, batch=message.batch,
+                                     sequences=_encode_sequences(message.new_sequences),
+                                     chunks=_encode_chunks(message.chunks, get_traceparent),
+                                     alongside=message.includes_decodes, grants=_encode_grants(message.grants),
+                                     keep=_encode_keep(message.keep))
+        case Decode():
+            return pb.DecodeRequest(epoch=epoch, order=message_number, batch=message.batch,
+                                    grants=_encode_grants(message.grants), keep=_encode_keep(message.keep))
+        case Filter():
+            return pb.FilterRequest(epoch=epoch, order=message_number, batch=message.batch,
+                                    keep=_encode_keep(message.keep))
+        case Concat():
+            return pb.ConcatRequest(epoch=epoch, order=message_number, batches=message.batches)
+        case PoolingStep():
+            return _encode_embed(message, epoch, message_number)
+
+
+def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.EmbedRequest:
+    requests = [newcomer.request for newcomer in message.new_sequences]
+    return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=POOLING_OUTPUTS[message.kind],
+                           num_tokens=[len(r.prompt) for r in requests],
+                           tokens=chain.from_iterable(request.prompt for request in requests),
+                           adapters=_encode_adapters(requests))
+
+
+def _encode_sequences(newcomers: tuple[NewSequence, ...]) -> pb.Sequences | None:
+    if not newcomers:
+        return None
+    requests = [newcomer.request for newcomer in newcomers]
+    return pb.Sequences(
+        ids=[n.sequence_id for n in newcomers],
+        num_tokens=[len(n.request.prompt) + len(n.generated) for n in newcomers],
+        num_prompt_tokens=[len(request.prompt) for request in requests],
+        tokens=chain.from_iterable(chain(n.request.prompt, n.generated) for n in newcomers),
+        num_cached=[n.num_cached for n in newcomers],
+        num_blocks=[len(n.blocks) for n in newcomers],
+        blocks=chain.from_iterable(n.blocks for n in newcomers),
+        keys=[request.random_key for request in requests],
+        sampling=_encode_sampling(requests),
+        prompt_logprobs=_encode_column([request.prompt_logprobs for request in requests], False),
+        adapters=_encode_adapters(requests),
+        grammars=_encode_column([request.grammar.id if request.grammar else 0 for request in requests], 0),
+    )
+
+
+def _encode_adapters(requests: list[Request]) -> list[int]:
+    return _encode_column([request.adapter.id if request.adapter else 0 for request in requests], 0)
+
+
+def _encode_sampling(requests: list[Request]) -> pb.Sampling:
+    """Encode sampling parameters; a field that holds a tuple becomes a ragged column.
+
+    End tokens are sent only for sequences that must not always be able to choose them (`min_tokens` or a grammar).
+    """
+    columns = _encode_ragged_column("end_tokens", [
+        sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
+    for name, default in SAMPLING_DEFAULTS.items():
+        values = [getattr(request.sampling, name) for request in requests]
+        columns |= (_encode_ragged_column(name, values) if isinstance(default, tuple)
+                    else {name: _encode_column(values, default)})
+    return pb.Sampling(**columns)
+
+
+def _encode_ragged_column(name: str, rows: Collection[Collection[T]]) -> dict[str, list[Any]]:
+    return {f"num_{name}": _encode_column([len(row) for row in rows], 0), name: [*chain.from_iterable(rows)]}
+
+
+def _encode_column(values: list[T], default: T) -> list[T]:
+    """Return the column, or an empty one if every row has the default."""
+    return values if any(value != default for value in values) else []
+
+
+def _encode_chunks(chunks: tuple[PromptChunk, ...], get_traceparent: TraceparentLookup) -> pb.Chunks:
+    return pb.Chunks(sequences=[c.sequence_id for c in chunks], starts=[c.start for c in chunks],
+                     lengths=[c.length for c in chunks],
+                     traceparents=_encode_column([get_traceparent(c.sequence_id) for c in chunks], ""))
+
+
+def _encode_grants(grants: tuple[BlockGrant, ...]) -> pb.Grants | None:
+    if not grants:
+        return None
+    return pb.Grants(sequences=[g.sequence_id for g in grants], num_blocks=[len(g.blocks) for g in grants],
+                     blocks=chain.from_iterable(g.blocks for g in grants))
+
+
+def _encode_keep(kept_sequences: tuple[int, ...] | None) -> pb.Keep | None:
+    return None if kept_sequences is None else pb.Keep(sequences=kept_sequences)
+
+
+def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequest:
+    return pb.WarmupRequest(
+        block_size=config.block_size, max_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_size=config.max_batch_size, max_total_tokens=max_total_tokens,
+        max_cache_tokens=config.max_batch_total_tokens or 0)
+
+
+def make_load_request(resource: LoadableResource, source: str, epoch: int) -> pb.LoadRequest:
+    return pb.LoadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id, source=source)
+
+
+def make_unload_request(resource: LoadableResource, epoch: int) -> pb.UnloadRequest:
+    return pb.UnloadRequest(epoch=epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id)

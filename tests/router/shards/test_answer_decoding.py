@@ -1,0 +1,161 @@
+"""Tests of router/shards/answer_decoding.py."""
+
+from math import nan
+
+import pytest
+
+from router.model import ModelInfo, TokenLabels
+from router.request import Request, RequestKind
+from router.scheduler.plan import Decode, Filter, NewSequence, PoolingStep, StepPlan
+from router.shards.answer_decoding import (
+    InvalidShardAnswer,
+    combine_rank_infos,
+    decode_acknowledgement,
+    decode_embed_answer,
+    decode_step_answer,
+)
+from shard.pb import shard_pb2 as pb
+
+MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2, labels=("O", "B-PER"))
+
+
+def make_plan(*messages, expects=(1, 2), members=(1, 2, 3)):
+    return StepPlan(4, 10, messages, members, expects, 0.1)
+
+
+def make_answer(**fields):
+    defaults = {"epoch": 4, "order": 10, "forward_seconds": 0.5, "sequences": [1, 2], "tokens": [7, 8],
+                "logprobs": [-1.0, -2.0]}
+    return pb.StepAnswer(**defaults | fields)
+
+
+def decode_answer(message):
+    return decode_step_answer(message, make_plan(Decode(1)), MODEL_INFO)
+
+
+def make_pooling_plan(kind: RequestKind, *lengths: int) -> StepPlan:
+    requests = [Request("r", (5,) * length, 0, kind=kind) for length in lengths]
+    newcomers = tuple(NewSequence(number, request, (), ()) for number, request in enumerate(requests, 11))
+    members = tuple(newcomer.sequence_id for newcomer in newcomers)
+    return StepPlan(4, 10, (PoolingStep(kind, newcomers),), members, members, 0.1)
+
+
+def make_vectors_answer(**fields: object) -> pb.EmbedAnswer:
+    defaults = {"epoch": 4, "order": 10, "forward_seconds": 0.5, "width": 2, "values": [1.0, 2.0, 3.0, 4.0]}
+    return pb.EmbedAnswer(**defaults | fields)  # type: ignore[arg-type]
+
+
+def make_labels_answer(**fields: object) -> pb.EmbedAnswer:
+    defaults = {"epoch": 4, "order": 10, "forward_seconds": 0.5, "num_labels": [2, 1], "labels": [0, 1, 1],
+                "scores": [0.5, 0.25, 1.0]}
+    return pb.EmbedAnswer(**defaults | fields)  # type: ignore[arg-type]
+
+
+def test_every_text_gets_its_vector() -> None:
+    answer = decode_embed_answer(make_vectors_answer(), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
+    assert (answer.pooling_outputs, answer.failures, answer.seconds) == ({11: [1.0, 2.0], 12: [3.0, 4.0]}, {}, 0.5)
+
+
+def test_every_token_gets_its_label() -> None:
+    answer = decode_embed_answer(make_labels_answer(), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
+    assert answer.pooling_outputs == {11: TokenLabels([0, 1], [0.5, 0.25]), 12: TokenLabels([1], [1.0])}
+
+
+def test_failed_text_has_no_output() -> None:
+    answer = decode_embed_answer(make_vectors_answer(failed=[1], failures=[pb.NON_FINITE]),
+                                 make_pooling_plan(RequestKind.EMBED, 3, 1, 2), MODEL_INFO)
+    assert answer.pooling_outputs.keys() == {11, 13}
+    assert answer.failures == {12: "the model's output was not a number"}
+
+
+def test_all_texts_may_fail() -> None:
+    answer = decode_embed_answer(make_vectors_answer(failed=[0], failures=[1], width=0, values=[]),
+                                 make_pooling_plan(RequestKind.EMBED, 3), MODEL_INFO)
+    assert (answer.pooling_outputs, answer.failures.keys()) == ({}, {11})
+
+
+@pytest.mark.parametrize("wrong", [
+    {"epoch": 3}, {"order": 9}, {"forward_seconds": nan}, {"failed": [0]}, {"failed": [2], "failures": [1]},
+    {"values": [1.0]}, {"width": 0}, {"width": 0, "values": []}, {"values": [1.0, 2.0, nan, 4.0]},
+    {"failed": [0], "failures": [1]}])
+def test_invalid_vectors_are_rejected(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidShardAnswer):
+        decode_embed_answer(make_vectors_answer(**wrong), make_pooling_plan(RequestKind.EMBED, 3, 1), MODEL_INFO)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"num_labels": [1, 2]}, {"num_labels": [2]}, {"labels": [0, 1]}, {"scores": [0.5]}, {"labels": [0, 2, 1]},
+    {"scores": [0.5, nan, 1.0]}, {"failed": [1], "failures": [1]}])
+def test_invalid_labels_are_rejected(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidShardAnswer):
+        decode_embed_answer(make_labels_answer(**wrong), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
+
+
+def test_answer_is_decoded_into_rows():
+    rows = decode_answer(make_answer(num_tokens=[2, 1], tokens=[7, 8, 9], logprobs=[-1.0, -2.0, -3.0])).rows
+    assert (rows[1].tokens, rows[2].tokens, rows[2].logprobs) == ([7, 8], [9], [-3.0])
+
+
+def test_top_tokens_are_assigned_to_their_token():
+    rows = decode_answer(make_answer(num_top_tokens=[2, 0], top_tokens=[3, 4], top_logprobs=[-0.5, -1.5])).rows
+    assert (rows[1].top_logprobs, rows[2].top_logprobs) == ([[(3, -0.5), (4, -1.5)]], [[]])
+
+
+def test_any_member_may_fail_even_without_expected_output():
+    found = decode_answer(make_answer(failed=[3], failures=[pb.NON_FINITE]))
+    assert found.failures == {3: "the model's output was not a number"}
+
+
+def test_failed_sequence_needs_no_output():
+    found = decode_answer(make_answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
+    assert set(found.rows) == {1}
+
+
+@pytest.mark.parametrize("wrong", [
+    {"epoch": 3},
+    {"order": 9},
+    {"forward_seconds": float("nan")},
+    {"sequences": [1, 9]},
+    {"sequences": [1, 1]},
+    {"sequences": [1], "tokens": [7], "logprobs": [-1.0]},
+    {"sequences": [1, 2, 3], "tokens": [7, 8, 9], "logprobs": [-1.0] * 3},
+    {"tokens": [7, 100]},
+    {"tokens": [7]},
+    {"logprobs": [-1.0]},
+    {"num_tokens": [1, 0]},
+    {"num_tokens": [3, 1], "tokens": [7] * 4, "logprobs": [-1.0] * 4},
+    {"num_tokens": [1]},
+    {"num_top_tokens": [1]},
+    {"num_top_tokens": [1, 1], "top_tokens": [3], "top_logprobs": [-1.0]},
+    {"failed": [3]},
+    {"failed": [9], "failures": [pb.NON_FINITE]},
+    {"failed": [1], "failures": [pb.NON_FINITE]},
+    {"num_top_tokens": [1, 0], "top_tokens": [100], "top_logprobs": [-1.0]},
+    {"prompt_sequences": [1], "prompt_starts": [1], "num_prompt_logprobs": [2], "prompt_logprobs": [-1.0]},
+    {"prompt_sequences": [9], "prompt_starts": [1], "num_prompt_logprobs": [1], "prompt_logprobs": [-1.0]},
+])
+def test_invalid_answer_is_rejected(wrong):
+    with pytest.raises(InvalidShardAnswer):
+        decode_answer(make_answer(**wrong))
+
+
+def test_acknowledgement_must_match_the_last_message():
+    one = make_plan(Filter(1, ()), expects=(), members=())
+    assert decode_acknowledgement(pb.Acknowledgement(epoch=one.epoch, order=one.last_message_number),
+                                  one).rows == {}
+    for wrong in ({"epoch": one.epoch + 1, "order": one.last_message_number},
+                  {"epoch": one.epoch, "order": one.last_message_number + 1}):
+        with pytest.raises(InvalidShardAnswer):
+            decode_acknowledgement(pb.Acknowledgement(**wrong), one)
+
+
+def test_smallest_cache_of_all_ranks_counts():
+    def info(rank, num_blocks):
+        return pb.InfoAnswer(rank=rank, warmup=pb.WarmupAnswer(block_size=16, num_blocks=num_blocks))
+
+    assert combine_rank_infos([info(0, 90), info(1, 80)]).num_blocks == 80
+
+
+def test_ranks_with_different_models_are_rejected():
+    with pytest.raises(InvalidShardAnswer, match="rank 1 serves another model than rank 0"):
+        combine_rank_infos([pb.InfoAnswer(model="a"), pb.InfoAnswer(model="b", rank=1)])
