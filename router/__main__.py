@@ -47,7 +47,7 @@ from shard.telemetry.traces import SpanSender, make_span_sender
 # seconds that new connections wait unanswered while a restarted router connects to warm shards
 WARM_START_GRACE_SECONDS = 10.0
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TokenizerAndTemplate = tuple[Tokenizer, ChatTemplate | None]
 
@@ -134,7 +134,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
                        recording_folder: RecordingFolder | None) -> RouterProcess:
     adapters = None
     try:
-        span_sender = make_span_sender(args.traces, "router", log.warning)
+        span_sender = make_span_sender(args.traces, "router", logger.warning)
         if args.store and check_adapter_support(args.config, engine.model_info):
             store = wrap_store_with_metrics(AdapterStoreClient(args.store, args.hub_token), engine)
             adapters = AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
@@ -165,7 +165,7 @@ def check_adapter_support(config: RouterConfig, model_info: ModelInfo) -> bool:
     if not model_info.adapters and (config.adapter_id or config.preloaded_adapter_ids):
         raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
     if not model_info.adapters:
-        log.warning("this model takes no adapters; requests that name one are refused")
+        logger.warning("this model takes no adapters; requests that name one are refused")
     return model_info.adapters
 
 

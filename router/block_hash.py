@@ -6,7 +6,7 @@ salted per process, so that tokens cannot be guessed from recorded hashes by tri
 
 import secrets
 from array import array
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from hashlib import sha256
 
 DIGEST_SIZE = 16  # bytes of a block hash
@@ -25,7 +25,7 @@ def hash_namespace(*parts: str, salt: bytes = SALT) -> bytes:
     return digest.digest()[:DIGEST_SIZE]
 
 
-def hash_blocks(parent_hash: bytes, tokens: Rows[int], block_size: int) -> tuple[bytes, ...]:
+def hash_blocks(parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
     """Return the hashes of all blocks that the tokens fill, after the block or namespace of `parent_hash`."""
     data, block_bytes = array("I", tokens).tobytes(), block_size * array("I").itemsize
     hashes, last_hash = [], parent_hash

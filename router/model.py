@@ -1,6 +1,6 @@
 """Facts about the model and the shards, which all packages of the router share."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -55,11 +55,11 @@ class ModelInfo:
 class TokenLabels:
     """Token classification of one text: for each token the index of its most probable label and the probability."""
 
-    label_ids: Rows[int]
-    scores: Rows[float]
+    label_ids: GenericSequence[int]
+    scores: GenericSequence[float]
 
 
-EmbeddingVector = Rows[float]
+EmbeddingVector = GenericSequence[float]
 PoolingOutput = EmbeddingVector | TokenLabels
 
 

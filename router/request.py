@@ -82,7 +82,7 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     max_new_tokens: int  # 0 unless `kind` is GENERATE
-    random_key: int = 0  # 64-bit key of every random draw of this request
+    sampling_key: int = 0  # 64-bit key of every random draw of this request
     sampling: SamplingParams = field(default_factory=SamplingParams)
     end_tokens: frozenset[int] = frozenset()  # empty if generation ignores the model's end tokens
     stop_strings: tuple[str, ...] = ()

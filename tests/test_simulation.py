@@ -77,7 +77,7 @@ def make_random_clients(rng, adapters, pooling_share):
             prompt = prompt[-rng.choice([30, 30, 120]):]  # prompts too long for one step fail at once
         output = rng.randint(1, 70) if wish is RequestKind.GENERATE else 0
         request = Request(
-            str(number), prompt, output, kind=wish, random_key=rng.getrandbits(64), end_tokens=frozenset({256}),
+            str(number), prompt, output, kind=wish, sampling_key=rng.getrandbits(64), end_tokens=frozenset({256}),
             priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
             timeout=rng.random() * 3 if rng.random() < 0.1 else None,
             adapter=rng.choice(adapters) if rng.random() < 0.2 else None)

@@ -11,7 +11,7 @@ AdapterErrorKind = Literal["missing", "forbidden", "invalid", "unreachable", "no
 MAX_MESSAGE_LENGTH = 500  # characters of a reason
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class AdapterError(ValueError):
@@ -37,7 +37,7 @@ def convert_errors_to_adapter_error(subject: str) -> Iterator[None]:
     except OSError as error:
         raise convert_os_error(subject, error) from None
     except Exception as error:
-        log.exception("%s could not be brought", subject)
+        logger.exception("%s could not be brought", subject)
         raise AdapterError("unreachable", f"{subject} could not be brought: {type(error).__name__}") from None
 
 
@@ -45,5 +45,5 @@ def convert_os_error(subject: str, error: OSError) -> AdapterError:
     """Return AdapterError without the file's name, which is only logged for the operator."""
     if error.errno in DISK_FULL_ERRNOS:
         return AdapterError("no_room", f"the disk is full, so {subject} was not kept")
-    log.error("%s could not be brought: %s", subject, error)
+    logger.error("%s could not be brought: %s", subject, error)
     return AdapterError("unreachable", f"{subject} could not be brought: {error.strerror}")

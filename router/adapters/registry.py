@@ -32,7 +32,7 @@ from router.request import ADAPTER, LoadableResource
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached
 MAX_KNOWN_ADAPTERS = 4096  # names, aliases, and cached grants of access, each
 now = time.monotonic
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -259,8 +259,8 @@ class AdapterRegistry:
                    "own_token": reference in self._operator_references, "fresh": fresh}
         version = parse_version(await self._request_store(reference.name, **request))
         if is_other_base_model(version.base_model, self._served_model):
-            log.warning("the adapter %s was trained on %s, and %s is served", reference.name, version.base_model,
-                        self._served_model)
+            logger.warning("the adapter %s was trained on %s, and %s is served", reference.name, version.base_model,
+                           self._served_model)
         entry = self._entries[reference] = AdapterEntry(version, now())
         while len(self._entries) > MAX_KNOWN_ADAPTERS:
             self._entries.popitem(last=False)

@@ -17,7 +17,7 @@ from router.errors import AdapterLoadFailed
 
 MAX_LINE_BYTES = 2**20
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class AdapterStoreClient:
@@ -71,9 +71,9 @@ class AdapterStoreClient:
         try:
             while line := await process.stdout.readline():
                 self._receive_answer(json.loads(line))
-            log.error("the store of adapters ended by itself")
+            logger.error("the store of adapters ended by itself")
         except ValueError as error:
-            log.error("the store of adapters says what is no answer: %r", error)
+            logger.error("the store of adapters says what is no answer: %r", error)
         finally:
             self._process = None
             for answer in self._pending_answers.values():

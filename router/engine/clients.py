@@ -34,7 +34,7 @@ from router.text.tokenizer import Tokenizer
 FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
                   RequestKind.CLASSIFY: ClassificationFailed}
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 now = time.monotonic
 
 
@@ -114,7 +114,7 @@ class ClientStreams:
         return stopped
 
     def _fail_undecodable(self, sequence_id: int) -> None:
-        log.exception("the text of a request could not be made")
+        logger.exception("the text of a request could not be made")
         self._scheduler.cancel(sequence_id, now())
         self.fail_request(sequence_id, GenerationFailed("the text could not be made"))
 

@@ -4,7 +4,7 @@ A row of an answer is first read, so that the scheduler learns of stop strings, 
 decided how many of its tokens count.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from router.engine.stream import FinishedEvent, PoolingEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.model import PoolingOutput
@@ -61,7 +61,7 @@ class OutputBuilder:
             self.stream.put(event)
         self.record.num_generated += len(self._row_events)
 
-    def _cut_row(self, tokens: Rows[int]) -> Rows[int]:
+    def _cut_row(self, tokens: GenericSequence[int]) -> GenericSequence[int]:
         """Cut a row after an end token and at the length limit. The first token of a row always counts."""
         num_generated = self.record.num_generated
         return (tokens if len(tokens) == 1
@@ -86,7 +86,7 @@ class OutputBuilder:
         text = "".join(self._text_pieces)[:self._text_end]
         self.stream.put(FinishedEvent(reason, text, self.record.num_generated, self.record.timeline))
 
-    def _make_top_tokens(self, pairs: Rows[tuple[int, float]]) -> tuple[TopToken, ...]:
+    def _make_top_tokens(self, pairs: GenericSequence[tuple[int, float]]) -> tuple[TopToken, ...]:
         tokenizer = self._tokenizer
         return tuple(TopToken(token, tokenizer.decode_token(token), logprob, tokenizer.is_special_token(token))
                      for token, logprob in pairs)

@@ -43,11 +43,11 @@ from router.text.prompts import TokenLimits
 from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
 
-MIN_STEP_TIMEOUT = 30.0
+MIN_STEP_TIMEOUT_SECONDS = 30.0
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
 MAX_DEFECTS, DEFECT_WINDOW_SECONDS = 3, 60.0
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 now = time.monotonic
 
 
@@ -55,7 +55,7 @@ class Engine:
     """Main loop around the scheduler, with the interface that the HTTP layer uses."""
 
     def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
-                 on_restart_needed: Callable[[str], None] = log.error,
+                 on_restart_needed: Callable[[str], None] = logger.error,
                  recording_folder: RecordingFolder | None = None) -> None:
         """`on_restart_needed` is called with the reason when the shard processes should be replaced.
 
@@ -95,7 +95,7 @@ class Engine:
             raise
         settings = SchedulerSettings.from_config(self.config, self.model_info)
         for warning in find_unused_settings(self.config, settings):
-            log.warning("%s", warning)
+            logger.warning("%s", warning)
         seconds = 60 * self.config.record_minutes if self._recording_folder is not None else 0.0
         self._scheduler = make_scheduler(settings, self.model_info, seconds, now())
         self.server_metrics = ServerMetrics(self._scheduler, limits, self.model_info.tokens_per_step,
@@ -168,7 +168,7 @@ class Engine:
                      else self._recording_folder.write_automatic)
             write(self._scheduler.copy_segments(), self.model_info, reason)
         elif is_requested:
-            log.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
+            logger.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -254,7 +254,7 @@ class Engine:
 
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():
-            log.critical("the engine's loop failed", exc_info=loop_task.exception())
+            logger.critical("the engine's loop failed", exc_info=loop_task.exception())
             self.health.shut_down("the server failed")
             self._expiry_timer.cancel()
             self.write_recording("the engine's loop failed")
@@ -276,7 +276,7 @@ class Engine:
         except ShardsLost as lost:
             if lost.loss_reason not in expected_losses:
                 raise
-            log.warning("the shards are not there: %s", lost)
+            logger.warning("the shards are not there: %s", lost)
             self._restart_shards_if_needed(lost)
             await asyncio.sleep(RECONNECT_DELAY)
             return False
@@ -287,7 +287,7 @@ class Engine:
         return True
 
     async def _recover_shards(self, lost: ShardsLost) -> None:
-        log.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
+        logger.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
@@ -295,14 +295,14 @@ class Engine:
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._dispatch_events()
         if lost.loss_reason is ShardLossReason.MEMORY:
-            log.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
+            logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
         await self._plans_in_flight.wait_and_clear()
         while not await self._connect_shards(*ShardLossReason):
             pass
         self._client_streams.dispatch_events(self._scheduler.shards_ready(self.model_info, self._epoch, now()))
         self.resource_controller.wake_load_waiters()
-        log.info("the shards are back, epoch %d", self._epoch)
+        logger.info("the shards are back, epoch %d", self._epoch)
 
     def _restart_shards_if_needed(self, lost: ShardsLost) -> None:
         """Have the shard processes replaced if they hang, or after MAX_DEFECTS within DEFECT_WINDOW_SECONDS."""
@@ -317,4 +317,4 @@ class Engine:
 
     def _step_timeout(self, plan: StepPlan) -> float:
         configured = self.config.step_timeout
-        return max(MIN_STEP_TIMEOUT, 10.0 * plan.predicted_seconds) if configured is None else configured
+        return max(MIN_STEP_TIMEOUT_SECONDS, 10.0 * plan.predicted_seconds) if configured is None else configured

@@ -29,7 +29,7 @@ MAX_PENDING_GRAMMARS = 64
 MAX_REASON_CHARACTERS = 300  # characters of a reason
 RECEIVE_BYTES = 65_536
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class GrammarCompiler:
             answer = self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
                                                          MAX_COMPILE_SECONDS)
         except CompilerUnavailable as ended:
-            log.warning("the process that compiles grammars is ended: %s", ended)
+            logger.warning("the process that compiles grammars is ended: %s", ended)
             self._close_process()
             answer = {"refused": str(ended)}
         return CompileResult(answer.get("grammar", ""), shorten_reason(answer.get("refused", "")))

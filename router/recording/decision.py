@@ -1,6 +1,6 @@
 """Decisions of the scheduler in a compact form that is recorded with every call and is the same on every machine."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from hashlib import blake2b
 from marshal import dumps
 from typing import Any
@@ -62,7 +62,7 @@ def _grant_digest_fields(grant: BlockGrant) -> tuple[Any, ...]:
     return (grant.sequence_id, grant.blocks)
 
 
-def summarize_moves(moves: Rows[ResourceCommand]) -> DecisionSummary:
+def summarize_moves(moves: GenericSequence[ResourceCommand]) -> DecisionSummary:
     return tuple((type(move).__name__, move.resource.kind, move.resource.id) for move in moves)
 
 

@@ -7,7 +7,7 @@ whole scheduler at its beginning, so that a recording can be replayed from the o
 
 from collections import deque
 from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...
 class RecordingSegment:
     snapshot: SchedulerSnapshot
     started_at: float
-    entries: Rows[CallEntry]
+    entries: GenericSequence[CallEntry]
 
 
 class RecordingBuffer:
@@ -74,7 +74,7 @@ class RecordingHasher:
     def __init__(self, buffer: RecordingBuffer) -> None:
         self._buffer = buffer
 
-    def __call__(self, parent_hash: bytes, tokens: Rows[int], block_size: int) -> tuple[bytes, ...]:
+    def __call__(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
         hashes = hash_blocks(parent_hash, tokens, block_size)
         self._buffer.pending_hashes += hashes
         return hashes

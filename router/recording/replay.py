@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -46,7 +46,7 @@ class ReplayObserver:
     def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
         """Receive a call, its result, and the scheduler after the call."""
 
-    def on_block_hashes(self, parent_hash: bytes, hashes: Rows[bytes]) -> None:
+    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
         """Receive the hashes of the blocks that follow the block with the hash `parent_hash`."""
 
 
@@ -122,7 +122,7 @@ class Replay:
                 f"{self._recording.path} was written by weft {self._recording.weft_version}, whose core does "
                 f"not fit this one ({error!r})") from None
 
-    def _next_block_hashes(self, parent_hash: bytes, tokens: Rows[int], block_size: int) -> list[bytes]:
+    def _next_block_hashes(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> list[bytes]:
         """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
         count = len(tokens) // block_size
         if count > len(self._block_hashes):

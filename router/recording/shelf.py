@@ -18,7 +18,7 @@ from router.recording.recorder import RecordingSegment
 MAX_RECORDINGS = 20
 MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RecordingFolder:
@@ -32,7 +32,7 @@ class RecordingFolder:
     def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
         """Begin to write a recording, unless another one is being written."""
         if self._writer_thread is not None and self._writer_thread.is_alive():
-            log.warning("a recording is being written already")
+            logger.warning("a recording is being written already")
             return
         # Not a daemon thread: the process exits only when the recording has been written.
         self._writer_thread = threading.Thread(target=self._write_file, args=(segments, model_info, reason),
@@ -63,10 +63,10 @@ class RecordingFolder:
             partial.rename(path)
             self._delete_oldest()
         except Exception:
-            log.exception("the recording could not be written to %s", path)
+            logger.exception("the recording could not be written to %s", path)
         else:
             count = sum(len(segment.entries) for segment in segments)
-            log.info("%s: the last %d events are in %s", reason, count, path)
+            logger.info("%s: the last %d events are in %s", reason, count, path)
 
     def _delete_oldest(self) -> None:
         for path in sorted(self._folder.glob("weft-*.jsonl"))[:-MAX_RECORDINGS]:

@@ -9,7 +9,7 @@ import copyreg
 import io
 import pickle
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from itertools import count
@@ -71,7 +71,8 @@ DICT_CLASS_REDUCERS = {kind: reduce_by_fields for kind in SCHEDULER_CLASSES.valu
 @dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
     pickled: bytes
-    requests: Rows[RedactedRequest]  # `pickled` refers to requests by index; they never change, so they are not pickled
+    # `pickled` refers to requests by index; they never change, so they are not pickled
+    requests: GenericSequence[RedactedRequest]
 
 
 class SchedulerPickler(pickle.Pickler):

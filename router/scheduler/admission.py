@@ -4,7 +4,7 @@ A request that can start with the next step does not wait, so the limits on the 
 before left sequences waiting (`num_left_waiting`).
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from router.request import Request, Tenant
 from router.scheduler.events import RequestRejected
@@ -44,7 +44,7 @@ class AdmissionControl:
             return 0.0  # others are preempted for it
         return self._predict_wait_with_sharing(tenant, own_sequences)
 
-    def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: Rows[Sequence]) -> float:
+    def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: GenericSequence[Sequence]) -> float:
         """Return the tenant's wait if the requests of others get no more than their share before its own."""
         other_weights = (self._queue.tenant_sequences(name)[0].request.tenant.weight for name in self._queue.tenants
                          if name != tenant.name)

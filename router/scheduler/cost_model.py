@@ -10,7 +10,7 @@ restarts from there. `safety_factor` is the factor by which an unlucky step take
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -73,7 +73,7 @@ class CostModel:
         self._coefficients_before_streak = coefficients  # the coefficients when the streak began
 
     @classmethod
-    def from_measurements(cls, measurements: Rows[StepMeasurement]) -> "CostModel":
+    def from_measurements(cls, measurements: GenericSequence[StepMeasurement]) -> "CostModel":
         return cls(fit_coefficients(measurements))
 
     @property
@@ -159,7 +159,7 @@ class TimeRatios:
                    self._sorted[min(num_without_outliers - 1, int(SAFETY_QUANTILE * num_without_outliers))])
 
 
-def fit_coefficients(measurements: Rows[StepMeasurement]) -> CostTerms:
+def fit_coefficients(measurements: GenericSequence[StepMeasurement]) -> CostTerms:
     """Return the non-negative coefficients that fit the measurements with the least relative error.
 
     A term whose best coefficient is negative is dropped and the rest solved again. Without any measurement a

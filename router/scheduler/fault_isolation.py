@@ -6,7 +6,7 @@ sequences may start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from router.model import ShardLossReason
 from router.scheduler.sequence import Sequence, SequenceState
@@ -62,7 +62,8 @@ class FaultIsolation:
                 self.remove_suspect(suspect)
         self._suspect_sets = new_sets + self._suspect_sets
 
-    def assign_blame(self, loss: ShardLossReason, steps: Rows[Rows[Sequence]]) -> list[tuple[Sequence, str]]:
+    def assign_blame(self, loss: ShardLossReason,
+                     steps: GenericSequence[GenericSequence[Sequence]]) -> list[tuple[Sequence, str]]:
         """Return the sequences that must fail for this loss, each with the reason; isolate other suspects.
 
         `steps` are the sequences of each step in flight, the oldest step first.

@@ -5,7 +5,7 @@ The nouns are those of proto/shard.proto, in rows instead of columns. `shards/re
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
 from router.model import PoolingOutput
@@ -24,7 +24,7 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptChunk:
+class PrefillChunk:
     sequence_id: int
     start: int
     length: int
@@ -51,7 +51,7 @@ class Concat:
 class Prefill:
     batch: int
     new_sequences: tuple[NewSequence, ...]
-    chunks: tuple[PromptChunk, ...]
+    chunks: tuple[PrefillChunk, ...]
     includes_decodes: bool
     grants: tuple[BlockGrant, ...] = ()
     keep: tuple[int, ...] | None = None  # a Filter of the batch, sent with the step
@@ -108,16 +108,17 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResultRow:
-    tokens: Rows[int]
-    logprobs: Rows[float]
-    top_logprobs: Rows[Rows[tuple[int, float]]] = ()  # per token, best first; empty when none were asked for
+    tokens: GenericSequence[int]
+    logprobs: GenericSequence[float]
+    # per token, best first; empty when none were asked for
+    top_logprobs: GenericSequence[GenericSequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     sequence_id: int
     start: int  # index of the prompt token that the first value belongs to
-    logprobs: Rows[float]
+    logprobs: GenericSequence[float]
 
 
 @dataclass(slots=True)
@@ -128,5 +129,5 @@ class StepResult:
     seconds: float
     rows: dict[int, StepResultRow]
     failures: dict[int, str]
-    prompt_logprobs: Rows[PromptLogprobs] = ()
+    prompt_logprobs: GenericSequence[PromptLogprobs] = ()
     pooling_outputs: Mapping[int, PoolingOutput] = field(default_factory=dict)  # results of a pooling step, by sequence

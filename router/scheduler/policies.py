@@ -20,7 +20,7 @@ from router.scheduler.plan import (
     NewSequence,
     PoolingStep,
     Prefill,
-    PromptChunk,
+    PrefillChunk,
     ShardMessage,
 )
 from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance, compute_chunk_load
@@ -86,7 +86,7 @@ class StepDraft:
         batch_id, grants, keep = self.batch.id, tuple(self.grants), self._pop_own_filter(self.batch)
         if not self.chunks:
             return Decode(batch_id, grants, keep)
-        chunks = tuple(PromptChunk(s.id, s.num_computed_tokens, length) for s, length in self.chunks)
+        chunks = tuple(PrefillChunk(s.id, s.num_computed_tokens, length) for s, length in self.chunks)
         return Prefill(batch_id, tuple(self.new_sequences), chunks, bool(self.decoding), grants, keep)
 
     def _pop_own_filter(self, batch: Batch) -> tuple[int, ...] | None:
@@ -135,7 +135,7 @@ class StepPolicy:
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
         length = budget.max_chunk_length(sequence.num_computed_tokens,
-                                         sequence.num_tokens_at_entry - sequence.num_computed_tokens)
+                                         sequence.num_initial_tokens - sequence.num_computed_tokens)
         if length:
             budget.spend(sequence.num_computed_tokens, length)
             draft.chunks.append((sequence, length))
@@ -154,7 +154,7 @@ class MixedPolicy(StepPolicy):
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
-        decoding = [s for batch in running.batches for s in batch if s.num_computed_tokens >= s.num_tokens_at_entry]
+        decoding = [s for batch in running.batches for s in batch if s.num_computed_tokens >= s.num_initial_tokens]
         self.allocate_for_decodes(decoding, draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()

@@ -1,7 +1,7 @@
 """Processing of the shards' answers: accepts tokens, ends sequences, publishes prompts in the prefix cache."""
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from router.request import FinishReason, Request, RequestKind
 from router.scheduler.events import SchedulerEvent, TokensAccepted
@@ -55,7 +55,7 @@ class ResultProcessor:
     def _record_computed_chunk(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
         """Record that a chunk was computed: the first `num_computed_tokens` tokens of the sequence are in the cache."""
         self._running.publish_blocks(sequence, num_computed_tokens)
-        if num_computed_tokens >= sequence.num_tokens_at_entry:
+        if num_computed_tokens >= sequence.num_initial_tokens:
             sequence.timeline.enter_phase(RequestPhase.DECODE, now)
 
     def _finish_pooling(self, step: StepInFlight, failures: Mapping[int, str], now: float) -> list[SchedulerEvent]:
@@ -64,7 +64,7 @@ class ResultProcessor:
         return [self._sequences.fail(sequence, failures[sequence.id], now) if sequence.id in failures
                 else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
 
-    def _accept_tokens(self, sequence: Sequence, tokens: Rows[int], stop_token_count: int | None,
+    def _accept_tokens(self, sequence: Sequence, tokens: GenericSequence[int], stop_token_count: int | None,
                        events: list[SchedulerEvent], now: float) -> int:
         request = sequence.request
         num_accepted, reason = count_accepted_tokens(request, len(sequence.generated), tokens, stop_token_count)
@@ -79,7 +79,7 @@ class ResultProcessor:
         return num_accepted
 
 
-def count_accepted_tokens(request: Request, num_generated: int, tokens: Rows[int],
+def count_accepted_tokens(request: Request, num_generated: int, tokens: GenericSequence[int],
                           stop_token_count: int | None) -> tuple[int, FinishReason | None]:
     """Return how many of a row's tokens count, and the finish reason if the sequence ends with the last of them.
 

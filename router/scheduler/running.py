@@ -6,7 +6,7 @@ the next step of a batch (pooling steps use no blocks), and so before any other 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from itertools import count, islice
 from math import ceil
 
@@ -19,7 +19,7 @@ from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
 
 # (hash of the block before, tokens, block size) -> hashes of the full blocks.
-BlockHasher = Callable[[bytes, Rows[int], int], Rows[bytes]]
+BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]
 
 
 class RunningSequences:
@@ -84,7 +84,7 @@ class RunningSequences:
         self.block_pool.acquire(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
-        sequence.num_tokens_at_entry, sequence.num_computed_tokens = (
+        sequence.num_initial_tokens, sequence.num_computed_tokens = (
             sequence.length, len(cached_blocks) * self.block_pool.block_size)
         sequence.num_published_blocks = len(cached_blocks)
         for block, block_hash in self._unpublished_blocks(sequence):
@@ -163,7 +163,7 @@ class RunningSequences:
 
         If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
         """
-        if sequence.blocks and sequence.length > sequence.num_tokens_at_entry:
+        if sequence.blocks and sequence.length > sequence.num_initial_tokens:
             self.publish_blocks(sequence, sequence.length - 1)
 
     def _compute_block_hashes(self, sequence: Sequence, num_blocks: int) -> None:
@@ -181,7 +181,7 @@ class RunningSequences:
 
     def _unpublished_blocks(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not published yet, with their hashes."""
-        last = (min(len(sequence.block_hashes), sequence.num_tokens_at_entry // self.block_pool.block_size)
+        last = (min(len(sequence.block_hashes), sequence.num_initial_tokens // self.block_pool.block_size)
                 if self._may_share_blocks(sequence) else 0)
         indices = range(sequence.num_published_blocks, last)
         return ((sequence.blocks[index], sequence.block_hashes[index]) for index in indices)

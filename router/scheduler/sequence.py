@@ -4,7 +4,7 @@ The rules by which this state changes are in the modules that use it, mainly `ru
 `results.py`, `sequence_table.py` and `scheduler.py`.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -33,7 +33,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
     # Number of tokens when it last entered a batch; it is ready to decode when all of them are computed.
-    num_tokens_at_entry: int = 0
+    num_initial_tokens: int = 0
     # Tokens sent to the shards for computation, answered or not.
     num_computed_tokens: int = 0
     # Unanswered steps that will produce tokens for it.
@@ -58,13 +58,13 @@ class Sequence:
         timeout = self.request.timeout
         self.deadline = inf if timeout is None else self.arrived_at + timeout
 
-    def append_tokens(self, tokens: Rows[int]) -> None:
+    def append_tokens(self, tokens: GenericSequence[int]) -> None:
         self.generated += tokens
         self.length += len(tokens)
 
     @property
     def is_ready_to_decode(self) -> bool:
-        return self.num_computed_tokens >= self.num_tokens_at_entry
+        return self.num_computed_tokens >= self.num_initial_tokens
 
     @property
     def num_tokens_left(self) -> int:
@@ -79,7 +79,7 @@ class Sequence:
     def reset_cache_state(self) -> list[int]:
         """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
-        self.num_tokens_at_entry = self.num_computed_tokens = self.num_published_blocks = 0
+        self.num_initial_tokens = self.num_computed_tokens = self.num_published_blocks = 0
         return blocks
 
     def tokens_between(self, start: int, end: int) -> list[int]:

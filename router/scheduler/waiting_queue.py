@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Collection, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
 from router.request import LoadableResource, RequestKind
@@ -70,7 +70,7 @@ class WaitingQueue:
                               for blocked in self.blocked_by_resource.values() for sequence in blocked)
         return self.demand.num_sequences - self.num_pooling - num_blocked
 
-    def tenant_sequences(self, tenant: str) -> Rows[Sequence]:
+    def tenant_sequences(self, tenant: str) -> GenericSequence[Sequence]:
         """Return the tenant's sequences whose resources are loaded, best rank first."""
         return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
 

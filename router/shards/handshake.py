@@ -11,8 +11,9 @@ from router.shards.failures import ShardsLost
 from router.shards.request_encoding import make_warmup_request
 from router.shards.shard_group import ShardGroup
 
-CALL_TIMEOUT = 10.0  # seconds, for calls without a forward pass
-WARMUP_TIMEOUT = 3600.0  # seconds; a large model without a GPU takes many minutes, and after this one counts as hung
+CALL_TIMEOUT_SECONDS = 10.0  # seconds, for calls without a forward pass
+# seconds; a large model without a GPU takes many minutes, and after this one counts as hung
+WARMUP_TIMEOUT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,13 @@ class HandshakeResult:
 async def perform_handshake(shards: ShardGroup, config: RouterConfig, last_epoch: int) -> HandshakeResult:
     """Connect and begin an epoch, with a number above `last_epoch` and all epochs of the shards. Raises ShardsLost."""
     await shards.connect()
-    infos = await shards.info(CALL_TIMEOUT)
+    infos = await shards.info(CALL_TIMEOUT_SECONDS)
     if not all(info.HasField("warmup") for info in infos):
         max_total_tokens = config.max_total_tokens or min(info.max_positions for info in infos)
-        await shards.warmup(make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT)
-        infos = await shards.info(CALL_TIMEOUT)
+        await shards.warmup(make_warmup_request(config, max_total_tokens), WARMUP_TIMEOUT_SECONDS)
+        infos = await shards.info(CALL_TIMEOUT_SECONDS)
     epoch = max(last_epoch, *(info.epoch for info in infos)) + 1
-    await shards.reset(epoch, CALL_TIMEOUT)
+    await shards.reset(epoch, CALL_TIMEOUT_SECONDS)
     loaded = [loaded_resources(info) for info in infos]
     try:
         model_info = combine_rank_infos(infos)

@@ -18,7 +18,7 @@ from router.scheduler.plan import (
     NewSequence,
     PoolingStep,
     Prefill,
-    PromptChunk,
+    PrefillChunk,
     ShardMessage,
     StepPlan,
 )
@@ -86,7 +86,7 @@ def _encode_sequences(newcomers: tuple[NewSequence, ...]) -> pb.Sequences | None
         num_cached=[n.num_cached for n in newcomers],
         num_blocks=[len(n.blocks) for n in newcomers],
         blocks=chain.from_iterable(n.blocks for n in newcomers),
-        keys=[request.random_key for request in requests],
+        keys=[request.sampling_key for request in requests],
         sampling=_encode_sampling(requests),
         prompt_logprobs=_encode_column([request.prompt_logprobs for request in requests], False),
         adapters=_encode_adapters(requests),
@@ -121,7 +121,7 @@ def _encode_column(values: list[T], default: T) -> list[T]:
     return values if any(value != default for value in values) else []
 
 
-def _encode_chunks(chunks: tuple[PromptChunk, ...], get_traceparent: TraceparentLookup) -> pb.Chunks:
+def _encode_chunks(chunks: tuple[PrefillChunk, ...], get_traceparent: TraceparentLookup) -> pb.Chunks:
     return pb.Chunks(sequences=[c.sequence_id for c in chunks], starts=[c.start for c in chunks],
                      lengths=[c.length for c in chunks],
                      traceparents=_encode_column([get_traceparent(c.sequence_id) for c in chunks], ""))

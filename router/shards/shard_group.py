@@ -31,8 +31,8 @@ CHANNEL_OPTIONS = [
 ]
 LOAD_TIMEOUT_SECONDS = 60.0  # for one adapter or grammar
 DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-FIRST_HEALTH_TIMEOUT = 5.0  # seconds for the first health response of a shard that listens
-HANG_PROBE_TIMEOUT = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
+FIRST_HEALTH_TIMEOUT_SECONDS = 5.0  # seconds for the first health response of a shard that listens
+HANG_PROBE_TIMEOUT_SECONDS = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
 UNIX_SCHEME = "unix:"
 EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service name
 
@@ -72,13 +72,13 @@ class RankConnection:
     async def wait_until_ready(self) -> None:
         """Wait until the shard listens, and watch its health from then on.
 
-        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT seconds without one.
+        Returns after the first health response, or after FIRST_HEALTH_TIMEOUT_SECONDS seconds without one.
         """
         await self._wait_until_connected()
         health_call = self._watch_health(EMPTY_HEALTH_REQUEST)
         pending_read = asyncio.ensure_future(health_call.read())
         self._health_task = asyncio.create_task(self._monitor_health(health_call, pending_read))
-        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT)
+        await asyncio.wait([pending_read], timeout=FIRST_HEALTH_TIMEOUT_SECONDS)
 
     async def _wait_until_connected(self) -> None:
         """Wait for the connection, however long the shard loads its model. Raises ShardsLost if the shard is hung.
@@ -87,7 +87,7 @@ class RankConnection:
         """
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
-            while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT))[0]:
+            while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT_SECONDS))[0]:
                 if await is_unresponsive(self._address):
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
         finally:
@@ -253,7 +253,7 @@ async def is_unresponsive(address: str) -> bool:
     except OSError:
         return False  # no process listens yet
     try:
-        await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT)
+        await asyncio.wait_for(reader.read(1), HANG_PROBE_TIMEOUT_SECONDS)
     except TimeoutError:
         return True
     except OSError:

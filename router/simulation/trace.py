@@ -8,7 +8,7 @@ requests of one prefix begin with the same tokens.
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,7 @@ class WorkloadTrace:
     timing_profile: TimingProfile | None = None
     next_hashes: dict[bytes, list[bytes]] = field(default_factory=dict)  # by block hash: the hashes that followed it
 
-    def make_hasher(self) -> Callable[[bytes, Rows[int], int], Rows[bytes]]:
+    def make_hasher(self) -> Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]:
         """Return a hasher that repeats the recorded hashes of blocks; a block without one gets a unique hash."""
         remaining = {before: deque(names) for before, names in self.next_hashes.items()}
         num_unique = 0
@@ -56,7 +56,7 @@ class WorkloadTrace:
             num_unique += 1
             return hash_blocks(parent_hash, [num_unique], 1)[0]
 
-        def replay_hashes(parent_hash: bytes, tokens: Rows[int], block_size: int) -> list[bytes]:
+        def replay_hashes(parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> list[bytes]:
             """Return hashes for the blocks that the tokens fill; only the number of tokens counts, all are zeros."""
             hashes = [parent_hash]
             for _ in range(len(tokens) // block_size):
@@ -159,7 +159,7 @@ class TraceBuilder(ReplayObserver):
             self._arrivals[sequence.id] = RequestArrival(0.0, remaining_request, 0, is_arrival_known=False)
             self._stats.add_unfinished(sequence.id)
 
-    def on_block_hashes(self, parent_hash: bytes, hashes: Rows[bytes]) -> None:
+    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
         for block_hash, next_hash in pairwise([parent_hash, *hashes]):
             self._next_hashes.setdefault(block_hash, []).append(next_hash)
 

@@ -267,7 +267,7 @@ class RequestValidator:
             prompt=prompt.tokens,
             max_new_tokens=(num_tokens_left if generation_input.max_new_tokens is None
                             else min(generation_input.max_new_tokens, num_tokens_left)),
-            random_key=0 if seed is None else make_random_key(seed, 0 if generation_input.seed is None else index),
+            sampling_key=0 if seed is None else make_sampling_key(seed, 0 if generation_input.seed is None else index),
             sampling=sampling,
             # With a grammar the text ends where the grammar does, even with `ignore_eos`.
             end_tokens=frozenset() if generation_input.ignore_eos and grammar is None else self._end_tokens,
@@ -306,7 +306,7 @@ def seed_or_random(seed: int | None) -> int:
     return secrets.randbits(53) if seed is None else seed
 
 
-def make_random_key(seed: int, choice_index: int) -> int:
+def make_sampling_key(seed: int, choice_index: int) -> int:
     """Return the 64-bit key that all random draws of a request depend on; the same in every process."""
     hash_input = b"weft draw" + seed.to_bytes(8, "little") + choice_index.to_bytes(8, "little")
     return int.from_bytes(hashlib.sha256(hash_input).digest()[:8], "little")

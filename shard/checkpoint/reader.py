@@ -35,7 +35,7 @@ MAX_SCRATCH_RATIO = 16  # `scratch` memory is reused if it has at most so many t
 # Small enough to stay in the processor's cache, and for torch to copy without waking threads, which takes longer.
 STAGING_BYTES = {"cpu": 2**16, "cuda": 2**24}
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RowSelection(NamedTuple):
@@ -106,7 +106,7 @@ class CheckpointReader:
             self._open_files = files.pop_all()
         self._num_bytes_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored_tensors.values())
         if unread_files := checkpoint_files.list_unread_files():
-            log.info("%s also holds %s, which is not read", folder, join_first_names(unread_files))
+            logger.info("%s also holds %s, which is not read", folder, join_first_names(unread_files))
 
     def __enter__(self) -> "CheckpointReader":
         return self

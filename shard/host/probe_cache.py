@@ -16,7 +16,7 @@ import torch
 DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 LIBRARY_PACKAGES = "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NoProbeCache:
@@ -46,7 +46,7 @@ class FileProbeCache:
             temporary_path.write_text(json.dumps(self._read_entries() | {key: value}))
             temporary_path.replace(self.path)
         except OSError as error:
-            log.warning("cannot remember what was found out about this machine: %s", error)
+            logger.warning("cannot remember what was found out about this machine: %s", error)
 
     def _read_entries(self) -> dict[str, object]:
         try:

@@ -48,7 +48,7 @@ TOP_LEVEL_SETTINGS = ("architectures", "dtype", "torch_dtype", "tie_word_embeddi
 VISION_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 TIED_HEAD_NAME = "language_model.lm_head.weight"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def read_gemma3(source: ModelSource[Gemma3Config]) -> Decoder:
 
 
 def read_multimodal_gemma3(source: ModelSource[Gemma3Config]) -> Decoder:
-    log.info("only the text's part of this model is read: it is served without images")
+    logger.info("only the text's part of this model is read: it is served without images")
     for prefix in VISION_PREFIXES:
         source.weights.ignore_prefix(prefix)
     source.weights.ignore_tensor(TIED_HEAD_NAME)

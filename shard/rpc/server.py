@@ -56,7 +56,7 @@ PARENT_GRACE_SECONDS = 3.0  # seconds that a shard outlives its parent
 STOP_GRACE_SECONDS = 1.0  # seconds that calls have to finish
 MAX_STOP_SECONDS = 10.0  # seconds after which the process ends even if the worker still computes
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
@@ -122,7 +122,7 @@ async def serve(config: ShardConfig) -> int:
             worker = await load_worker(partial(make_worker, config, ProgressPipe(config.ready_fd, on_progress)),
                                        compute_executor, stop_event)
             # the router reports it, too
-            span_sender = make_span_sender(config.traces, f"shard {config.rank}", log.debug)
+            span_sender = make_span_sender(config.traces, f"shard {config.rank}", logger.debug)
         except (ValueError, OSError) as error:
             report_start_failure(config.ready_fd, str(error))
             return choose_exit_code(error)

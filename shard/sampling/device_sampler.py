@@ -4,7 +4,7 @@ The result has the same bits as that of `sampler.py` for the same logits, or a f
 Nothing here waits for the device.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ def can_sample_on_device(sequence: Sequence) -> bool:
     return sequence.can_sample_on_device
 
 
-def has_random_sampling(sequences: Rows[Sequence]) -> bool:
+def has_random_sampling(sequences: GenericSequence[Sequence]) -> bool:
     """Whether any of the sequences is drawn rather than greedy."""
     return any(sequence.sampling.temperature for sequence in sequences)
 
@@ -52,7 +52,7 @@ class DeviceSampler:
         padding_values = [*[0.0] * (NUM_FILTERS + 1), 1.0, 0.0]
         self._parameter_columns = StaticDeviceBuffers([max_rows] * NUM_COLUMNS, torch.float64, device, padding_values)
 
-    def write_parameters(self, sequences: Rows[Sequence], token_indices: list[int]) -> None:
+    def write_parameters(self, sequences: GenericSequence[Sequence], token_indices: list[int]) -> None:
         """Send the sampling parameters of the next step; `token_indices` are those of its tokens in their sequences."""
         sampling_params = [sequence.sampling for sequence in sequences]
         filters = [[getattr(one, name) if one.temperature else 0 for one in sampling_params] for name in FILTERS]

@@ -21,7 +21,7 @@ MATCHER_LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max
 BYTE_VALUES, BIT_INDICES = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
 UNPACKED_BITS_BY_BYTE = (BYTE_VALUES[:, None] >> BIT_INDICES & 1).view(torch.int64)[:, 0]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class GrammarTokenizer:
@@ -124,5 +124,5 @@ def make_grammar_registry(folder: Path, vocabulary_size: int) -> GrammarRegistry
         return GrammarRegistry(GrammarTokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"),
                                                 vocabulary_size))
     except (OSError, ValueError) as error:
-        log.info("served without grammars: %s", error)
+        logger.info("served without grammars: %s", error)
         return None

@@ -5,7 +5,7 @@ Each function changes, in place, only the rows that use it. Counts of a sequence
 
 from array import array
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 
 import torch
@@ -137,13 +137,14 @@ def make_seen_tokens(logits: Tensor, rows: list[int], token_counts: list[TokenCo
     return SeenTokens(indices, counts, [len(past.token_ids) for past in token_counts])
 
 
-def make_logit_indices(logits: Tensor, rows: list[int], tokens_by_row: Rows[Rows[int]]) -> LogitIndices:
+def make_logit_indices(logits: Tensor, rows: list[int],
+                       tokens_by_row: GenericSequence[GenericSequence[int]]) -> LogitIndices:
     num_entries = torch.tensor([len(entries) for entries in tokens_by_row])
     return (torch.tensor(rows).repeat_interleave(num_entries).to(logits.device),
             concatenate_rows("q", tokens_by_row).to(logits.device))
 
 
-def concatenate_rows(typecode: str, rows: Rows[Rows[float]]) -> Tensor:
+def concatenate_rows(typecode: str, rows: GenericSequence[GenericSequence[float]]) -> Tensor:
     """Concatenate rows into one tensor. Buffers are used, since making a tensor from a long list is slow."""
     entries = bytearray().join([array(typecode, entries) for entries in rows])
     dtype = {"q": torch.int64, "f": torch.float32}[typecode]

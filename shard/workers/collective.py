@@ -11,7 +11,7 @@ from shard.parallel.shared_memory import PeerLost
 
 Result = TypeVar("Result")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def exit_process() -> None:
@@ -27,6 +27,6 @@ def run_collective(group: RankGroup, exit: Callable[[], object], call: Callable[
     except Exception as error:
         if group.size > 1:
             # If another rank is the cause, its own log is more useful than a traceback here.
-            log.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
+            logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
             exit()
         raise

@@ -36,7 +36,7 @@ from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes,
 NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DecoderWorker(BaseWorker[LoadedDecoder]):
@@ -102,7 +102,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         num_useful_blocks = request.max_batch_size * -(-self._max_sequence_length(request) // size)
         num_blocks = cap_num_blocks(request, min(min_fitting_blocks, num_useful_blocks))
         explanation = explain_num_blocks(num_blocks, num_fitting_blocks, num_useful_blocks, budget)
-        log.info("%s", describe_cache_size(num_blocks, size, block_bytes, num_fitting_blocks, explanation))
+        logger.info("%s", describe_cache_size(num_blocks, size, block_bytes, num_fitting_blocks, explanation))
         return min(min_fitting_blocks, num_useful_blocks), explanation
 
     def _max_sequence_length(self, request: pb.WarmupRequest) -> int:

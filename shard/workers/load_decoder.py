@@ -65,7 +65,7 @@ from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress
 AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
 AnyModel = TypeVar("AnyModel")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def set_up_device(device: torch.device, config: ShardConfig) -> None:
         disable_split_sums()
     torch.cuda.set_device(device)
     if not has_triton():
-        log.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
+        logger.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
 
 
 def estimate_weight_bytes(folder: Path, model_config: ModelConfig, quantize: str, dtype: torch.dtype) -> int:
@@ -229,7 +229,7 @@ def choose_model_dtype(config: ShardConfig, checkpoint_dtype: torch.dtype, devic
                            partial(measure_fastest_dtype, can_pack, make_packed_matmul))
     choice = choose_dtype(config.dtype, checkpoint_dtype, device.type, find_fastest)
     if choice.user_note:
-        log.info("%s", choice.user_note)
+        logger.info("%s", choice.user_note)
     return choice.dtype
 
 
@@ -243,9 +243,9 @@ def load_from_weights(config: ShardConfig, context: LoadContext, model_config: A
                           on_progress=partial(on_progress, LOAD_PHASE)) as weights:
         model = make_model(model_config, weights, context.group)
         check_all_weights_used(weights, folder, model_config)
-    log.info("loaded %s in %s on %s", model_config.architecture, dtype_name(context.dtype), context.device)
+    logger.info("loaded %s in %s on %s", model_config.architecture, dtype_name(context.dtype), context.device)
     if weights.quantization_summary:
-        log.info("%s", weights.quantization_summary)
+        logger.info("%s", weights.quantization_summary)
     return model
 
 
@@ -278,5 +278,5 @@ def check_exactness(find_difference: Callable[[], str], group: RankGroup, probe_
     if difference and is_required:
         raise ValueError(f"--exact cannot be kept here: {difference}")
     if difference:
-        log.warning("answers may depend on what else is served at the same time: %s", difference)
+        logger.warning("answers may depend on what else is served at the same time: %s", difference)
     return difference

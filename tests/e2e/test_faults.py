@@ -99,7 +99,7 @@ def test_hanging_shards_are_replaced(tmp_path, faults, ranks):
 
 @pytest.mark.slow
 def test_shards_that_hang_in_reset_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT_SECONDS", 0.3)
 
     async def scenario(weft):
         await weft.check_streams(*make_requests())

@@ -18,7 +18,7 @@ def make_random_requests(seed, num_requests=24):
     for number in range(num_requests):
         stop = tuple(rng.sample(STOP_STRINGS, rng.randrange(3)))
         yield make_text_request(f"{number} " * rng.randrange(1, 40), rng.choice((1, 2, 7, 30, 60)),
-                                random_key=rng.getrandbits(64), stop_strings=stop, prompt_logprobs=rng.random() < 0.2,
+                                sampling_key=rng.getrandbits(64), stop_strings=stop, prompt_logprobs=rng.random() < 0.2,
                                 sampling=SamplingParams(temperature=1.0, top_n_tokens=rng.randrange(3)))
 
 
@@ -55,9 +55,9 @@ def test_preempted_sequences_continue_unchanged(tmp_path, policy, tokens_per_ste
 
 def test_tokens_do_not_depend_on_other_clients(tmp_path):
     async def scenario(weft):
-        (alone,) = await weft.collect_streams(make_text_request("a loom", 30, random_key=5))
-        same, *_ = await weft.collect_streams(make_text_request("a loom", 30, random_key=5),
-                                              *(make_text_request("a loom", 30, random_key=key) for key in range(3)))
+        (alone,) = await weft.collect_streams(make_text_request("a loom", 30, sampling_key=5))
+        same, *_ = await weft.collect_streams(make_text_request("a loom", 30, sampling_key=5),
+                                              *(make_text_request("a loom", 30, sampling_key=key) for key in range(3)))
         assert same.tokens == alone.tokens
     play_scenario(scenario, tmp_path)
 

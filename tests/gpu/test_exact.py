@@ -19,7 +19,7 @@ MODEL_SIZES = {"cuda": {"hidden_size": 2048, "intermediate_size": 8192, "num_att
 
 def make_random_request(rng: Random, name: str) -> Request:
     prompt = tuple(rng.randrange(2, 512) for _ in range(rng.choice([1, 16, 33, 100, 180])))
-    return Request(name, prompt, rng.randrange(1, 40), random_key=rng.getrandbits(64),
+    return Request(name, prompt, rng.randrange(1, 40), sampling_key=rng.getrandbits(64),
                    sampling=SamplingParams(temperature=rng.choice([0.0, 0.7]), top_k=rng.choice([0, 20])))
 
 

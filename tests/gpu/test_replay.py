@@ -93,5 +93,5 @@ def test_no_kernel_is_compiled_after_warmup(
 def make_request(number: int, length: int) -> Request:
     """Return a request; of each three, one is sampled, one returns prompt logprobs and one uses the adapter."""
     sampling = SamplingParams(temperature=0.8, top_k=20) if number % 3 == 0 else SamplingParams()
-    return Request(str(number), tuple(range(2, 2 + length)), 5 + number, random_key=number, sampling=sampling,
+    return Request(str(number), tuple(range(2, 2 + length)), 5 + number, sampling_key=number, sampling=sampling,
                    prompt_logprobs=number % 3 == 1, adapter=LoadableResource("adapter", 1) if number % 3 == 2 else None)

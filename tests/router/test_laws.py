@@ -53,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         shared = more.pop("shared")
         tokens = tuple((self.num_requests * 7 * (index >= shared) + index) % 256 for index in range(prompt))
         output *= more["kind"] is RequestKind.GENERATE
-        request = Request(str(self.num_requests), tokens, output, random_key=self.num_requests,
+        request = Request(str(self.num_requests), tokens, output, sampling_key=self.num_requests,
                           end_tokens=frozenset({256}), priority=priority, adapter=needs, **more)
         self.world.add_client(SimulatedClient(request, self.world.now, tokens_until_stop=stop or None))
 

@@ -1,6 +1,6 @@
 """Builders of sequences with given sampling parameters, and of random logits."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from shard.state.sequence import SamplingParams, Sequence
 
 
-def make_sampling_sequence(*, prompt: Rows[int] = (1, 2, 3), output: Rows[int] = (), key: int = 0,
+def make_sampling_sequence(*, prompt: GenericSequence[int] = (1, 2, 3), output: GenericSequence[int] = (), key: int = 0,
                            **sampling: Any) -> Sequence:
     tokens = [*prompt, *output]
     return Sequence(id=key, tokens=tokens, num_prompt_tokens=len(prompt), num_initial_tokens=len(prompt),

@@ -48,7 +48,7 @@ def random_requests(draw: st.DrawFn,
     length, seed = draw(st.sampled_from(PROMPT_LENGTHS)), draw(st.integers(0, 2**32))
     prompt = torch.randint(2, 512, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     return Request(f"{length}-{seed}", tuple(prompt), draw(st.integers(1, 12)),
-                   random_key=draw(st.integers(0, 2**64 - 1)), sampling=draw(sampling_strategy),
+                   sampling_key=draw(st.integers(0, 2**64 - 1)), sampling=draw(sampling_strategy),
                    prompt_logprobs=draw(st.booleans()))
 
 

@@ -1,6 +1,6 @@
 """Builders of protocol messages: rows here become the columns of the protobuf messages."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,8 +16,8 @@ class SequenceRow:
     """A new sequence; each of its `blocks` holds 16 tokens."""
 
     id: int
-    tokens: Rows[int]
-    blocks: Rows[int]
+    tokens: GenericSequence[int]
+    blocks: GenericSequence[int]
     num_prompt_tokens: int | None = None
     num_cached: int = 0
     sampling_key: int = 0
@@ -43,7 +43,7 @@ def make_chunks(*rows: tuple[int, int, int]) -> pb.Chunks:
     return pb.Chunks(sequences=[r[0] for r in rows], starts=[r[1] for r in rows], lengths=[r[2] for r in rows])
 
 
-def make_prefill(batch: int, *rows: SequenceRow, chunk_rows: Rows[tuple[int, int, int]] | None = None,
+def make_prefill(batch: int, *rows: SequenceRow, chunk_rows: GenericSequence[tuple[int, int, int]] | None = None,
                  **fields: Any) -> pb.PrefillRequest:
     """Build a prefill that runs all uncached tokens of the new sequences, or the chunks in `chunk_rows`."""
     chunk_rows = [(r.id, r.num_cached, len(r.tokens) - r.num_cached)
@@ -55,7 +55,7 @@ def make_decode(batch: int, **fields: Any) -> pb.DecodeRequest:
     return pb.DecodeRequest(batch=batch, **fields)
 
 
-def make_grants(**blocks: Rows[int]) -> pb.Grants:
+def make_grants(**blocks: GenericSequence[int]) -> pb.Grants:
     """Build grants of blocks; the keyword for sequence 7 is `s7`."""
     return pb.Grants(sequences=[int(name[1:]) for name in blocks], num_blocks=[len(b) for b in blocks.values()],
                      blocks=chain(*blocks.values()))
@@ -77,7 +77,7 @@ def make_concat(*batches: int) -> pb.ConcatRequest:
     return pb.ConcatRequest(batches=batches)
 
 
-def make_embed(*texts: Rows[int], wanted: pb.Wanted = pb.VECTORS, **fields: Any) -> pb.EmbedRequest:
+def make_embed(*texts: GenericSequence[int], wanted: pb.Wanted = pb.VECTORS, **fields: Any) -> pb.EmbedRequest:
     return pb.EmbedRequest(wanted=wanted, num_tokens=map(len, texts), tokens=chain(*texts), **fields)
 
 

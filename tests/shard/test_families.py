@@ -41,7 +41,7 @@ RANDOM_SAMPLING = SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1
 
 
 def make_request(prompt_length: int, **request_fields: Any) -> Request:
-    return Request(f"{prompt_length}", tuple(PROMPT_TOKENS[:prompt_length]), 8, random_key=prompt_length,
+    return Request(f"{prompt_length}", tuple(PROMPT_TOKENS[:prompt_length]), 8, sampling_key=prompt_length,
                    **request_fields)
 
 

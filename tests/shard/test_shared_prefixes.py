@@ -79,10 +79,10 @@ def make_scheduled_requests(prefix_requests: list[PrefixRequest],
 sampling_params = st.sampled_from([
     SamplingParams(), SamplingParams(), SamplingParams(temperature=1.0, top_n_tokens=3),
     SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.5), SamplingParams(watermark=True)])
-requests_without_prompts = st.builds(
-    partial(Request, "", ()), max_new_tokens=st.sampled_from([1, 5, 30, 50, 50]), random_key=st.integers(0, 2**64 - 1),
-    sampling=sampling_params, prompt_logprobs=st.sampled_from([False, False, False, True]),
-    tenant=st.sampled_from([Tenant("one"), Tenant("one"), Tenant("two")]))
+requests_without_prompts = st.builds(partial(Request, "", ()), max_new_tokens=st.sampled_from([1, 5, 30, 50, 50]),
+                                     sampling_key=st.integers(0, 2**64 - 1), sampling=sampling_params,
+                                     prompt_logprobs=st.sampled_from([False, False, False, True]),
+                                     tenant=st.sampled_from([Tenant("one"), Tenant("one"), Tenant("two")]))
 random_prefix_requests = st.builds(PrefixRequest, followed_index=st.sampled_from([0, 0, 1, 2, 3, 4, 5]),
                                    num_shared_tokens=st.sampled_from([16, 33, 64, 65, 90, WHOLE_PREFIX, WHOLE_PREFIX]),
                                    num_own_tokens=st.sampled_from([1, 1, 5, 16, 40]), request=requests_without_prompts,

@@ -89,9 +89,9 @@ class SimulatedClient:
 
 def compute_expected_tokens(request: Request, num_tokens: int, model: SimulatedConfig) -> list[int]:
     """Return the tokens that the simulated model generates for this request, alone and undisturbed."""
-    sequence = SimpleNamespace(sampling_key=request.random_key, adapter_id=request.adapter.id if request.adapter else 0,
-                               grammar_id=request.grammar.id if request.grammar else 0, tokens=list(request.prompt),
-                               num_prompt_tokens=len(request.prompt))
+    sequence = SimpleNamespace(sampling_key=request.sampling_key, adapter_id=request.adapter.id if request.adapter
+                               else 0, grammar_id=request.grammar.id if request.grammar else 0,
+                               tokens=list(request.prompt), num_prompt_tokens=len(request.prompt))
     simulated_text = SimulatedText(sequence, model.seed, model.mean_output_length)  # type: ignore[arg-type]
     return [simulated_text.get_token(index) for index in range(num_tokens)]
 

@@ -32,7 +32,7 @@ OUTPUT_FOLDER = Path("data")  # relative to the server's working directory
 USAGE_HINT = (
     "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class InferenceRequest(RequestBody):
@@ -127,4 +127,4 @@ def write_csv_file(path: Path, csv_lines: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(csv_lines)
     except OSError as error:
-        log.warning("cannot write %s: %s", path, error.strerror)
+        logger.warning("cannot write %s: %s", path, error.strerror)

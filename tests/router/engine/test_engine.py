@@ -587,7 +587,7 @@ def test_engine_start_waits_for_the_shards(tmp_path):
 
 @pytest.mark.slow
 def test_shards_that_hang_at_start_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT_SECONDS", 0.3)
 
     async def scenario(weft):
         assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]
@@ -597,7 +597,7 @@ def test_shards_that_hang_at_start_are_replaced(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_shards_that_never_finish_warmup_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.shards.handshake.WARMUP_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.shards.handshake.WARMUP_TIMEOUT_SECONDS", 0.3)
 
     async def scenario(weft):
         assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]

@@ -13,14 +13,14 @@ from router.scheduler.plan import (
     NewSequence,
     PoolingStep,
     Prefill,
-    PromptChunk,
+    PrefillChunk,
     StepPlan,
 )
 
 DECODE_PLAN = StepPlan(1, 5, (Decode(1, (BlockGrant(3, (8,)),), (3, 4)),), (3, 4), (3, 4), 0.1)
 NEW_SEQUENCE = NewSequence(5, Request("a", (1, 2, 3), 4), (9,), (6, 7), 0)
-MIXED_PLAN = StepPlan(1, 8, (Filter(2, ()), Concat((1, 2)), Prefill(1, (NEW_SEQUENCE,), (PromptChunk(5, 0, 2),), True)),
-                      (3, 5), (3,), 0.1)
+MIXED_PLAN = StepPlan(1, 8, (Filter(2, ()), Concat((1, 2)),
+                             Prefill(1, (NEW_SEQUENCE,), (PrefillChunk(5, 0, 2),), True)), (3, 5), (3,), 0.1)
 
 
 def plan_digest(plan):

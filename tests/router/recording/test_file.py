@@ -19,7 +19,7 @@ def run_secret_request():
     prompt, generated_token, end, banned = SECRET_TOKENS
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
     core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
-    core.submit(Request("a", (prompt,) * 40, 40, random_key=prompt, end_tokens=frozenset({end}),
+    core.submit(Request("a", (prompt,) * 40, 40, sampling_key=prompt, end_tokens=frozenset({end}),
                         stop_strings=("a secret",), sampling=SamplingParams(banned_tokens=(banned,)),
                         tenant=Tenant("t")), 0.0)
     for step in range(30):

@@ -13,7 +13,7 @@ from router.recording.redact import (
 )
 from router.request import LoadableResource, Request, RequestKind, Tenant
 
-FULL_REQUEST = Request("a", (7, 8, 9), 5, random_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
+FULL_REQUEST = Request("a", (7, 8, 9), 5, sampling_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
                        tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, cache_namespace=b"n", block_hashes=(b"x", b"y"),
                        adapter=LoadableResource("adapter", 1), prompt_logprobs=True)
 
@@ -25,7 +25,7 @@ def test_every_request_field_is_kept_or_left_out_on_purpose():
 def test_redacted_request_keeps_lengths_but_no_content():
     again = rebuild_request(*redact_request(FULL_REQUEST))
     assert (again.prompt, again.end_tokens, again.stop_strings,
-            again.random_key) == ((0, 0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
+            again.sampling_key) == ((0, 0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
     assert redact_request(again) == redact_request(FULL_REQUEST)
 
 

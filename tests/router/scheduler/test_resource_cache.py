@@ -406,7 +406,7 @@ def make_adapter_world(seed: int, num_requests: int, num_adapters: int, num_slot
         now += rng.expovariate(150.0)
         wanted = LoadableResource("adapter", 1 + int(num_adapters * rng.random() ** 3), max_bytes=rng.randint(50, 100))
         request = Request(str(number), tuple(rng.randrange(255) for _ in range(rng.randint(1, 40))),
-                          rng.randint(1, 12), random_key=rng.getrandbits(64), end_tokens=frozenset({256}),
+                          rng.randint(1, 12), sampling_key=rng.getrandbits(64), end_tokens=frozenset({256}),
                           adapter=wanted if rng.random() < 0.95 else None, tenant=DEFAULT_TENANT)
         world.add_client(SimulatedClient(request, now, now + rng.random() if rng.random() < 0.05 else None))
     return world

@@ -7,7 +7,7 @@ import pytest
 from router.model import ModelInfo, ShardLossReason
 from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensAccepted
-from router.scheduler.plan import Concat, Decode, Filter, Prefill, PromptChunk, StepResult, StepResultRow
+from router.scheduler.plan import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
 from router.scheduler.results import count_accepted_tokens
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence_selector import MAX_EXAMINED_SEQUENCES
@@ -54,7 +54,7 @@ def test_a_prompt_is_prefilled_and_then_decoded():
     core = make_scheduler(look_ahead=1)
     number = submit(core, prompt=20)
     (plan, events), (following, _) = run_step(core), run_step(core)
-    assert plan.messages[0].chunks == (PromptChunk(number, 0, 20),)
+    assert plan.messages[0].chunks == (PrefillChunk(number, 0, 20),)
     assert events == [TokensAccepted({number: 1})]
     assert following.messages == (Decode(plan.messages[0].batch),)
 
@@ -357,7 +357,7 @@ def test_sequence_continues_with_its_tokens_after_a_shard_loss():
     core.shards_ready(MODEL_INFO, 2, 0.0)
     plan = core.plan(0.0)
     (newcomer,) = plan.messages[0].new_sequences
-    assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (PromptChunk(number, 0, 22),))
+    assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (PrefillChunk(number, 0, 22),))
     assert (plan.epoch, plan.last_message_number) == (2, 1)
 
 

@@ -15,11 +15,11 @@ def test_tokens_in_flight_count_as_generated():
 
 
 def test_sequence_is_ready_when_its_entry_tokens_are_computed():
-    assert make_sequence(num_tokens_at_entry=3, num_computed_tokens=3).is_ready_to_decode
-    assert not make_sequence(num_tokens_at_entry=3, num_computed_tokens=2).is_ready_to_decode
+    assert make_sequence(num_initial_tokens=3, num_computed_tokens=3).is_ready_to_decode
+    assert not make_sequence(num_initial_tokens=3, num_computed_tokens=2).is_ready_to_decode
 
 
 def test_forgetting_the_cache_returns_the_blocks_and_resets_the_sequence():
-    one = make_sequence(blocks=[3, 4], num_tokens_at_entry=3, num_computed_tokens=3)
+    one = make_sequence(blocks=[3, 4], num_initial_tokens=3, num_computed_tokens=3)
     assert one.reset_cache_state() == [3, 4]
-    assert (one.blocks, one.num_tokens_at_entry, one.num_computed_tokens) == ([], 0, 0)
+    assert (one.blocks, one.num_initial_tokens, one.num_computed_tokens) == ([], 0, 0)

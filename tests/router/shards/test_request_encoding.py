@@ -15,7 +15,7 @@ from router.scheduler.plan import (
     NewSequence,
     PoolingStep,
     Prefill,
-    PromptChunk,
+    PrefillChunk,
     StepPlan,
 )
 from router.shards.answer_decoding import loaded_resources
@@ -68,7 +68,7 @@ def test_resources_are_identified_by_kind_and_number(kind, on_wire):
 
 
 def test_chunks_carry_their_trace_context():
-    chunks = (PromptChunk(5, 0, 3), PromptChunk(6, 0, 2))
+    chunks = (PrefillChunk(5, 0, 3), PrefillChunk(6, 0, 2))
     (traced,) = encode_plan(make_plan(Prefill(1, (), chunks, False)), {5: "", 6: "00-six"}.__getitem__)
     (plain,) = encode_plan(make_plan(Prefill(1, (), chunks, False)))
     assert list(traced.chunks.traceparents) == ["", "00-six"]
@@ -76,9 +76,9 @@ def test_chunks_carry_their_trace_context():
 
 
 def test_new_sequences_are_encoded_in_columns():
-    first = NewSequence(5, Request("a", (1, 2), 3, random_key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
+    first = NewSequence(5, Request("a", (1, 2), 3, sampling_key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
     second = NewSequence(6, Request("b", (4,), 3, adapter=LoadableResource("adapter", 8)), (), (2,))
-    (message,) = encode_plan(make_plan(Prefill(1, (first, second), (PromptChunk(5, 0, 3),), True,
+    (message,) = encode_plan(make_plan(Prefill(1, (first, second), (PrefillChunk(5, 0, 3),), True,
                                                (BlockGrant(1, (6, 7)),))))
     sequences = message.sequences
     assert (list(sequences.ids), list(sequences.num_tokens)) == ([5, 6], [3, 1])

@@ -207,7 +207,7 @@ def test_rank_that_failed_in_a_step_forces_a_restart_of_all_ranks(tmp_path, tran
 
 
 def test_shard_that_accepts_but_does_not_respond_needs_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "HANG_PROBE_TIMEOUT", 0.05)
+    monkeypatch.setattr(module, "HANG_PROBE_TIMEOUT_SECONDS", 0.05)
 
     async def scenario():
         shards = ShardGroup([f"unix:{tmp_path}/shard", f"unix:{tmp_path}/nobody"])
@@ -389,7 +389,7 @@ def test_closing_twice_is_harmless(tmp_path):
 
 
 def test_late_first_health_message_does_not_end_monitoring(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.shards.shard_group.FIRST_HEALTH_TIMEOUT", 0.01)
+    monkeypatch.setattr("router.shards.shard_group.FIRST_HEALTH_TIMEOUT_SECONDS", 0.01)
 
     async def scenario(shards, rank):
         rank.is_silent.set()

@@ -6,7 +6,7 @@ from support.metrics_page import check_metrics_page, parse_metrics
 
 from router.model import ModelInfo, ShardLossReason, StepMeasurement
 from router.request import LoadableResource, Request
-from router.scheduler.plan import Concat, Decode, Filter, NewSequence, PromptChunk, StepPlan, StepResult, StepResultRow
+from router.scheduler.plan import Concat, Decode, Filter, NewSequence, PrefillChunk, StepPlan, StepResult, StepResultRow
 from router.scheduler.plan import Prefill as PrefillMessage
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
@@ -55,7 +55,7 @@ def make_new_sequences(*numbers):
 
 
 def make_prefill_plan(*numbers, alongside=False, lengths=(3,), seconds=0.0):
-    chunks = tuple(PromptChunk(number, 0, length) for number, length in zip(numbers, lengths, strict=False))
+    chunks = tuple(PrefillChunk(number, 0, length) for number, length in zip(numbers, lengths, strict=False))
     message = PrefillMessage(1, make_new_sequences(*numbers), chunks, alongside)
     return StepPlan(1, 1, (message,), numbers, numbers, seconds)
 
@@ -175,7 +175,7 @@ def test_steps_in_flight_count_as_failed_at_a_shard_loss():
 def test_new_sequences_and_their_prompt_tokens_are_counted_when_sent():
     harness = MetricsHarness()
     harness.steps.count_sent(make_prefill_plan(1, 2, lengths=(30, 12)))
-    harness.steps.count_sent(make_plan(PrefillMessage(1, (), (PromptChunk(1, 30, 8),), False)))
+    harness.steps.count_sent(make_plan(PrefillMessage(1, (), (PrefillChunk(1, 30, 8),), False)))
     samples = harness.read_page()
     assert (samples["tgi_batch_next_size_count"], samples["tgi_batch_next_size_sum"]) == (1, 2)
     assert samples["tgi_batch_prompt_tokens"] == 50

@@ -17,7 +17,7 @@ from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompts import ParameterNames
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation import validator as validation
-from router.validation.validator import GenerationInput, RequestValidator, make_random_key
+from router.validation.validator import GenerationInput, RequestValidator, make_sampling_key
 
 MODEL_INFO = ModelInfo(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
                        num_blocks=100)
@@ -53,7 +53,7 @@ def test_default_request_is_greedy_and_may_use_the_remaining_tokens():
     assert made.max_new_tokens == 1600 - 4
     assert made.sampling.temperature == 0
     assert made.end_tokens == {256}
-    assert made.random_key == 0
+    assert made.sampling_key == 0
 
 
 def test_ignore_eos_removes_the_end_tokens():
@@ -82,7 +82,7 @@ def test_openai_penalties_are_passed_on():
 
 def test_greedy_option_overrides_sampling_parameters():
     made = validate_single(greedy=True, do_sample=True, top_p=0.5)
-    assert (made.sampling.temperature, made.random_key) == (0, 0)
+    assert (made.sampling.temperature, made.sampling_key) == (0, 0)
 
 
 def test_end_token_beyond_the_vocabulary_is_dropped():
@@ -157,20 +157,20 @@ def test_request_ids_are_long_and_random():
 # Seeds
 
 
-def test_seed_gives_the_same_random_key_everywhere():
-    assert validate_single(do_sample=True, seed=7).random_key == make_random_key(7, 0) == 0xea9aacf0f672956f
+def test_seed_gives_the_same_sampling_key_everywhere():
+    assert validate_single(do_sample=True, seed=7).sampling_key == make_sampling_key(7, 0) == 0xea9aacf0f672956f
 
 
 def test_generated_seed_can_be_sent_again():
     [choice] = validate(do_sample=True)
     assert 0 <= choice.seed < 2**53
-    assert validate_single(do_sample=True, seed=choice.seed).random_key == choice.request.random_key
+    assert validate_single(do_sample=True, seed=choice.seed).sampling_key == choice.request.sampling_key
 
 
 def test_every_choice_has_its_own_seed():
     first, second = validate(do_sample=True, best_of=2)
     assert first.seed != second.seed
-    assert validate_single(do_sample=True, seed=second.seed).random_key == second.request.random_key
+    assert validate_single(do_sample=True, seed=second.seed).sampling_key == second.request.sampling_key
 
 
 def test_greedy_requests_have_no_seed():
@@ -179,7 +179,7 @@ def test_greedy_requests_have_no_seed():
 
 
 def test_largest_seed_is_accepted():
-    assert validate_single(do_sample=True, seed=2**64 - 1).random_key == make_random_key(2**64 - 1, 0)
+    assert validate_single(do_sample=True, seed=2**64 - 1).sampling_key == make_sampling_key(2**64 - 1, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ GRAMMAR_SOURCES = {1: GRAMMAR_FROM_REGEX(OUTPUT_REGEX),
 
 def make_requests(count: int, choose_grammar: Any) -> list[Request]:
     return [Request(f"r{index}", prompt=tuple(range(2, 5 + index)), max_new_tokens=60 if choose_grammar(index) else 12,
-                    random_key=index, end_tokens=frozenset({1}),
+                    sampling_key=index, end_tokens=frozenset({1}),
                     sampling=SamplingParams(temperature=1.5 if index % 2 else 0.0, top_n_tokens=2),
                     grammar=choose_grammar(index)) for index in range(count)]
 

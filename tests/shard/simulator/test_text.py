@@ -1,4 +1,4 @@
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from shard.simulator.text import BLANK_TOKEN, END_TOKEN, WORDS, BlockTags, Cache
 from shard.state.sequence import SamplingParams, Sequence
 
 
-def make_sequence(tokens: Rows[int] = (1, 2, 3), blocks: Rows[int] = (0, 1), cached: int = 0,
+def make_sequence(tokens: GenericSequence[int] = (1, 2, 3), blocks: GenericSequence[int] = (0, 1), cached: int = 0,
                   **identity: int) -> Sequence:
     identity = {"sampling_key": 0, "adapter_id": 0, "grammar_id": 0} | identity
     return Sequence(id=7, tokens=list(tokens), num_prompt_tokens=len(tokens), num_initial_tokens=len(tokens),

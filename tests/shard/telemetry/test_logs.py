@@ -14,15 +14,15 @@ LOGGING_PROGRAM = """
 import logging, sys, warnings
 from shard.telemetry.logs import LogSettings, start_logging
 start_logging("shard 3", LogSettings({level!r}, as_json={as_json}))
-log = logging.getLogger("shard.loom")
-log.debug("a thread")
-log.info("woven: %s", 5)
-log.warning("two\\nlines")
+logger = logging.getLogger("shard.loom")
+logger.debug("a thread")
+logger.info("woven: %s", 5)
+logger.warning("two\\nlines")
 warnings.warn("frays", UserWarning)
 try:
     1 / 0
 except ZeroDivisionError:
-    log.exception("torn")
+    logger.exception("torn")
 raise KeyError("lost")
 """
 

@@ -109,7 +109,7 @@ def test_step_does_not_overwrite_the_blocks_of_a_sequence_that_ends_with_a_step_
 def make_request(number: int, sampling: SamplingParams = GREEDY_SAMPLING, prompt_length: int = 20,
                  max_new_tokens: int = 12) -> Request:
     prompt = torch.randint(2, 512, (prompt_length,), generator=torch.Generator().manual_seed(number)).tolist()
-    return Request(str(number), tuple(prompt), max_new_tokens, random_key=number, sampling=sampling)
+    return Request(str(number), tuple(prompt), max_new_tokens, sampling_key=number, sampling=sampling)
 
 
 @pytest.mark.parametrize(("look_ahead", "ahead"), [(1, False), (2, True)])

@@ -77,7 +77,7 @@ def test_defaults_sample_until_the_end_of_the_context(serve):
 
 def test_zero_temperature_is_greedy_regardless_of_other_parameters(serve):
     for request in post_and_get_requests(serve, {"temperature": 0}, {"temperature": 0.0, "top_p": 0.9, "seed": 5}):
-        assert (request.sampling.temperature, request.random_key) == (0, 0)
+        assert (request.sampling.temperature, request.sampling_key) == (0, 0)
 
 
 def test_parameters_reach_the_request(serve):
@@ -91,12 +91,12 @@ def test_parameters_reach_the_request(serve):
     assert (request.max_new_tokens, request.stop_strings, request.priority) == (9, (".", "!"), 3)
 
 
-def test_seed_gives_the_same_random_key_as_other_dialects(serve):
+def test_seed_gives_the_same_sampling_key_as_other_dialects(serve):
     async def scenario(client, engine):
         await client.post(CHAT_PATH, json={"messages": MESSAGES, "seed": 7})
         await client.post("/generate", json={"inputs": "x", "parameters": {"do_sample": True, "seed": 7}})
         first, second = engine.requests
-        assert first.random_key == second.random_key
+        assert first.sampling_key == second.sampling_key
     serve(scenario)
 
 
@@ -106,7 +106,7 @@ def test_default_and_unknown_fields_have_no_effect(serve):
         {"seed": 1, "stream": None, "stream_options": None, "logprobs": False, "response_format": None},
         {"seed": 1, "user": "u", "top_k": 3, "unheard": {"of": 1}, "frequency_penalty": 0, "presence_penalty": 0})
     for other in others:
-        assert (other.sampling, other.random_key, other.stop_strings) == (bare.sampling, bare.random_key, ())
+        assert (other.sampling, other.sampling_key, other.stop_strings) == (bare.sampling, bare.sampling_key, ())
 
 
 def test_stop_accepts_a_single_string(serve):

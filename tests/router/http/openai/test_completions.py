@@ -63,7 +63,7 @@ def test_parameters_reach_every_request(serve):
         first, second = engine.requests
         assert [request.id for request in engine.requests] == ["mine", "mine.1"]
         assert (first.prompt, second.prompt) == ((97,), (98,))
-        assert (first.max_new_tokens, first.stop_strings, first.random_key) == (9, ("x",), second.random_key)
+        assert (first.max_new_tokens, first.stop_strings, first.sampling_key) == (9, ("x",), second.sampling_key)
         sampling = first.sampling
         assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.0, 1.5)
         assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.25, -0.5)
