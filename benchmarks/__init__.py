@@ -1,0 +1,3 @@
+"""Benchmarks of weft: a load generator (bench), programs for single questions, measurements on a GPU, and the batching
+study.
+"""

@@ -19,6 +19,8 @@ class TextStream(Protocol):
 
 
 class Output:
+    """Writer of the launcher's log lines and banner, as plain text or as JSON."""
+
     def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
         self._format_record = JsonLogFormatter(LOGGER_NAME).format
@@ -46,7 +48,7 @@ class Output:
 
 
 class LineStream:
-    """Stream that passes each written line to `say`."""
+    """Stream that logs each line written to it."""
 
     def __init__(self, log_line: Callable[[str], object]) -> None:
         self._log_line = log_line

@@ -33,6 +33,8 @@ FIELDS_SET_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
+    """Settings of the launcher itself: model, number of shards, adapters, logs and traces."""
+
     model_id: str = setting(
         DEMO_MODEL,
         "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "

@@ -1,4 +1,5 @@
 """Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
+`launcher_protocol.py` documents the JSON and the messages to the parent process.
 
 `process.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment variables,
 since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send, WEFT_HUB_TOKEN
@@ -54,6 +55,8 @@ TokenizerAndTemplate = tuple[Tokenizer, ChatTemplate | None]
 
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
+    """All parts of a serving router, with the order in which they are drained and stopped."""
+
     engine: Engine
     stand_in_server: StandInServer
     validator: RequestValidator

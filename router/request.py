@@ -5,6 +5,8 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
+    """Reason why a sequence ended. The values are TGI's."""
+
     LENGTH = "length"
     END_TOKEN = "eos_token"  # noqa: S105 - the TGI dialect's word for it
     STOP_STRING = "stop_sequence"
@@ -79,6 +81,8 @@ DEFAULT_TENANT = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """One sequence to generate, or one text to embed or classify, as the scheduler and the shards need it."""
+
     id: str
     prompt: tuple[int, ...]
     max_new_tokens: int  # 0 unless `kind` is GENERATE

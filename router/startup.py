@@ -38,6 +38,8 @@ def read_shard_progress(path: Path) -> ShardStartupProgress:
 
 
 class StartupProgress:
+    """Startup progress of all shards together."""
+
     def __init__(self, progress_files: Iterable[str] = ()) -> None:
         """`progress_files` are the progress files, one for each shard."""
         self._progress_files = tuple(Path(file) for file in progress_files)

@@ -9,6 +9,8 @@ Answer = TypeVar("Answer")
 
 
 class PendingResult(Generic[Answer]):
+    """Result of a computation under way, which is waited for in any thread and finished in the thread that began it."""
+
     def __init__(self, wait: Callable[[], object], finish: Callable[[], Answer]) -> None:
         """Create a pending answer. `wait` returns when the computation is over; any thread may call it. `finish` is
         called once, in the thread that began the computation."""

@@ -27,6 +27,8 @@ FAULT_KINDS = {
 
 @dataclass(slots=True)
 class Fault:
+    """One scripted fault: what goes wrong at which call of a verb, and whether it has happened."""
+
     kind: str
     verb: str
     nth_call: int

@@ -8,6 +8,8 @@ MAX_FLOAT = sys.float_info.max  # an int may be larger, and cannot become a floa
 
 
 class JsonConfig:
+    """Checked access to the values of a JSON object, such as config.json; errors name the file and the key."""
+
     def __init__(self, values: dict[str, Any], source: str) -> None:
         self._values = values
         self.source = source

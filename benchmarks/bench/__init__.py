@@ -1,0 +1,1 @@
+"""`weft bench`: load on a server, its report, and benchmarks of shards without a router."""

@@ -256,6 +256,7 @@ def parse_settings(arguments: list[str], own_arguments: Sequence[str] | None = N
 
 
 def return_settings(settings: BenchSettings = BenchSettings()) -> BenchSettings:
+    """Return the settings; cyclopts makes them from the command line."""
     return settings
 
 

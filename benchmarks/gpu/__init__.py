@@ -1,0 +1,1 @@
+"""Benchmarks on a GPU: step latency beside the roofline, throughput beside `transformers`."""

@@ -41,12 +41,16 @@ CallResult = TypeVar("CallResult")
 
 
 class RequestLengths(NamedTuple):
+    """Prompt and output length of one request, in tokens."""
+
     prompt: int
     output: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlacement:
+    """Folder of a model, and the device and dtype with which it is loaded."""
+
     folder: str  # of the model
     device: str
     dtype: str = "auto"

@@ -17,6 +17,8 @@ STEAL_FIELD_INDEX = 8  # index of the steal time in the first line of /proc/stat
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[T]):
+    """Result of one attempt, and the share of CPU time that was stolen during it."""
+
     result: T
     steal_share: float  # share of the processors' time
 

@@ -77,6 +77,8 @@ class TurnMeasurements:
 
 @dataclass(frozen=True, slots=True)
 class InvalidAdaptersPoint:
+    """Times between tokens, throughput and refusals of one turn."""
+
     p50_ms: float
     p99_ms: float
     most_ms: float

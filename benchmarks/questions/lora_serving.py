@@ -75,6 +75,8 @@ class TurnTimings:
 
 @dataclass(frozen=True, slots=True)
 class LoraServingPoint:
+    """Throughput, its loss, and times between tokens of one server with one number of adapters."""
+
     variant: str
     adapters: int
     tokens_per_second: float
@@ -109,6 +111,8 @@ class ServerVariant:
 
 
 class AdapterLoad:
+    """Streams of requests to a server that use its adapters in turn."""
+
     def __init__(self, settings: LoraServingSettings, http: aiohttp.ClientSession) -> None:
         self._settings, self._http = settings, http
         self._request_numbers = count()

@@ -54,6 +54,8 @@ class LoraStepSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoraStepPoint:
+    """Milliseconds of a decode step with one number of adapters, and the loss of throughput."""
+
     adapters: int
     step_ms: float
     cost_percent: float  # of the throughput without adapters, the median of the turns

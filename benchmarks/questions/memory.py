@@ -50,6 +50,8 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class StartupMeasurement:
+    """Peak memory of each shard and seconds to the first token, over several starts of a server."""
+
     num_shard: int
     peak_gb: tuple[float, ...]  # anonymous memory of each shard, the largest first
     first_token_seconds: tuple[float, ...]  # from each start of `weft serve` to the first token

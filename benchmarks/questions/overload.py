@@ -58,6 +58,8 @@ class OverloadOutcomes:
 
 
 class OverloadGenerator:
+    """Load generator that sends more requests than the server can serve."""
+
     def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
         self._url = f"http://{HOST}:{port}/generate"
         self._session = session

@@ -72,6 +72,8 @@ class CounterReading:
 
 @dataclass(frozen=True, slots=True)
 class RouterCostPoint:
+    """Cost of the router with one number of streams and one look-ahead."""
+
     streams: int
     look_ahead: int
     tokens_per_second: float

@@ -50,6 +50,8 @@ class SchedulerCostSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCosts:
+    """CPU cost of the scheduler's steps, and what recording, block hashes and a snapshot add."""
+
     streams: int
     plain_us_per_step: float
     recording_us_per_token: float

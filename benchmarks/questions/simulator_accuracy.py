@@ -59,6 +59,8 @@ class SimulatorAccuracySettings:
 
 
 class BurstLoad:
+    """Load of random prompts that arrive in bursts at random times."""
+
     def __init__(self, settings: SimulatorAccuracySettings, port: int, session: aiohttp.ClientSession,
                  seed: int) -> None:
         self._settings = settings

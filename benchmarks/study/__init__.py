@@ -1,0 +1,1 @@
+"""The batching study: batching policies compared on the same loads, as `weft study batching`."""

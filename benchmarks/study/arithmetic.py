@@ -13,6 +13,8 @@ MIN_VALUES_FOR_BAND = 3  # values with which a band is shown
 
 
 class RegressionLine(NamedTuple):
+    """Least-squares line through points, with their correlation."""
+
     slope: float
     intercept: float
     correlation: float

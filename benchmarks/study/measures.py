@@ -28,7 +28,7 @@ USERS_SLOWDOWN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A complete answer."""
+    """A request that was answered without error, with its latencies."""
 
     num_tokens: int  # requested
     latency_seconds: float  # latency; in the study's mode by the server's clock

@@ -41,7 +41,7 @@ LatencyPoints = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class StudyScope:
-    """Extent of the study."""
+    """How much the study measures: policies, workloads, rates, numbers of users, seeds and requests."""
 
     seeds: int = 5
     presets: tuple[str, ...] = workloads.STUDY_WORKLOADS
@@ -60,6 +60,8 @@ class StudyScope:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
+    """One run of the study: one policy on one workload, with one seed and one arrival rate or number of users."""
+
     part: str
     shape: str
     workload: str
@@ -86,6 +88,8 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True)
 class ServerRuns:
+    """Runs that one server with one policy serves, one after the other."""
+
     policy: str
     runs: tuple[StudyRun, ...]
 
@@ -132,6 +136,8 @@ class ServerSpeed:
 
 @dataclass(frozen=True, slots=True)
 class StudyPlan:
+    """Runs of the study for one model, with the requests and router settings of each."""
+
     shape: StudyModel
     scope: StudyScope
     server_speed: ServerSpeed = field(default_factory=ServerSpeed)

@@ -30,6 +30,8 @@ class RunRecords:
 
 
 class RunRecordStore:
+    """Files with the records of runs, in a folder of the study."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "raw"
 

@@ -8,6 +8,8 @@ from benchmarks.bench.load.record import RequestRecord
 
 
 class SlotStay(NamedTuple):
+    """Bar of a timeline: its row, and when it starts and ends."""
+
     slot: int
     start: float
     end: float

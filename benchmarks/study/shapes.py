@@ -30,6 +30,8 @@ CACHE_TOKENS = 16_384  # for 64 requests of 256: none is longer
 
 @dataclass(frozen=True, slots=True)
 class StudyModel:
+    """A model of the study, real or simulated, with settings for its shard and router."""
+
     name: str
     model_folder: str = ""  # of a model
     shard_settings: Mapping[str, Any] = field(default_factory=dict)  # its settings

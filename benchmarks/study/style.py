@@ -29,6 +29,8 @@ LineDashes = str | tuple[int, tuple[int, ...]]
 
 
 class PolicyStyle(NamedTuple):
+    """Color, line, marker and hatch of a policy in plots."""
+
     color: str
     line: LineDashes
     marker: str

@@ -29,6 +29,8 @@ MAX_ELEMENT_BYTES = 4  # maximum bytes per element once loaded
 
 
 class AdapterContents(NamedTuple):
+    """Sizes and base model of an adapter, read from its two files."""
+
     file_bytes: int  # of both files
     max_loaded_bytes: int  # upper bound of the bytes that the loaded adapter takes
     base_model: str  # the base model that its config names, or ""

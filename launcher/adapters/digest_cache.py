@@ -37,6 +37,8 @@ class DigestCache:
 
 
 class AdapterNameKey(NamedTuple):
+    """Key under which the digest of a named adapter is cached, apart for each token."""
+
     source: str
     name: str
     token_hash: bytes  # hash of the token, which is not kept itself; empty for no token

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterError(ValueError):
+    """An adapter cannot be served; the message is one line for the client, `kind` the kind of reason."""
+
     def __init__(self, kind: AdapterErrorKind, reason: str) -> None:
         super().__init__(" ".join(reason.split())[:MAX_MESSAGE_LENGTH])
         self.kind: AdapterErrorKind = kind

@@ -20,6 +20,8 @@ MAX_CONCURRENT_FETCHES = 8  # maximum concurrent fetches per source
 
 
 class FetchedAdapter(NamedTuple):
+    """Stored version of an adapter that was fetched, and whether it is private."""
+
     version: AdapterVersion
     is_private: bool  # whether a token was needed to read the adapter
 

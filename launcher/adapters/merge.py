@@ -1,4 +1,5 @@
-"""Merges of adapters: each is computed once, by a child process, one at a time, and stored like any other version.
+"""Runner of adapter merges: each is computed once, by a child process, one at a time, and stored like any other
+version.
 
 The digest of a result is written to the store, so that it is found after a restart.
 """

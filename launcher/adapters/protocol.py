@@ -1,4 +1,5 @@
-"""Protocol of the adapter store: parsed requests of the router, one JSON object per line, and a version as a reply.
+"""Wire protocol of the adapter store: requests of the router, one JSON object per line, parsed into dataclasses, and
+the reply that describes a version.
 
     {"id": 1, "op": "fetch", "source": "hub", "name": "org/name", "token": "", "own_token": false, "fresh": false}
     {"id": 2, "op": "allowed", "source": "hub", "name": "org/name", "token": ""}
@@ -30,6 +31,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
+    """Request to bring an adapter into the store and return its version."""
+
     source: str
     name: str
     token: str = field(default="", repr=False)
@@ -39,6 +42,8 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class AccessCheckRequest:
+    """Request to check whether a token may read an adapter."""
+
     source: str
     name: str
     token: str = field(default="", repr=False)
@@ -46,11 +51,15 @@ class AccessCheckRequest:
 
 @dataclass(frozen=True, slots=True)
 class PinRequest:
+    """Request to replace the router's pins: versions with these digests must not be evicted."""
+
     digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
+    """Request to merge stored adapters into a new one."""
+
     digests: tuple[str, ...]
     weights: tuple[float, ...]
     strategy: str

@@ -11,6 +11,8 @@ from launcher.adapters.protocol import FetchRequest
 
 @dataclass(frozen=True, slots=True)
 class RemoteVersion:
+    """What a source has under an adapter's name now, and the function that copies its files into a folder."""
+
     num_bytes_to_fetch: int  # bytes still to be fetched
     download_files: Callable[[Path], None]  # fetch both files into a folder; raises AdapterError, ValueError or OSError
     version_stamp: Hashable = None  # equal stamps mean equal contents; None if nothing guarantees that
@@ -19,6 +21,8 @@ class RemoteVersion:
 
 
 class AdapterSource(Protocol):
+    """Interface of an adapter source: the Hub, local folders or S3."""
+
     is_remote: bool  # whether asking the source is slow, so that its last answer may be reused
 
     def list_tokens_to_try(self, request: FetchRequest) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ Reply = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdapterStoreSettings:
+    """Settings of the store's process, as its command line has them; the token comes by standard input."""
+
     store_folder: str
     local_root: str  # root folder of the source `local`, or "" if that source is disabled
     max_bytes: int
@@ -59,7 +61,7 @@ class AdapterStoreSettings:
 
 
 class StoreComponents(NamedTuple):
-    """Components that handle the requests."""
+    """Parts of the store that answer requests: the folder, the source `hub`, the fetcher and the runner of merges."""
 
     store: AdapterVersionStore
     hub_source: HubSource
@@ -144,7 +146,9 @@ def make_merge_reply(version: AdapterVersion) -> Reply:
 
 
 class ReplyWriter:
-    """Thread-safe writer of reply lines. Ends the process if the reader has closed the pipe."""
+    """Thread-safe writer of replies, one line of JSON each, to the pipe that the router reads. Ends the process if the
+    router has closed it.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -32,12 +32,16 @@ STORE_SUBFOLDERS = ("versions", "incoming", "pins", "merged", "hub")
 
 
 class AdapterVersion(NamedTuple):
+    """Adapter in the store, identified by the digest of its files."""
+
     digest: str
     folder: Path
     contents: AdapterContents
 
 
 class IncomingFolder(NamedTuple):
+    """Locked folder for an adapter that is being fetched or merged."""
+
     folder: Path
     lock_descriptor: int  # holds the folder's lock, also in a child process that inherits it
 

@@ -10,6 +10,8 @@ TRUE_VALUES, FALSE_VALUES = ("true", "1"), ("false", "0")
 
 
 class FlagAction(StrEnum):
+    """What becomes of another server's flag in weft."""
+
     SETTING = "setting"  # sets a setting of weft
     MODEL_AND_REVISION = "revised"  # as SETTING, and a name at the Hub may be followed by @ and a revision
     PRELOADED_ADAPTERS = "adapters"  # lists the adapters that are loaded at start
@@ -25,6 +27,8 @@ class FlagAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FlagEffect:
+    """Effect of another server's flag for some of its values, or for all."""
+
     action: FlagAction
     target_name: str = ""  # the setting, or the variable
     value_template: str = ""  # its value, with {} for the given value; empty: the given value itself

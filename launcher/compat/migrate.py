@@ -1,4 +1,5 @@
 """`weft migrate`: translation of another server's command line into one of `weft`, with notes about what is left out.
+TABLES_BY_PROGRAM has the programs whose command lines are supported.
 
 TABLES has the programs whose command lines are supported.
 """

@@ -164,6 +164,8 @@ def finish_translation(translation: FlagTranslation, parsed_arguments: ParsedArg
 
 
 class RaisingArgumentParser(ArgumentParser):
+    """ArgumentParser that raises ValueError where argparse would exit."""
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 

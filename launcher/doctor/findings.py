@@ -9,6 +9,8 @@ FindingState = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """Result of one check: ok, a warning or a problem, and how to cure it."""
+
     subject: str
     state: FindingState
     text: str

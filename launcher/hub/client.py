@@ -52,12 +52,16 @@ class TokenRejectedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RepositoryListing:
+    """Commit of a revision, and the names of its files."""
+
     commit: str
     file_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
+    """Name, ETag and size of a file at the Hub."""
+
     name: str
     etag: str  # the SHA-256 of a large file, the git blob hash of a small one
     num_bytes: int
@@ -87,7 +91,7 @@ def get_url_origin(url: str) -> tuple[str, str]:
 
 
 class HubClient:
-    """One model at the Hub."""
+    """HTTP client for one repository at the Hub."""
 
     def __init__(self, endpoint: str, repository_name: str, token: str, user_agent: str) -> None:
         """Prepare the headers; `user_agent` is the User-Agent."""

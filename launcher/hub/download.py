@@ -53,6 +53,8 @@ Result = TypeVar("Result")
 
 
 class ModelDownload:
+    """Download of all files that a server needs of one model, several at a time."""
+
     def __init__(self, request: DownloadRequest, token: str, display: DownloadDisplay, clock: Callable[[], float],
                  pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:
         self._request, self._display, self._clock, self._pauses = request, display, clock, pauses

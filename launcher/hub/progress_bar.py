@@ -8,6 +8,8 @@ BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class DownloadProgress:
+    """Bytes of a download that are done, formatted as a line or a bar with rate and time left."""
+
     def __init__(self, title: str, total_bytes: int, done_bytes: int, now: float) -> None:
         """Start at `now`, with `done_bytes` bytes from an earlier download."""
         self.title, self.total_bytes, self.done_bytes = title, total_bytes, done_bytes

@@ -26,6 +26,8 @@ class ModelNotCachedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
+    """Model to serve: its folder, and for a built-in one its own default settings."""
+
     name: str  # as the user gave it
     folder: str  # empty for the simulated model
     notice: str = ""  # a note to users

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class RetryPolicy:
-    """Retries of one file or request, until there are too many failures in a row or `stop_event` is set."""
+    """Decides how long to wait before each retry of a request, and gives up after too many failures in a row."""
 
     def __init__(self, stop_event: Event, report: Callable[[str], None], pauses: Sequence[float]) -> None:
         self._stop_event, self._report, self._pauses = stop_event, report, pauses

@@ -1,4 +1,6 @@
-"""Download of one file from the Hub into the cache: resumed, checked, and visible only when complete."""
+"""Download of one file from the Hub into the cache: resumed, checked, and visible only when complete. `ModelDownload`
+downloads all files of a model.
+"""
 
 import hashlib
 import os

@@ -18,6 +18,8 @@ NO_TRACES = TraceSettings()
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
+    """Name, command, settings and environment of a child process that is to be started."""
+
     name: str
     program_command: tuple[str, ...]
     settings: dict[str, Any]
@@ -50,6 +52,8 @@ class AdapterStoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
+    """Specs of all child processes of a server: the shards and the router."""
+
     shard_specs: tuple[ChildSpec, ...]
     router_spec: ChildSpec
     runtime_folder: str  # temporary folder of this server

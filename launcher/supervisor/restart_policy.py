@@ -8,6 +8,8 @@ WINDOW_SECONDS = 300.0  # seconds; after this time without a death the pauses st
 
 
 class RestartPolicy:
+    """Decides, from the deaths recorded so far, how long to wait before the next restart or whether to give up."""
+
     def __init__(self, pauses: Sequence[float]) -> None:
         self._pauses = pauses
         self._recent_deaths: list[float] = []

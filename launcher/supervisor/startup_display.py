@@ -36,6 +36,8 @@ class StartupProgress:
 
 
 class StartupDisplay:
+    """Output of the startup progress: a line redrawn on a terminal, log lines elsewhere."""
+
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()

@@ -34,7 +34,7 @@ class LaunchError(Exception):
 
 
 class ConfigurationError(LaunchError):
-    """The server cannot start until a setting, the model or the machine changes: a restart does not help."""
+    """The server cannot start until a setting, the model or the machine is changed; starting it again does not help."""
 
     exit_code = 2
 

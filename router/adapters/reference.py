@@ -41,6 +41,8 @@ RequestedAdapter = AdapterReference | MergedAdapterReference
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
+    """An adapter as the store has fetched it: digest of its contents, its folder, and its sizes."""
+
     digest: str
     folder: str
     max_shard_bytes: int  # bytes on a shard, at most

@@ -44,6 +44,8 @@ class AdapterEntry:
 
 
 class AdapterStore(Protocol):
+    """Interface of the adapter store: sends it one request and returns the answer."""
+
     async def send_request(self, **request: Any) -> Mapping[str, Any]: ...
 
     async def close(self) -> None: ...

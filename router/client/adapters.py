@@ -30,6 +30,8 @@ TIME_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 @dataclass(frozen=True, slots=True)
 class AdaptersCommand:
+    """One `weft adapters` command and the HTTP request that carries it out."""
+
     do: str  # ls, load or unload
     url: str
     adapter: str = ""

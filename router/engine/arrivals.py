@@ -10,6 +10,8 @@ from router.request import LoadableResource
 
 
 class LoadWaiters:
+    """Futures of callers that wait until a resource is loaded on the shards, one per resource."""
+
     def __init__(self) -> None:
         self._futures: dict[LoadableResource, asyncio.Future[str | NotReady]] = {}
 

@@ -1,4 +1,4 @@
-"""Deliveries of the unfinished requests, by sequence number.
+"""Streams of the unfinished requests, by sequence id.
 
 Passes the scheduler's events and the shards' answers to the clients' streams, and what clients do (leave, stop
 reading) to the scheduler.
@@ -39,7 +39,7 @@ now = time.monotonic
 
 
 class ClientStreams:
-    """Streams of all unfinished requests."""
+    """Output builder and stream of every unfinished request, by sequence id."""
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, scheduler: Scheduler,
                  wake_engine: Callable[[], None], *, metrics: ServerMetrics) -> None:

@@ -12,6 +12,8 @@ from router.scheduler.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class SentPlan:
+    """A plan that was sent to the shards, and the future of its answer."""
+
     plan: StepPlan
     answer: "asyncio.Future[Any]"
     sent_at: float

@@ -20,7 +20,9 @@ now = time.monotonic
 
 
 class ResourceController:
-    """Adapters and grammars of the shards, as the engine and the HTTP layer use them."""
+    """Loads and unloads adapters and grammars on the shards: passes the scheduler's commands to the shards, and the
+    results to the scheduler, the metrics and waiting callers.
+    """
 
     def __init__(self, shard_loader: ShardLoader, on_events: Callable[[list[SchedulerEvent]], None],
                  wake_engine: Callable[[], None]) -> None:

@@ -30,6 +30,8 @@ class TopToken:
 
 @dataclass(slots=True)
 class TokenEvent:
+    """A generated token with its text and logprob."""
+
     id: int
     text: str  # "" while a character is incomplete
     logprob: float
@@ -73,6 +75,8 @@ class PoolingEvent:
 
 @dataclass(slots=True)
 class FailedEvent:
+    """The error that ends a request's stream."""
+
     error: RequestError
 
 

@@ -16,7 +16,9 @@ ResourceLookup = Callable[[str, str], LoadableResource]  # returns the resource 
 
 
 class GrammarResolver:
-    """Resolver of grammars. `close` ends the compiler."""
+    """Resolves the grammar of a request to the resource that the shards load: checks that grammars are served, has it
+    compiled, and numbers it. `close` ends the compiler.
+    """
 
     def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
                  get_resource: ResourceLookup | None) -> None:

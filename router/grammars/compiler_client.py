@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
+    """The compiled grammar, or the reason why it was rejected."""
+
     grammar: str = ""  # in the form that shards load
     rejection_reason: str = ""  # reason, if the grammar was rejected
 

@@ -39,6 +39,8 @@ SchemaAtPath = tuple[str, dict[str, Any]]  # path of a schema in the request, an
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
+    """A JSON schema or regular expression that the output of a request must match."""
+
     kind: str  # "json_schema" or "regex"
     source: str
 

@@ -22,6 +22,10 @@ from router.http.transport.server import StandInRunner, create_listening_socket
 
 @dataclass(frozen=True, slots=True)
 class StandInServer:
+    """Listening socket of the router, and the server that answers probes on it while the main application is not ready
+    or shuts down.
+    """
+
     listening_socket: socket.socket
     runner: StandInRunner
     api_keys: ApiKeys

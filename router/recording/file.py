@@ -38,6 +38,8 @@ class SegmentStart:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
+    """One recorded call of a scheduler method: its time, arguments, outcome, and the block hashes computed in it."""
+
     method: str
     recorded_at: float
     arguments: tuple[Any, ...] = ()
@@ -88,6 +90,10 @@ def call_to_json(entry: CallEntry) -> dict[str, Any]:
 
 
 class Recording:
+    """A recording file. Iterating yields the start of each segment and the calls after it; raises BadRecording for an
+    invalid line.
+    """
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_truncated = False  # whether the last line is incomplete; known when all lines have been read

@@ -35,6 +35,8 @@ CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...
 
 @dataclass(frozen=True, slots=True)
 class RecordingSegment:
+    """A snapshot of the scheduler and the calls recorded since."""
+
     snapshot: SchedulerSnapshot
     started_at: float
     entries: GenericSequence[CallEntry]

@@ -52,6 +52,8 @@ class ReplayObserver:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
+    """The first call whose replayed outcome differs from the recorded one."""
+
     event_number: int  # of the event, from 1
     elapsed_seconds: float  # since the recording began
     method: str
@@ -66,6 +68,8 @@ class ReplayDifference:
 
 @dataclass(slots=True)
 class ReplayResult:
+    """Numbers of a replay, the digest of its decisions, and the first difference, if there is one."""
+
     num_segments: int = 0
     num_events: int = 0
     started_at: float = 0.0

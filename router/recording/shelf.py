@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class RecordingFolder:
+    """Folder to which recordings are written in the background; the oldest files are deleted."""
+
     def __init__(self, folder: Path, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._config = config

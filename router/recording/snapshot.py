@@ -70,12 +70,16 @@ DICT_CLASS_REDUCERS = {kind: reduce_by_fields for kind in SCHEDULER_CLASSES.valu
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
+    """Pickled scheduler and its redacted requests."""
+
     pickled: bytes
     # `pickled` refers to requests by index; they never change, so they are not pickled
     requests: GenericSequence[RedactedRequest]
 
 
 class SchedulerPickler(pickle.Pickler):
+    """Pickler that redacts requests and tokens."""
+
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
         self.requests: list[RedactedRequest] = []
@@ -88,6 +92,8 @@ class SchedulerPickler(pickle.Pickler):
 
 
 class SchedulerUnpickler(pickle.Unpickler):
+    """Unpickler that rebuilds redacted requests from a snapshot."""
+
     def __init__(self, snapshot: SchedulerSnapshot) -> None:
         super().__init__(io.BytesIO(snapshot.pickled))
         self._requests = snapshot.requests

@@ -57,6 +57,10 @@ class AdmissionControl:
         self._running = running
 
     def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:
+        """Return the rejection of a new request, or None if it may wait. Of several limits that it exceeds, the first
+        counts.
+        """
+
         wait = self._wait_forecast.correct_bias(raw_wait)
         return (self._check_concurrency_limits(request.tenant, num_unfinished, wait)
                 or self._check_queue_limits(request, wait)

@@ -7,6 +7,8 @@ from router.scheduler.sequence import Sequence
 
 
 class Batch:
+    """Sequences that step together, known to router and shards by the same id."""
+
     def __init__(self, batch_id: int) -> None:
         self.id = batch_id
         self._sequences: dict[int, Sequence] = {}

@@ -30,6 +30,8 @@ class TokensAccepted:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinished:
+    """End of a sequence with a result."""
+
     sequence_id: int
     reason: FinishReason
 
@@ -44,6 +46,8 @@ class SequenceExpired:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
+    """Failure of a sequence, with the reason."""
+
     sequence_id: int
     reason: str
 

@@ -13,6 +13,8 @@ COST_PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
 
 
 class FairShares:
+    """Virtual counter of each tenant: the cost of its tokens over its weight."""
+
     def __init__(self) -> None:
         self._virtual_counters: dict[str, float] = {}
         self._num_unfinished: dict[str, int] = {}  # number of unfinished sequences; only of tenants that have any

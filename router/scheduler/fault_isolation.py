@@ -15,6 +15,10 @@ DEATHS_BEFORE_ISOLATION, DEATHS_BEFORE_FAILURE = 2, 3
 
 
 class FaultIsolation:
+    """Sets of sequences suspected of making steps fail; the first set may run alone until it is cleared or a culprit is
+    found.
+    """
+
     def __init__(self) -> None:
         self._suspect_sets: list[dict[int, Sequence]] = []
 

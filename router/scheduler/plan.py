@@ -32,23 +32,33 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class BlockGrant:
+    """Cache blocks allocated to a running sequence for its next tokens."""
+
     sequence_id: int
     blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
+    """Message: remove all sequences from a batch except the kept ones."""
+
     batch: int
     keep: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Concat:
+    """Message: join batches into the first."""
+
     batches: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
+    """Message: run chunks of prompts in a batch, and with `includes_decodes` a decode of its ready sequences in the
+    same step.
+    """
+
     batch: int
     new_sequences: tuple[NewSequence, ...]
     chunks: tuple[PrefillChunk, ...]
@@ -59,6 +69,8 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
+    """Message: run one step for every ready sequence of a batch."""
+
     batch: int
     grants: tuple[BlockGrant, ...] = ()
     keep: tuple[int, ...] | None = None
@@ -108,6 +120,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResultRow:
+    """Tokens that one sequence got in a step, with their logprobs."""
+
     tokens: GenericSequence[int]
     logprobs: GenericSequence[float]
     # per token, best first; empty when none were asked for
@@ -116,6 +130,8 @@ class StepResultRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
+    """Logprobs of consecutive prompt tokens of one sequence."""
+
     sequence_id: int
     start: int  # index of the prompt token that the first value belongs to
     logprobs: GenericSequence[float]

@@ -15,6 +15,8 @@ BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 
 
 class PoolingPolicy:
+    """Policy that drafts pooling steps: whether one is due, and which waiting texts fit into it."""
+
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
         self._last_step_was_pooling = False  # the step before was a pooling step

@@ -27,6 +27,8 @@ UNUSED_GRACE_SECONDS = 10.0
 
 
 class ResourceState(Enum):
+    """State of an adapter or grammar on the shards."""
+
     LOADING = auto()
     LOADED = auto()
     DRAINING = auto()  # no request may start with it; unloaded once no running one uses it
@@ -42,6 +44,8 @@ STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here"
 
 @dataclass(slots=True, eq=False)
 class CachedResource:
+    """An adapter or grammar that the shards load, hold or unload, with its state."""
+
     resource: LoadableResource
     state: ResourceState
     state_changed_at: float
@@ -50,7 +54,7 @@ class CachedResource:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """Status of an adapter."""
+    """State of an adapter as shown to users, and how many unfinished requests need it."""
 
     state: str
     num_users: int  # unfinished requests that need it

@@ -16,6 +16,10 @@ from router.scheduler.timeline import RequestPhase
 
 
 class ResultProcessor:
+    """Applies a step's result to its sequences: appends tokens, publishes computed blocks, and finishes or fails
+    sequences.
+    """
+
     def __init__(self, sequences: SequenceTable, fair_shares: FairShares, fault_isolation: FaultIsolation) -> None:
         self._sequences = sequences
         self._fair_shares = fair_shares

@@ -128,6 +128,10 @@ class Scheduler:
         return min((moment for moment in times if moment is not None), default=None)
 
     def expire(self, now: float) -> list[SchedulerEvent]:
+        """Process what is due at `now`: end sequences whose deadline has passed, plan loads and unloads, and form the
+        next static group.
+        """
+
         events = list[SchedulerEvent](self.sequences.expire_sequences(now))
         if self._epoch is not None:
             self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)

@@ -16,6 +16,8 @@ SECONDS_PER_PRIORITY_LEVEL = 10.0
 
 
 class SequenceState(Enum):
+    """State of a sequence in the scheduler."""
+
     WAITING = auto()  # in the queue, holds no blocks
     RUNNING = auto()  # in a batch
     PREEMPTED = auto()  # left its batch; returns to the queue once its tokens in flight are answered
@@ -25,6 +27,8 @@ class SequenceState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
+    """State of one request being served: its tokens so far, the blocks it holds, and how much of it is computed."""
+
     request: Request
     id: int
     arrived_at: float

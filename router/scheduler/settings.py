@@ -16,6 +16,8 @@ DEFAULT_MAX_STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
+    """Settings of the scheduler, derived from the router's configuration and what the model supports."""
+
     mixed: bool = True
     max_concurrent_requests: int = 128
     max_queue_requests: int | None = None

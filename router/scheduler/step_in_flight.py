@@ -27,6 +27,8 @@ class ChunkWrite:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
+    """A step that was planned and is not answered yet."""
+
     last_message_number: int
     members: tuple[Sequence, ...] = ()
     members_with_output: tuple[Sequence, ...] = ()

@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 
 class InvalidShardAnswer(Exception):
-    """Invalid answer of a shard."""
+    """A shard's answer contradicts the plan or the model: unknown or missing sequences, wrong counts, or a token
+    outside the vocabulary.
+    """
 
 
 def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:

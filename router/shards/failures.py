@@ -26,6 +26,8 @@ LOSSES_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSSES, ShardLossReason.DEAT
 
 
 class ShardsLost(Exception):
+    """The shards or their state are lost; `loss_reason` says how."""
+
     def __init__(self, loss_reason: ShardLossReason, reason: str, *, needs_restart: bool = False,
                  shard_reason: str = "", is_warmup_rejected: bool = False) -> None:
         """`shard_reason` is the reason that the shard itself gave.

@@ -18,6 +18,8 @@ WARMUP_TIMEOUT_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
+    """The model, the new epoch, and the resources that the ranks have loaded."""
+
     model_info: ModelInfo
     epoch: int
     loaded_on_all_ranks: frozenset[LoadableResource]  # on every rank

@@ -31,6 +31,8 @@ RpcOutcome = Any  # the verb's answer, or RpcFailure
 
 
 class StepStream:
+    """The `Steps` call to one rank: messages are answered in the order in which they were sent."""
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()

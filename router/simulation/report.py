@@ -16,6 +16,8 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(slots=True)
 class SequenceTimes:
+    """Times of one sequence from which its latencies are measured."""
+
     arrived_at: float
     is_arrival_known: bool = True  # whether the request arrived during the measurement
     started_at: float | None = None
@@ -25,6 +27,8 @@ class SequenceTimes:
 
 @dataclass(slots=True)
 class RunStats:
+    """Latencies and totals of one run, recorded or simulated."""
+
     started_at: float = 0.0
     ended_at: float = 0.0
     num_requests: int = 0

@@ -27,6 +27,8 @@ SIMULATED_EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
+    """A step in flight, and when it will be answered."""
+
     plan: StepPlan
     seconds: float
     answered_at: float

@@ -22,6 +22,8 @@ StepKind = tuple[bool, int]  # whether a step computes prompt tokens, and the ro
 
 @dataclass(slots=True)
 class TimingProfile:
+    """Speed of recorded shards: cost coefficients, noise by kind of step, and the overhead between steps."""
+
     coefficients: CostTerms
     noise: dict[StepKind, list[float]] = field(default_factory=dict)
     # Seconds beyond those of the step: from plan to answer with no other step in flight, and from answer to answer of
@@ -78,6 +80,8 @@ def cycle_from(values: list[float], start_fraction: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
+    """A recorded step that is not answered yet."""
+
     planned_at: float
     load: StepLoad
     is_only_step: bool

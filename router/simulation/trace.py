@@ -29,6 +29,8 @@ from router.simulation.timing import TimingCollector, TimingProfile
 
 @dataclass(slots=True)
 class RequestArrival:
+    """A request of a trace: when it arrives and how many tokens it generates."""
+
     arrived_at: float  # seconds since the beginning
     request: Request
     num_output_tokens: int
@@ -39,6 +41,8 @@ class RequestArrival:
 
 @dataclass(slots=True)
 class WorkloadTrace:
+    """Requests to simulate, and what the recording says about the run and the shards' speed."""
+
     arrivals: list[RequestArrival]
     recorded_stats: RunStats | None = None  # as recorded
     timing_profile: TimingProfile | None = None

@@ -31,6 +31,8 @@ REJECTION_PENALTY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyGoal:
+    """Upper bound for a percentile of a latency."""
+
     latency_kind: str
     percent: float
     max_seconds: float
@@ -58,12 +60,16 @@ class LatencyGoal:
 
 @dataclass(frozen=True, slots=True)
 class TuningAttempt:
+    """Settings that were simulated, with their result and score."""
+
     settings: Mapping[str, Any]
     stats: RunStats
     score: float  # value over goal, for the goal that is missed most: lower is better, at most 1 reaches all goals
 
 
 class SettingsSearch:
+    """Coordinate search over CANDIDATE_VALUES for the settings with the lowest score."""
+
     def __init__(self, case: SimulationCase, goals: list[LatencyGoal]) -> None:
         self._case = case
         self._goals = goals

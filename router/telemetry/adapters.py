@@ -11,6 +11,8 @@ now = time.monotonic
 
 
 class AdapterMetrics:
+    """Metrics of adapters: fetches, loads, unloads, requests and generated tokens."""
+
     def __init__(self, registry: MetricRegistry) -> None:
         self._registry = registry
         self.num_unloads = registry.counter("weft_adapter_unloads")
@@ -40,6 +42,8 @@ class AdapterMetrics:
 
 
 class AdapterStoreInterface(Protocol):
+    """Interface of the adapter store that is instrumented."""
+
     async def send_request(self, **request: Any) -> Mapping[str, Any]: ...
 
     async def close(self) -> None: ...

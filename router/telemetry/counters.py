@@ -52,6 +52,8 @@ class ServerMetrics:
 
 
 class RequestMetrics:
+    """Metrics of requests: counts, lengths, durations by phase, and token latencies."""
+
     def __init__(self, registry: MetricRegistry, adapters: AdapterMetrics | None = None) -> None:
         self._adapters = adapters
         histogram, counter = registry.histogram, registry.counter
@@ -123,7 +125,7 @@ class StepMethodMetrics:
 
 
 class StepMetrics:
-    """Metrics of steps."""
+    """Metrics of steps: how many were sent, answered and lost, their durations, and stalls of decodes."""
 
     def __init__(self, registry: MetricRegistry, scheduler: Scheduler, *, single_token_steps: bool) -> None:
         self._scheduler = scheduler

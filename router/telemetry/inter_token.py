@@ -10,6 +10,10 @@ from router.telemetry.instruments import Histogram
 
 
 class InterTokenLatency:
+    """Observes the time between two deliveries of tokens to the same sequence, with one observation for all members of
+    an unchanged step.
+    """
+
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._last_sequence_ids: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery

@@ -35,6 +35,8 @@ class LabelledToken:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
+    """A named entity in a text: its group, its words, and its character range."""
+
     group: str
     score: float  # mean of its tokens' scores
     word: str
@@ -43,6 +45,8 @@ class Entity:
 
 
 class EntityAggregator:
+    """Groups the labelled tokens of a text into entities."""
+
     def __init__(self, label_names: Sequence[str], tokenizer: Tokenizer) -> None:
         """`label_names` are the names of the labels, by their ids."""
         self._label_names = label_names

@@ -66,7 +66,9 @@ def find_pooling_limit(config: RouterConfig, model_info: ModelInfo) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class ParameterNames:
-    """Names that a dialect has for the parameters in error messages."""
+    """A dialect's names of request parameters, as error messages show them, and the dialect's rule for the length
+    check.
+    """
 
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"
@@ -111,6 +113,8 @@ class PromptInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
+    """Tokens of a prompt, and the hashes of its full blocks."""
+
     tokens: tuple[int, ...]
     cache_namespace: bytes
     block_hashes: tuple[bytes, ...]  # of its full blocks; empty if they are not shared

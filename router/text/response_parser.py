@@ -93,6 +93,8 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
+    """A complete tool call."""
+
     name: str
     arguments: str  # JSON
 

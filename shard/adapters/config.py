@@ -51,6 +51,8 @@ BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
+    """Settings of a LoRA adapter that determine ranks and scales, by module."""
+
     rank: int
     alpha: float
     use_rslora: bool = False

@@ -41,6 +41,8 @@ def strip_wrapper_prefixes(module: str) -> str:
 
 
 class LoraMatrices(NamedTuple):
+    """The two LoRA matrices of one module, in float32."""
+
     lora_a: Tensor  # [rank, in]
     lora_b: Tensor  # [out, rank], scaled
 

@@ -23,12 +23,16 @@ JoinFunction = Callable[[Sequence[Tensor], Sequence[float], SignElection], Tenso
 
 @dataclass(frozen=True, slots=True)
 class MergeSettings:
+    """Settings of a merge: names of strategy and sign election, and the fraction of entries kept."""
+
     strategy: str
     density: float
     sign_method: str
 
 
 class MergeStrategy(NamedTuple):
+    """How matrices are pruned, and how the pruned ones are joined."""
+
     prune: PruneFunction
     join: JoinFunction
 

@@ -39,6 +39,8 @@ HALF_DTYPES, FULL_DTYPE = {"BF16", "F16"}, "F32"
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
+    """The parsed argument of the command: adapters with their weights, settings, and the folder to write to."""
+
     folders: tuple[Path, ...]
     weights: tuple[float, ...]
     settings: MergeSettings
@@ -47,7 +49,9 @@ class MergeRequest:
 
 
 class ModuleMatrices(NamedTuple):
-    """Matrices of one adapter for one module, with the adapter's weight in the merge."""
+    """Names and headers of one adapter's matrices for one module, with the adapter's weight in the merge. The matrices
+    are read later.
+    """
 
     folder: Path
     weight: float
@@ -76,12 +80,16 @@ class ModuleMatrices(NamedTuple):
 
 
 class MergeInput(NamedTuple):
+    """One adapter's tensor that enters a merged tensor, and its factor."""
+
     tensors: AdapterTensors
     name: str
     weight: float
 
 
 class TensorMerge(NamedTuple):
+    """Shape of one merged tensor, and the tensors it is made of."""
+
     shape: Shape
     inputs: list[MergeInput]
 

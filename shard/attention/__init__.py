@@ -1,0 +1,1 @@
+"""Attention backends, the KV cache, and the token spans and block tables that they read."""

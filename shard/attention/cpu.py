@@ -74,6 +74,8 @@ class KVGather(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
+    """Gathers from the cache and kernel calls of one step, for layers of one window size."""
+
     gathers: list[KVGather]
     output: Tensor  # [tokens, heads * head_dim]
     sort_order: Tensor | None  # [tokens], sorts decodes by gathered length; None if they are sorted already
@@ -81,6 +83,8 @@ class CpuAttentionPlan:
 
 
 class CpuAttention:
+    """Attention backend on CPU by torch's scaled_dot_product_attention."""
+
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
         self._config = attention_config

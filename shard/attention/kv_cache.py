@@ -20,6 +20,8 @@ GATHER_UNIT_SLOTS = 16  # slots that are gathered together; every block size is 
 
 
 class KVCache:
+    """Keys and values of all layers in blocks of slots."""
+
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *, block_size: int, num_blocks: int,
                  dtype: torch.dtype, device: torch.device) -> None:
         assert block_size % GATHER_UNIT_SLOTS == 0

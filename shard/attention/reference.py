@@ -19,7 +19,7 @@ MAX_PIECE_TOKENS = 128  # tokens
 
 @dataclass(frozen=True, slots=True)
 class SpanMask:
-    """Cache slots and mask of one span."""
+    """Cache slots that one span attends to, and which of them each of its tokens may not see."""
 
     token_slice: slice  # on the token axis
     slots: Tensor  # [positions], from the sequence's first token to the span's last
@@ -27,6 +27,8 @@ class SpanMask:
 
 
 class ReferenceAttention:
+    """Attention backend in plain torch, to compare others with."""
+
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, attention_config: AttentionConfig) -> None:
         self._head_shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
         self._config = attention_config

@@ -9,6 +9,8 @@ from torch import Tensor
 
 
 class TokenSpan(NamedTuple):
+    """Consecutive tokens of one sequence in a step: rows on the token axis, positions, block table."""
+
     first_row: int  # of its first token on the token axis
     start: int  # that token's position in the sequence
     length: int  # 1 for a decode

@@ -72,6 +72,8 @@ class SplitPartials(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPlan:
+    """Device arguments of the attention kernels for one step."""
+
     block_tables: Tensor  # block tables of all spans, one after the other
     decodes_by_window: dict[int, DecodeSplits]  # by window size; empty if there are none
     # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
+    """Options of a model's attention that every backend applies: scale, soft-capping, sliding windows. The choice of
+    backend is not part of it.
+    """
+
     scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
     softcap: float = 0.0  # soft limit of the scores; 0: none
     # by layer: positions that a token attends to, its own included, 0: all; empty: all

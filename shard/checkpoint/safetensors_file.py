@@ -19,13 +19,15 @@ from shard.checkpoint.safetensors_header import (
 
 
 class FileState(NamedTuple):
-    """Attributes of a file that change when it is written."""
+    """Size and time of modification of a file; an equal stamp means that the file has not changed."""
 
     size: int
     modified_ns: int  # when, in nanoseconds
 
 
 class SafetensorsFile:
+    """An open safetensors file with its checked header."""
+
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor

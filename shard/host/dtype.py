@@ -27,6 +27,8 @@ MatmulFunction = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class DtypeChoice:
+    """The chosen number type, and a note for the user if it is not the one requested."""
+
     dtype: torch.dtype
     user_note: str = ""  # for users, is logged
 

@@ -24,6 +24,8 @@ OUT_OF_MEMORY_MESSAGES = "can't allocate memory", "out of memory", "ALLOC_FAILED
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:
+    """Bytes that are available, and where that number comes from."""
+
     bytes: int
     source: str  # for messages, such as "that the system has available"
 

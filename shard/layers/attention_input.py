@@ -13,7 +13,9 @@ QKNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
 
 
 class RotaryEmbedding(ABC):
-    """Position embedding of queries and keys for the positions of one step."""
+    """Rotary embedding for the positions of one step. It also applies the QK norm and writes keys and values to the
+    cache, since a kernel may do all of it at once.
+    """
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

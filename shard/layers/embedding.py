@@ -18,6 +18,8 @@ LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, m
 
 
 class VocabParallelEmbedding:
+    """Token embedding of which each rank holds a range of ids."""
+
     def __init__(self, weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int]) -> None:
         """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
         than the compute dtype."""
@@ -61,6 +63,8 @@ class PositionedEmbedding:
 
 
 class LMHead:
+    """Output head of which each rank holds a range of ids; rank 0 gathers the logits."""
+
     def __init__(self, linear: Linear, group: RankGroup, vocabulary_size: int,
                  logits_transform: LogitsTransform | None = None) -> None:
         """`linear` returns the logits of this rank's ids; `logits_transform` is applied to the gathered logits."""

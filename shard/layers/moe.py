@@ -16,6 +16,8 @@ from shard.parallel.group import RankGroup
 
 
 class ExpertGate:
+    """Router of a mixture of experts: chooses experts and their weights for every token."""
+
     def __init__(self, gate_linear: Linear, num_experts_per_token: int, *, normalize_weights: bool) -> None:
         """`gate_linear` returns a score for every expert. If `normalize_weights`, the shares of the chosen experts sum
         to 1."""
@@ -37,6 +39,8 @@ class ExpertGate:
 
 
 class Expert:
+    """One expert, a gated MLP; a rank holds a slice of it."""
+
     def __init__(self, gate_up: Linear, down: Linear) -> None:
         """`gate_up` and `down` hold this rank's slice of the expert."""
         self.gate_up = gate_up
@@ -47,6 +51,8 @@ class Expert:
 
 
 class RoutedExperts:
+    """Mixture of experts: the gate, all experts, and the weighted sum of the chosen ones' outputs."""
+
     def __init__(self, expert_gate: ExpertGate, experts: Sequence[Expert], group: RankGroup,
                  adapter_routing: AdapterRouting | None = None) -> None:
         """`adapter_routing`: the object that the experts' linears read their rows' adapters from; None without

@@ -116,6 +116,8 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
 
 
 class RowParallelLinear:
+    """Linear of which each rank holds some columns of the weight; the ranks' results are summed."""
+
     def __init__(self, linear: Linear, group: RankGroup) -> None:
         """`linear` takes this rank's slice of the inputs."""
         self._linear = linear

@@ -90,6 +90,8 @@ FREQUENCIES_BY_ROPE_TYPE: dict[str, Callable[[RotaryConfig, int], Tensor]] = {
 
 
 class NeoxRotaryEmbedding(RotaryEmbedding):
+    """Rotation in which a value's partner is half a head away."""
+
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
         """`cosines, sines: [tokens, 1, head_dim]`, the first half of the sines negative"""
         self._cosines = cosines
@@ -128,6 +130,8 @@ class PartialRotaryEmbedding(RotaryEmbedding):
 
 
 class RotaryTable:
+    """Cosines and sines of all positions; makes the rotary embedding for the positions of a step."""
+
     def __init__(self, config: RotaryConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         num_rotated = int(config.rotated_fraction * head_dim)
         self._num_rotated = None if num_rotated == head_dim else num_rotated

@@ -61,6 +61,8 @@ class LoraTarget:
 
 
 class LinearWithAdapters:
+    """Linear that applies the rows' adapters to its output."""
+
     def __init__(self, linear: Linear, lora_target: LoraTarget) -> None:
         self._linear = linear
         self._lora_target = lora_target

@@ -27,6 +27,8 @@ class LoraStack(NamedTuple):
 
 
 class TorchLoraWeights:
+    """Implementation of `LinearLoraStore` by torch's batched matmul."""
+
     is_capturable = False
 
     def __init__(self, adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,

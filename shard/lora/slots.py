@@ -13,11 +13,15 @@ MIN_PADDED_RANK, MAX_PADDED_RANK = 8, 1024
 
 
 class RankBucket(NamedTuple):
+    """Group of adapters of one padded LoRA rank, whose matrices are stacked."""
+
     padded_rank: int  # padded rank of its adapters
     bucket_number: int
 
 
 class AdapterSlot(NamedTuple):
+    """Place of an adapter's matrices in its bucket, and its row in tables of all loaded adapters."""
+
     bucket: RankBucket
     index_in_bucket: int
     table_row: int  # index in a table of all loaded adapters, across buckets
@@ -29,6 +33,8 @@ def pad_rank(rank: int) -> int:
 
 
 class AdapterSlots:
+    """Assignment of loaded adapters to slots."""
+
     def __init__(self) -> None:
         self._slot_of_adapter: dict[int, AdapterSlot] = {}
 

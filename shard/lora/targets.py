@@ -60,6 +60,8 @@ def multiply_in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 class LoraTargets:
+    """All linears, heads and embeddings of a model that adapters may change, collected while the model is loaded."""
+
     def __init__(self, adapter_routing: AdapterRouting | None = None, dtype: torch.dtype = torch.float32,
                  device: torch.device | None = None) -> None:
         """Without `adapter_routing`, linears are not wrapped and adapters cost nothing. `dtype`: compute dtype of

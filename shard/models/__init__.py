@@ -1,0 +1,1 @@
+"""Model architectures, one file for each family, and the registry that finds them by name."""

@@ -27,11 +27,15 @@ DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohereConfig(ModelConfig):
+    """Model config of Cohere models."""
+
     logit_scale: float
     has_qk_norm: bool  # whether every query and key head has a norm
 
 
 class CohereLayer:
+    """Decoder layer with attention and MLP in parallel after one norm."""
+
     def __init__(self, source: ModelSource[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         self._input_norm = read_cohere_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
         self._attention, self._mlp = attention, mlp

@@ -13,6 +13,8 @@ from shard.quantization.format import QuantizationFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
+    """Sizes and options of a model, under the same names for all families."""
+
     architecture: str
     vocabulary_size: int
     hidden_size: int

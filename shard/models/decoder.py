@@ -62,6 +62,8 @@ class LanguageModel(Protocol):
 
 
 class DecoderLayer(Protocol):
+    """Interface of a decoder's layers."""
+
     @property
     def linears(self) -> Sequence[SizedLinear]:
         """Linears in the order in which a step runs them, used to measure how long they take by themselves."""
@@ -73,11 +75,15 @@ class DecoderLayer(Protocol):
 
 
 class TokenEmbedding(Protocol):
+    """Interface of a decoder's token embeddings."""
+
     def __call__(self, inputs: ForwardInputs) -> Tensor:
         """Return the tokens' embeddings, `[tokens, hidden]`, as a new tensor."""
 
 
 class PositionTable(Protocol):
+    """Interface of `RotaryTable`, and of what takes its place where layers need several tables or none."""
+
     def select_positions(self, positions: Tensor) -> Any:
         """Return the position embedding of a step, which its layers apply."""
 
@@ -91,7 +97,7 @@ class NoPositionTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource(Generic[Config_co]):
-    """Checkpoint that a model is read from, and the rank that reads its part."""
+    """Reader of one rank's part of a model: its config, the checkpoint, and the group of ranks that share the model."""
 
     config: Config_co
     weights: CheckpointReader
@@ -130,6 +136,8 @@ NormReader = Callable[[ModelSource[Any], str], Norm]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
+    """One rank's part of a decoder-only language model."""
+
     config: ModelConfig
     num_kv_heads: int  # of this rank
     embedding: TokenEmbedding

@@ -26,6 +26,8 @@ from shard.state.pooling_text import PoolingText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(GptConfig):
+    """Model config of BERT-style encoders."""
+
     num_token_types: int = 0  # token types with an embedding; only the first is used
     padding_id: int | None = None  # id of the padding token; positions of other tokens begin at this number plus one
     labels: tuple[str, ...] = ()  # of token classification; empty: the model has no classifier
@@ -76,6 +78,8 @@ def build_encoder_inputs(texts: Sequence[PoolingText], config: EncoderConfig, de
 
 
 class EncoderEmbedding:
+    """Sum of word, position and token type embeddings, and a norm."""
+
     def __init__(self, source: ModelSource[EncoderConfig], name: str) -> None:
         config, weights, hidden = source.config, source.weights, source.config.hidden_size
         self._word_embedding = VocabParallelEmbedding(weights, source.group, f"{name}.word_embeddings.weight",
@@ -97,6 +101,8 @@ class EncoderEmbedding:
 
 
 class EncoderLayer:
+    """Encoder layer: bidirectional attention and MLP, each followed by a norm."""
+
     def __init__(self, source: ModelSource[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
         config, hidden = source.config, source.config.hidden_size
         head_rows = select_head_rows(source.head_range, config.head_dim)
@@ -120,6 +126,8 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
+    """One rank's part of a text encoder, with or without a token classifier."""
+
     config: EncoderConfig
     embedding: Callable[[EncoderInputs], Tensor]
     layers: Sequence[EncoderLayer]

@@ -26,6 +26,8 @@ from shard.models.llama import select_head_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconConfig(GptConfig):
+    """Model config of Falcon models."""
+
     num_layer_norms: int  # of a layer
 
 

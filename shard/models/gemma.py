@@ -23,6 +23,8 @@ ACTIVATION = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, slots=True)
 class ScaledEmbedding:
+    """Token embedding multiplied by a constant."""
+
     embedding: TokenEmbedding
     scale: float
 

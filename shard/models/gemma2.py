@@ -24,10 +24,14 @@ DEFAULT_SETTINGS = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(ModelConfig):
+    """Model config of Gemma 2 models."""
+
     logit_softcap: float = 0.0  # soft limit of the logits; 0: none
 
 
 class Gemma2Layer:
+    """Decoder layer with norms before and after attention and MLP."""
+
     def __init__(self, source: ModelSource[Any], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._attention, self._mlp = attention, mlp

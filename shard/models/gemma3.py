@@ -53,11 +53,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Config(Gemma2Config):
+    """Model config of Gemma 3 models."""
+
     local_rotary: RotaryConfig  # of layers with a window
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalLocalRotaryTables:
+    """Two rotary tables: for layers with global attention, and for layers with a sliding window."""
+
     global_table: RotaryTable
     local_table: RotaryTable
 
@@ -66,6 +70,8 @@ class GlobalLocalRotaryTables:
 
 
 class Gemma3Layer(Gemma2Layer):
+    """Gemma 2's layer that picks the rotary embedding of its kind of attention."""
+
     def __init__(self, source: ModelSource[Gemma3Config], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         super().__init__(source, layer, attention, mlp)
         windows = source.config.sliding_windows

@@ -37,12 +37,18 @@ GELU_APPROXIMATIONS = {  # names in config.json, and torch's `approximate` for e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig(ModelConfig):
+    """Model config of models whose MLP is two linears with GELU between: GPT-2, GPT-NeoX, Falcon, StarCoder2 and the
+    encoders.
+    """
+
     gelu_approximate: str  # approximation of GELU: none or tanh
     # whether attention and MLP run in parallel on the same input, not one after the other
     parallel_residual: bool = False
 
 
 class FusedQkvAttention:
+    """Self-attention whose queries, keys and values are given as slices of one or several weights."""
+
     def __init__(self, source: ModelSource[GptConfig], layer: int, qkv_rows: Sequence[LinearRows],
                  output_linear: RowParallelLinear, query_factor: float = 1.0) -> None:
         """`qkv_rows`: this rank's queries, then its keys, then its values. `query_factor`: factor of this layer's
@@ -74,6 +80,8 @@ class FusedQkvAttention:
 
 
 class GeluMlp:
+    """MLP of two linears with GELU between."""
+
     def __init__(self, source: ModelSource[GptConfig], up_name: str, down_name: str, *, bias: bool,
                  transposed: bool = False) -> None:
         """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
@@ -95,6 +103,8 @@ class GeluMlp:
 
 
 class SequentialDecoderLayer:
+    """Decoder layer in which the MLP follows attention, each behind a norm."""
+
     def __init__(self, pre_attention_norm: Norm, attention: FusedQkvAttention | SelfAttention, pre_mlp_norm: Norm,
                  mlp: GeluMlp) -> None:
         self._pre_attention_norm, self._attention = pre_attention_norm, attention

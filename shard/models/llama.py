@@ -26,6 +26,8 @@ from shard.ops.residual import ResidualStream
 
 
 class SelfAttention:
+    """Self-attention with rotary embedding and an optional QK norm."""
+
     def __init__(self, source: ModelSource[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
                  qk_norm: QKNorm | None = None, qkv_rows: Sequence[LinearRows] = ()) -> None:
         """`qkv_rows`: queries, keys and values, if the checkpoint has them in one tensor."""
@@ -51,6 +53,8 @@ class SelfAttention:
 
 
 class GatedMlp:
+    """MLP with a gate, up and down projection (SwiGLU or GeGLU)."""
+
     def __init__(self, source: ModelSource[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
                  gate_up_rows: Sequence[LinearRows] = ()) -> None:
         """`gate_up_rows`: gate and up, if the checkpoint has them in one tensor."""

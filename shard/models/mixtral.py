@@ -24,6 +24,8 @@ from shard.parallel.group import SingleRankGroup, uneven_share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ModelConfig):
+    """Model config of models with a mixture of experts."""
+
     num_experts: int
     num_experts_per_token: int  # experts per token
     expert_intermediate_size: int  # inner width of one expert
@@ -45,6 +47,8 @@ MODULE_NAMES = MoeModuleNames("block_sparse_moe", "w1", "w3", "w2")
 
 
 class MoeBlock:
+    """Mixture of experts of one layer, read from a checkpoint."""
+
     def __init__(self, source: ModelSource[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
         config, name = source.config, f"model.layers.{layer}.{module_names.moe_block}"
         gate = read_column_parallel_linear(source.weights,

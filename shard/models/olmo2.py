@@ -60,6 +60,8 @@ def key_sum_weight(source: ModelSource[ModelConfig]) -> float:
 
 
 class Olmo2Layer:
+    """Decoder layer with norms after attention and MLP."""
+
     def __init__(self, source: ModelSource[ModelConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._attention, self._mlp = attention, mlp

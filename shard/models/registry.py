@@ -35,11 +35,15 @@ from shard.parallel.group import RankGroup
 
 
 class DecoderArchitecture(NamedTuple):
+    """Functions that parse the config and read the weights of an architecture that generates."""
+
     parse_config: Callable[[JsonConfig], ModelConfig]
     read_model: Callable[[ModelSource[Any]], LanguageModel]
 
 
 class EncoderArchitecture(NamedTuple):
+    """Functions that parse the config and read the weights of an encoder architecture."""
+
     parse_config: Callable[[JsonConfig], EncoderConfig]
     read_model: Callable[[ModelSource[Any]], Encoder]
 

@@ -12,6 +12,8 @@ from shard.ops.linear import Linear, apply_row_exact, make_linear, pack_weight
 
 
 class GeluLinear:
+    """Linear followed by torch's GELU."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
         """`approximate` is none or tanh, as in torch."""
         self._linear = make_linear(weight, bias)

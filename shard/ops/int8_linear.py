@@ -34,6 +34,8 @@ class DequantBuffer(Protocol):
 
 
 class PackedDequantBuffer:
+    """Buffer in the layout of a packed weight, for CPUs that pack weights."""
+
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._weight = pack_weight(torch.zeros(shape, dtype=dtype))
         self._memory_view = view_packed_memory(self._weight, dtype)
@@ -53,6 +55,8 @@ class PackedDequantBuffer:
 
 
 class PlainDequantBuffer:
+    """Buffer that is an ordinary tensor."""
+
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self._weight = torch.empty(shape, dtype=dtype, device=device)
 

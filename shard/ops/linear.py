@@ -39,6 +39,8 @@ SAFE_MAX_ROWS = 32
 
 
 class RowIndependenceTrial(NamedTuple):
+    """Sizes of the products with which `has_independent_rows` is tried for a dtype."""
+
     weight_shapes: tuple[tuple[int, int], ...]  # [out, in] of weights
     row_counts: tuple[int, ...]
 
@@ -86,6 +88,8 @@ def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
 
 
 class PackedLinear:
+    """Linear with a weight packed by oneDNN, whose rows have the same bits in any batch."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """`weight` is copied, so the caller may free it."""
         self._weight = pack_weight(weight)
@@ -101,6 +105,8 @@ class PackedLinear:
 
 
 class PlainLinear:
+    """Linear by torch.nn.functional.linear."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias

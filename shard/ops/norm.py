@@ -8,6 +8,8 @@ from shard.ops.triton_support import import_kernels
 
 
 class RMSNorm:
+    """RMS norm, rounded before multiplying by the weight."""
+
     rounds_after_weight = False  # whether to round after multiplying by the weight, not before
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
@@ -58,6 +60,8 @@ class Fp32WeightRMSNorm(RMSNorm):
 
 
 class LayerNorm:
+    """Layer norm with an optional bias."""
+
     def __init__(self, weight: Tensor, epsilon: float, bias: Tensor | None = None) -> None:
         """`weight, bias: [..., width]`"""
         self._weight = weight.float()

@@ -6,6 +6,8 @@ from shard.ops.norm import Norm
 
 
 class ResidualStream:
+    """Hidden states between layers, with the last layer's output not added yet."""
+
     def __init__(self, x: Tensor) -> None:
         """`x` is modified in place by every addition."""
         self._stream = x

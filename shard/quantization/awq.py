@@ -33,6 +33,8 @@ def unpack_in_output_order(words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
+    """Reader of AWQ weights (`QuantizationFormat`)."""
+
     group_size: int
 
     @property

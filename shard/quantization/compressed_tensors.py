@@ -33,6 +33,8 @@ SUPPORTED_STRATEGIES = ("tensor", "channel", "group", "block")
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsFormat:
+    """Reader of weights written by llm-compressor (`QuantizationFormat`)."""
+
     format_names: tuple[str, ...]
     bits: tuple[int, ...]
     block_shape: BlockShape | None

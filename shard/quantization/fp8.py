@@ -16,6 +16,8 @@ ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
+    """Reader of fp8 weights (`QuantizationFormat`)."""
+
     block_shape: BlockShape | None
 
     @property

@@ -28,6 +28,8 @@ CHECKPOINT_FORMATS = (GPTQ_V1_FORMAT, "gptq_v2")
 
 @dataclass(frozen=True, slots=True)
 class GptqFormat:
+    """Reader of GPTQ weights (`QuantizationFormat`)."""
+
     bits: int
     group_size: int
     zero_point_offset: int

@@ -16,6 +16,8 @@ INT8_ON_LOAD = "int8"
 
 
 class QuantizedWeights:
+    """Reader of quantised weights that decides for each whether it is kept as int8 or dequantised."""
+
     def __init__(self, checkpoint_format: QuantizationFormat | None, quantize_on_load: str) -> None:
         """`checkpoint_format`: format of a quantised checkpoint. `quantize_on_load`: type to which unquantised weights
         are quantised while they are loaded (--quantize); empty: they are not."""

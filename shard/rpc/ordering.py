@@ -49,6 +49,8 @@ class ReceivedMessage(Generic[Answer]):
 
 @dataclass(slots=True)
 class Epoch:
+    """State of one epoch's messages: which order is next, which came early, and why the epoch ended."""
+
     number: int
     closed_reason: str = ""  # why nothing more is queued; written by the event loop
     failure_reason: str = ""  # why nothing more is applied; written by the compute thread

@@ -14,6 +14,8 @@ class WritableContext(Protocol):
 
 
 class StepStream(Generic[Received]):
+    """One open `Steps` call: answers messages in the order in which they arrived."""
+
     def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:
         """Create the stream. `receive` is called when a message arrives, `await_outcome` when its answer is due."""
         self._receive = receive

@@ -37,6 +37,8 @@ MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
 
 
 class CapturableModel(Protocol):
+    """The part of a model that captured steps use."""
+
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor: ...
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None: ...
 

@@ -23,6 +23,8 @@ BLOCK_SIZE = 16
 
 
 class DecoderEmbedder:
+    """Computes embeddings of texts with a model that generates."""
+
     def __init__(self, model: RunnableModel, attention: AttentionBackend, pooling: Pooling,
                  adapter_routing: AdapterRouting, *, make_cache: Callable[[int], KVCache],
                  device: torch.device) -> None:

@@ -17,6 +17,8 @@ from shard.state.results import TokenLabels
 
 
 class EncoderRunner:
+    """Runs texts through an encoder."""
+
     def __init__(self, model: Encoder, pooling: Pooling, adapter_routing: AdapterRouting, device: torch.device) -> None:
         """Create the runner; the model's linears read from `adapter_routing` which adapter each row uses."""
         self._model = model

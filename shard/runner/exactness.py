@@ -28,6 +28,8 @@ TensorsByName = dict[str, Tensor]
 
 
 class GateSizes(NamedTuple):
+    """Batch sizes with which the exactness gate compares bits."""
+
     batch_sizes: tuple[int, ...]  # sizes of batches that decode
     max_head_rows: int  # at most so many rows are run through the head, which is large
     prompt_counts: tuple[int, ...]  # numbers of prompts that run beside the observed one

@@ -31,6 +31,10 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hi
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
+    """Pooling of a text's hidden states into one embedding: which tokens count, how many values are kept, whether the
+    result is normalised.
+    """
+
     reduction: str  # a key in REDUCTIONS
     embedding_dim: int  # of the embedding: this many first values are kept
     normalizes: bool = False

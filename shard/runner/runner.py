@@ -39,6 +39,8 @@ class RunnableModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
+    """Tokens, prompt logprobs and failures of a step, by sequence id."""
+
     outputs: dict[int, SequenceOutput]  # by sequence; on rank 0 with logprobs
     prompt_logprobs: dict[int, PromptLogprobs]
     failures: dict[int, pb.Failure]

@@ -71,6 +71,8 @@ class GrammarState:
 
 
 class GrammarRegistry:
+    """Loaded grammars, and the masks that they put on logits."""
+
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._matchers: dict[int, LLMatcher] = {}

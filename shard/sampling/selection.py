@@ -18,6 +18,8 @@ from shard.state.sequence import SamplingParams
 
 @dataclass(slots=True)
 class SampledToken:
+    """The chosen token of one row, with its logprob and the best candidates, on the host."""
+
     token: int
     logprob: float
     top_tokens: list[int] = field(default_factory=list)  # best first; only tokens that can be chosen

@@ -10,7 +10,7 @@ UNKNOWN_LABEL = 2**32 - 1  # a label that no model has
 
 
 def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int) -> None:
-    """Make the answer invalid in one of the ways in `faults.ANSWER_DEFECTS`."""
+    """Make the answer invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
     if defect == "unknown":
         answer.sequences.append(UNKNOWN_SEQUENCE_ID)
         if answer.num_tokens:
@@ -27,7 +27,7 @@ def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int
 
 
 def corrupt_embed_answer(answer: pb.EmbedAnswer, defect: str, num_texts: int) -> None:
-    """Make an answer for `num_texts` texts invalid in one of the ways in `faults.ANSWER_DEFECTS`."""
+    """Make an answer for `num_texts` texts invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
     if defect == "unknown":
         answer.failed.append(num_texts)
         answer.failures.append(pb.NON_FINITE)

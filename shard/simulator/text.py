@@ -29,6 +29,8 @@ class StateMismatch(Exception):
 
 
 class SimulatedText:
+    """The tokens that a simulated sequence generates, computed from its prompt and key."""
+
     def __init__(self, sequence: Sequence, seed: int, mean_length: float) -> None:
         identity = pack("<QQQQ", seed, sequence.sampling_key, sequence.adapter_id, sequence.grammar_id)
         prompt = array("I", sequence.tokens[:sequence.num_prompt_tokens])

@@ -11,6 +11,8 @@ from shard.errors import MalformedMessage, RejectedMessage
 
 
 class BlockUsage:
+    """How many sequences hold each cache block, and which blocks are full."""
+
     def __init__(self, block_size: int, num_blocks: int) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -12,6 +12,8 @@ from shard.state.sequence import MessageLimits, read_column, split_by_counts
 
 @dataclass(frozen=True, slots=True)
 class PoolingText:
+    """Token ids of one text to embed or to label, and its adapter."""
+
     tokens: list[int]
     adapter_id: int = 0
 

@@ -64,6 +64,8 @@ SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_pe
 
 @dataclass(slots=True)
 class Sequence:
+    """A sequence as the shard holds it: tokens, cache blocks, progress, sampling parameters."""
+
     id: int
     tokens: list[int]  # prompt and generated, the last one included
     num_prompt_tokens: int

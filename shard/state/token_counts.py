@@ -7,6 +7,8 @@ from array import array
 
 
 class TokenCounts:
+    """How often each token id occurs in a sequence from some index on, for penalties."""
+
     def __init__(self, start_index: int) -> None:
         """Count tokens from the index `start_index` on."""
         self.token_ids = array("q")  # each token once

@@ -21,6 +21,8 @@ SequencesById = dict[int, Sequence]
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
+    """Consecutive prompt tokens of one sequence that a step runs."""
+
     sequence: Sequence
     start: int
     length: int

@@ -17,6 +17,8 @@ TGI_LEVEL_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
+    """Level and form of log lines."""
+
     level: str = "info"
     as_json: bool = False
 

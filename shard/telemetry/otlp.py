@@ -27,7 +27,9 @@ LIBRARY_LOGGER = logging.getLogger("opentelemetry")
 
 
 class ErrorCapture(logging.Handler):
-    """Handler of the library's errors, which it logs at every attempt. Only the last one is kept, and reported once."""
+    """Logging handler that keeps the last error of opentelemetry's loggers, which log one at every attempt, so that it
+    can be reported once.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

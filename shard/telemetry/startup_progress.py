@@ -20,6 +20,8 @@ def ignore_progress(_phase: str, _done: int, _total: int) -> None:
 
 
 class ProgressFile:
+    """Writer of the file that tells the router how far the start has come."""
+
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock

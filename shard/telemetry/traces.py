@@ -19,6 +19,8 @@ OnSpansLost = Callable[[str], None]  # called with the reason why spans are lost
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
+    """Collector that spans are sent to, and the service name that they carry."""
+
     endpoint: str = ""  # of a collector that takes OTLP over gRPC; empty: nothing is sent
     service: str = "weft"
 

@@ -22,6 +22,8 @@ from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurem
 
 
 class EncoderWorker(BaseWorker[LoadedEncoder]):
+    """Worker of a model that embeds or labels texts."""
+
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""

@@ -1,4 +1,4 @@
-"""Warm-up of an encoder: texts that are run and timed before anything is served.
+"""Warm-up of an encoder: texts of growing size are run and timed, so that the router can predict how long a step takes.
 
 As in `warmup.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes long enough
 to predict larger ones.
@@ -21,6 +21,8 @@ MIN_TEXT_TOKENS = 16  # tokens of the shortest of the growing texts
 
 
 class EncoderWarmup:
+    """Runs and times texts of growing size; the router predicts the time of steps from the measurements."""
+
     def __init__(self, run_texts: Callable[[Sequence[PoolingText]], object], max_sizes: MaxStepSizes, group: RankGroup,
                  slow_step_seconds: float) -> None:
         """Create a warm-up. `run_texts` runs a step. Once one takes `slow_step_seconds`, no larger one of its kind is

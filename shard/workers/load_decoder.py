@@ -70,6 +70,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
+    """A model that generates with all that runs it: attention backend, runner, sampler's grammars, adapters, ranks."""
+
     name: str
     model: LanguageModel
     attention: AttentionBackend

@@ -27,6 +27,8 @@ from shard.workers.load_decoder import check_exactness, load_from_weights, prepa
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
+    """An encoder with all that runs it: runner, adapters, ranks."""
+
     name: str
     config: EncoderConfig
     runner: EncoderRunner

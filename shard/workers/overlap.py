@@ -33,6 +33,8 @@ MakeAnswer = Callable[[Step, Mapping[int, SequenceOutput], float], Answer]
 
 @dataclass(slots=True)
 class InFlightStep:
+    """Step under way, and what is needed to finish it, to roll it back or to run it again."""
+
     step: Step
     placeholder_indices: list[int]  # index of the placeholder token in each decoding sequence
     started_at: float

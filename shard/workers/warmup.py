@@ -27,6 +27,8 @@ WARMUP_SAMPLING_PARAMS = SamplingParams(temperature=1.0, top_p=0.9)
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
+    """Measured time of a step of a given size."""
+
     num_rows: int
     num_chunk_tokens: int
     num_context_tokens: int
@@ -57,7 +59,9 @@ def write_measurements(measurements: Iterable[StepMeasurement], answer: pb.Warmu
 
 
 class DecoderWarmup:
-    """Warm-up of a model that generates."""
+    """Runs and times decodes and chunks of growing size. The router predicts the time of steps from the measurements;
+    on a GPU the largest step also shows how much memory a step needs.
+    """
 
     def __init__(self, runner: ModelRunner, cache: KVCache, max_sizes: MaxStepSizes, group: RankGroup,
                  slow_step_seconds: float) -> None:

@@ -34,6 +34,7 @@ def iter_uniform_pause_times(max_pause: float, random: Random) -> Iterator[float
 
 
 def iter_even_times(rate: float) -> Iterator[float]:
+    """Yield times at equal distances."""
     return accumulate(iter(lambda: 1 / rate, None), initial=0.0)
 
 

@@ -37,7 +37,7 @@ class Target:
 
     @property
     def auth_header_line(self) -> str:
-        """Additional header fields of a request."""
+        """Authorization header line of a request, empty without an API key."""
         return f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
 
 

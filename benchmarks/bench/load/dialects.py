@@ -39,6 +39,8 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
+    """An HTTP API of a server: its path, the request bodies, and the parser of its streamed events."""
+
     path: str
     make_body: Callable[[BenchRequest, RequestOptions], JsonBody]
     # parses an event; None: answers are not streamed and have all requested tokens

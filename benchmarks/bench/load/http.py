@@ -18,7 +18,9 @@ CRLF = b"\r\n"
 
 
 class NoResponseError(Exception):
-    """The server is unreachable, closes the connection, or does not speak HTTP."""
+    """A request without a usable response: the server is unreachable, closed the connection, or sent what cannot be
+    parsed.
+    """
 
 
 class StaleConnectionError(NoResponseError):
@@ -26,6 +28,8 @@ class StaleConnectionError(NoResponseError):
 
 
 class ResponseHead(NamedTuple):
+    """Status line and headers of a response, parsed."""
+
     status: int
     content_length: int | None  # of the body; None: chunked, or until the connection is closed
     is_chunked: bool
@@ -47,6 +51,8 @@ def parse_response_head(raw: bytes) -> ResponseHead:
 
 
 class HttpConnection(asyncio.Protocol):
+    """A kept-alive HTTP/1.1 connection, which has one exchange at a time."""
+
     def __init__(self) -> None:
         self._buffer = b""
         self._head: ResponseHead | None = None

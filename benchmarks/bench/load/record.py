@@ -23,6 +23,9 @@ def make_empty_times() -> "array[float]":
 
 @dataclass(slots=True)
 class RequestRecord:
+    """Outcome of one request: when it was sent, when its tokens arrived and when it ended, with its status and error.
+    """
+
     ask: BenchRequest
     sent: float
     ended: float = 0.0

@@ -30,6 +30,8 @@ MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
+    """Settings from which the requests of a run are made."""
+
     requests: int = sys.maxsize  # the most; a trace or `seconds` may end earlier
     seconds: float = inf  # duration of sending in an open loop
     rate: float = 0.0  # requests per second; 0: a closed loop, `trace` or `wait`
@@ -123,6 +125,8 @@ def draw_send_times(workload: Workload, trace_requests: Sequence[TraceRequest], 
 
 
 class SizedPrompt(NamedTuple):
+    """A prompt, with its number of tokens and the answer's, as far as they are known."""
+
     prompt: str
     prompt_tokens: int | None = None
     output_tokens: int | None = None  # if the file of prompts gives it

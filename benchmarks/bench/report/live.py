@@ -24,6 +24,8 @@ ShowFigures = Callable[[dict[str, str]], None]
 
 
 class LoadProgress:
+    """Counts of a run so far, for the progress display. It observes the requests."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_at = clock()

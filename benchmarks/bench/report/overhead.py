@@ -14,6 +14,8 @@ CHECK_INTERVAL_SECONDS = 0.05  # seconds of sleep between two checks of the even
 
 @dataclass(slots=True)
 class GeneratorOverhead:
+    """CPU time of the load generator, and by how many seconds its event loop was late."""
+
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     lateness_seconds: list[float] = field(default_factory=list)  # seconds by which each check was late

@@ -20,6 +20,8 @@ CSV_COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended"
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
+    """Result of one run: summary, records of all requests, settings and environment."""
+
     name: str
     command: str
     settings: Mapping[str, Any]

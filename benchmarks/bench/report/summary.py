@@ -53,6 +53,8 @@ class DistributionStats:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
+    """Latencies, throughput, goodput and fairness of one run within its window."""
+
     seconds: float  # of the window
     requests: int  # due in the window
     failed: int

@@ -20,7 +20,7 @@ Probability = Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))]
 
 
 class ShardConnection(Protocol):
-    """Connection to the shards."""
+    """Connection to all ranks of one model."""
 
     async def send(self, message: Any) -> RankReplies: ...
 
@@ -66,7 +66,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class SequenceShape:
-    """Lengths of every sequence of a run, and the block size of the cache."""
+    """Prompt and output length of every sequence of a run, and the block size of the cache."""
 
     sequence_length: int
     decode_length: int
@@ -85,6 +85,8 @@ class SequenceShape:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
+    """Seconds and generated tokens of one Prefill or Decode."""
+
     wall_seconds: float  # seconds from sending to the last rank's answer
     forward_seconds: float  # seconds of the forward pass, as rank 0 reports them
     num_tokens: int
@@ -92,12 +94,14 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class BatchRunTimings:
+    """Timings of one run of a batch: its Prefill, and a Decode for each further token."""
+
     prefill_timing: StepTiming
     decode_timings: tuple[StepTiming, ...]
 
 
 class ShardEpoch:
-    """Messages after a Reset, numbered in order."""
+    """Sender of the messages of one epoch, numbered in order from the Reset on."""
 
     def __init__(self, connection: ShardConnection, epoch: int) -> None:
         self._connection = connection

@@ -80,6 +80,8 @@ class ShardBenchSettings:
 
 @dataclass(slots=True)
 class ShardBenchResults:
+    """Statistics of each measured batch size, and the reasons why others were skipped."""
+
     shard_info: pb.InfoAnswer  # of rank 0, warmed up
     points: list[BatchSizeStats] = field(default_factory=list)
     skipped_batch_sizes: dict[int, str] = field(default_factory=dict)  # batch size to reason

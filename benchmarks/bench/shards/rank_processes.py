@@ -45,6 +45,8 @@ class RankReplies:
 
 
 class RankConnections:
+    """gRPC channels to all ranks of one model. Each message is sent to all of them."""
+
     def __init__(self, addresses: Sequence[str]) -> None:
         """Open a channel to each rank. Call `close` only when every answer has arrived."""
         self.addresses = tuple(addresses)

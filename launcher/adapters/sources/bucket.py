@@ -42,6 +42,8 @@ def connect_to_s3(environment: Mapping[str, str]) -> ObjectStorage:
 
 
 class Boto3Storage:
+    """ObjectStorage through boto3's S3 client."""
+
     def __init__(self, client: Any, errors: Any) -> None:
         """Wrap boto3's `client`; `errors` is the module botocore.exceptions."""
         self._client, self._errors = client, errors

@@ -46,12 +46,14 @@ Result = TypeVar("Result")
 
 
 class RepositoryRevision(NamedTuple):
+    """Repository at the Hub and its branch, tag or commit."""
+
     name: str
     revision: str
 
 
 class HubAdapter(NamedTuple):
-    """Adapter at the Hub at one commit, and the token that could read it."""
+    """LoRA adapter in a repository of the Hub at one commit, and the token that could read it."""
 
     hub_client: HubClient
     token: str
@@ -72,6 +74,8 @@ class HubSourceSettings:
 
 
 class HubSource:
+    """Source `hub`: adapters in repositories of the Hub."""
+
     is_remote = True
 
     def __init__(self, settings: HubSourceSettings, pauses: Sequence[float] = RETRY_PAUSES_SECONDS) -> None:

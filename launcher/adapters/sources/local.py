@@ -41,12 +41,16 @@ class FileStamp(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
+    """File of an adapter that was opened, and its stamp at that time."""
+
     path_below_root: tuple[str, ...]  # below the root
     descriptor: int
     stamp: FileStamp
 
 
 class LocalSource:
+    """Source `local`: adapters in folders below the root of --adapter-root."""
+
     is_remote = False
 
     def __init__(self, root: str, clock_ns: Callable[[], int] = time.time_ns) -> None:

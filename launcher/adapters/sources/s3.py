@@ -52,6 +52,8 @@ class ObjectStorage(Protocol):
 
 
 class ObjectLocation(NamedTuple):
+    """Bucket and key of an adapter's folder."""
+
     bucket: str
     key: str
 
@@ -60,6 +62,8 @@ class ObjectLocation(NamedTuple):
 
 
 class S3Source:
+    """Source `s3`: adapters in buckets of S3 or a compatible storage."""
+
     is_remote = True
 
     def __init__(self, connect: Callable[[], ObjectStorage], environment: Mapping[str, str],

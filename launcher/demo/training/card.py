@@ -45,6 +45,8 @@ def make_tool(name: str, description: str, *properties: str) -> Tool:
 
 @dataclass(frozen=True, slots=True)
 class CardPrompt:
+    """Prompt whose answer the model card shows."""
+
     text: str
     tools: Sequence[Tool] = ()
     is_plain_text: bool = False  # plain text to continue, without the chat template

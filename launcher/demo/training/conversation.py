@@ -11,6 +11,8 @@ Tool = dict[str, Any]  # name, description and parameters of a function, in the 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
+    """Training document: the messages of a conversation, and the tools offered in it."""
+
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     has_reasoning: bool = False  # whether the answers begin with reasoning

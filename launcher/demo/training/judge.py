@@ -1,4 +1,5 @@
-"""Judges of the model's answers: whether counting is right, JSON has the wanted fields, a call matches its schema.
+"""Evaluation of the demo model's answers: checks of counting, JSON and tool calls, and cases made by the corpus from
+seeds of their own.
 
 The trials are made by the makers of the corpus, with seeds of their own.
 """
@@ -32,12 +33,16 @@ PYTHON_TYPES_BY_JSON_TYPE: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """Tool call parsed from an answer."""
+
     name: str
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrial:
+    """Prompt for the model, and the check that its answer must pass."""
+
     messages: Sequence[Message]
     tools: Sequence[Tool]
     expected_answer: ToolCall | dict[str, Any]  # what the corpus would answer

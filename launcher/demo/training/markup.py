@@ -1,4 +1,6 @@
-"""Markup of talks: the same text as rendered by `model/chat_template.jinja`, in pieces for training."""
+"""Chat markup of training documents: the text that `model/chat_template.jinja` renders, in pieces that are learnt
+(output of the model) or not.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,8 @@ REASONING_START, REASONING_END = "<think>\n", "</think>"
 
 
 class TextPiece(NamedTuple):
+    """Part of a training text that is either learnt (output of the model) or masked from the loss (input)."""
+
     text: str
     is_learnt: bool  # whether it is output of the model, which is learnt, or input
 

@@ -16,6 +16,8 @@ ADAM_UPDATE_SIZE = 0.2  # the usual size of an element of Adam's update
 
 
 class Muon(torch.optim.Optimizer):
+    """Muon optimizer for weight matrices, in float32."""
+
     def __init__(self, weights: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(weights, {"lr": lr})
 

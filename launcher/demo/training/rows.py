@@ -13,6 +13,8 @@ from launcher.demo.training.vocabulary import EncodedDocument
 
 
 class TokenRows(NamedTuple):
+    """Batch of packed rows: token ids and the loss mask."""
+
     token_ids: Tensor  # [rows, length]
     loss_mask: Tensor  # [rows, length], bool: whether the token is learnt
 

@@ -21,6 +21,8 @@ from router.http.transport.body import RequestBody
 
 @dataclass(frozen=True, slots=True)
 class DocumentedRoute:
+    """A route as the page at /docs and the OpenAPI document show it."""
+
     method: str
     path: str
     summary: str

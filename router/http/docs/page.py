@@ -21,6 +21,8 @@ Schemas = Mapping[str, Any]
 
 
 class DocsRoutes:
+    """Handlers of `/docs` and `/api-doc/openapi.json`. Both documents are generated on first use."""
+
     def __init__(self, compat: str, dialect: str) -> None:
         self._compat, self._dialect = compat, dialect
 

@@ -37,6 +37,8 @@ COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency
 
 
 class NamedSchema(RequestBody):
+    """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
+
     name: str
     response_schema: Any = Field(default=None, alias="schema")
 
@@ -59,6 +61,8 @@ class ChatFormat(RequestBody):
 
 
 class LoraxChat(ChatRequest):
+    """Body of LoRAX's `/v1/chat/completions`: OpenAI's fields and some of LoRAX's parameters."""
+
     repetition_penalty: float | None = None
     top_k: Int32 | None = None
     ignore_eos_token: bool | None = None
@@ -108,6 +112,8 @@ def to_lorax_parameters(openai_request: LoraxChat | LoraxCompletion, services: S
 
 
 class LoraxOpenAIRoutes:
+    """Handlers of `/v1/chat/completions` and `/v1/completions` with --compat lorax."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
         self._generator = LoraxGenerator(services)

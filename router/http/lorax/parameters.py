@@ -22,6 +22,8 @@ PENALTY_FIELDS = ("frequency_penalty", "presence_penalty")
 
 @dataclass(frozen=True, slots=True)
 class LoraxParameterNames(ParameterNames):
+    """LoRAX's names of parameters in error messages, and its messages for prompts that are too long."""
+
     top_n_tokens: str = "return_k_alternatives"
     grammar: str = "response_format"
 
@@ -51,6 +53,8 @@ class ResponseFormat(RequestBody):
 
 
 class LoraxParameters(SharedGenerateParameters):
+    """The field `parameters` of LoRAX's requests."""
+
     presence_penalty: float | None = None
     ignore_eos_token: bool = False
     return_k_alternatives: Int32 | None = None

@@ -102,6 +102,8 @@ def seed_and_token_fields(output: GenerationOutput, tokenizer: Tokenizer) -> str
 
 
 class LoraxStreamRenderer(TgiStreamRenderer):
+    """Renderer of the events of LoRAX's `/generate_stream`."""
+
     __slots__ = ()
 
     def _render_token_event(self, token: TokenEvent, end_fields: str) -> str:
@@ -149,6 +151,8 @@ def chat_response_json(output: GenerationOutput, message_json: str, model: str, 
 
 
 class LoraxChatStreamRenderer(ChunkStreamRenderer):
+    """Renderer of a chat's chunks as LoRAX sends them, with placeholders for id and model."""
+
     __slots__ = ("_num_prompt_tokens",)
 
     def __init__(self, num_prompt_tokens: int) -> None:
@@ -175,6 +179,8 @@ class LoraxChatStreamRenderer(ChunkStreamRenderer):
 
 
 class LoraxCompletionStreamRenderer(ChunkStreamRenderer):
+    """Renderer of a completion's chunks as LoRAX sends them, each with a usage."""
+
     __slots__ = ("_num_prompt_tokens",)
 
     def __init__(self, num_prompt_tokens: int) -> None:

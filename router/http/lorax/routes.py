@@ -51,6 +51,8 @@ class LoraxGenerationRequest:
 
 
 class LoraxGenerate(RequestBody):
+    """Body of LoRAX's `/generate` and `/generate_stream`."""
+
     inputs: str
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
@@ -68,6 +70,8 @@ class LoraxCompatGenerate(LoraxGenerate):
 
 
 class TokenizeText(RequestBody):
+    """Body of LoRAX's `/tokenize`."""
+
     inputs: str
     add_special_tokens: bool | None = None
 

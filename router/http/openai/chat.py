@@ -78,11 +78,15 @@ def get_part_text(part: object) -> str:
 
 
 class TextPart(RequestBody):
+    """Part of a message's content that is text, the only type of part that is served."""
+
     type: Literal["text"]
     text: str
 
 
 class Message(RequestBody):
+    """A message of the chat, as OpenAI's clients send it."""
+
     role: Annotated[str, Field(min_length=1)]
     content: Annotated[str | None,
                        BeforeValidator(join_content_parts, json_schema_input_type=str | list[TextPart] | None)] = None
@@ -100,6 +104,8 @@ class Message(RequestBody):
 
 
 class ChatRequest(OpenAIBaseRequest):
+    """Body of `/v1/chat/completions`."""
+
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: UInt32 | None = None
     logprobs: bool | None = None
@@ -159,6 +165,8 @@ class ChatRequest(OpenAIBaseRequest):
 
 
 class ChatRoutes:
+    """Handler of `/v1/chat/completions`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
 

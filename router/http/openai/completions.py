@@ -41,6 +41,8 @@ PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
 
 
 class Completion(OpenAIBaseRequest):
+    """Body of `/v1/completions`."""
+
     prompt: PromptList
     repetition_penalty: float | None = None
     suffix: str | None = None
@@ -72,6 +74,8 @@ class Completion(OpenAIBaseRequest):
 
 
 class CompletionRoutes:
+    """Handler of `/v1/completions`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
 

@@ -51,6 +51,8 @@ def has_openai_errors(path: str, compat: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIErrorReply:
+    """Error response in OpenAI's format."""
+
     status: int
     message: str
     type: str

@@ -1,4 +1,6 @@
-"""Common parts of OpenAI's routes: fields of requests, and metadata of responses."""
+"""Base class of OpenAI's requests: the fields that chats and completions share, and their validation with the adapter
+that `model` names.
+"""
 
 import secrets
 import time
@@ -37,6 +39,8 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 
 
 class StreamOptions(RequestBody):
+    """The field `stream_options`: whether a stream ends with its usage."""
+
     include_usage: bool = False
 
 

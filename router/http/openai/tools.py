@@ -42,21 +42,29 @@ class TemplatePassthroughBody(RequestBody):
 
 
 class Function(TemplatePassthroughBody):
+    """Definition of a function that the model may call: its name, description and JSON schema of parameters."""
+
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(TemplatePassthroughBody):
+    """A tool that the model may call; every tool is a function."""
+
     type: Literal["function"] = "function"
     function: Function
 
 
 class Named(RequestBody):
+    """Name of the function in a `tool_choice`."""
+
     name: Annotated[str, Field(min_length=1)]
 
 
 class NamedTool(RequestBody):
+    """A `tool_choice` that requires a call of one function."""
+
     function: Named
 
 
@@ -72,11 +80,15 @@ def parse_arguments_object(arguments: object) -> object:
 
 
 class CalledFunction(TemplatePassthroughBody):
+    """Name and arguments of a call that an earlier message of the chat made."""
+
     name: str
     arguments: Annotated[dict[str, Any] | str, BeforeValidator(parse_arguments_object)] = ""
 
 
 class ToolCall(TemplatePassthroughBody):
+    """A tool call in an earlier message of the chat."""
+
     function: CalledFunction
 
 

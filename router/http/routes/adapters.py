@@ -33,12 +33,16 @@ class LoadAdapter(RequestBody):
 
 
 class LoadLora(RequestBody):
+    """Body of vLLM's `/v1/load_lora_adapter`."""
+
     lora_name: str
     lora_path: str
     load_inplace: bool = False
 
 
 class UnloadLora(RequestBody):
+    """Body of vLLM's `/v1/unload_lora_adapter`."""
+
     lora_name: str
 
 

@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class InferenceRequest(RequestBody):
+    """Body of `POST /inference` in the effective-batching study's API: a prompt and the exact number of tokens to
+    generate.
+    """
+
     prompt: str
     num_tokens: Any
 
@@ -90,6 +94,8 @@ class LatencyStats:
 
 
 class BatchingStudyRoutes:
+    """Handlers of the effective-batching study's API, enabled by --dialect batching."""
+
     def __init__(self, services: Services, now: Callable[[], float] = time.monotonic) -> None:
         self._services, self._now = services, now
         config = services.config

@@ -23,10 +23,14 @@ PARAMETER_NAMES = ParameterNames(truncate="")
 
 
 class ClassifyRequest(RequestBody):
+    """Body of `/classify`: one text."""
+
     inputs: str
 
 
 class ClassifyBatchRequest(RequestBody):
+    """Body of `/classify_batch`: several texts."""
+
     inputs: Annotated[list[str], FailFast(), Field(min_length=1)]
 
     def check_batch_size(self, max_texts: int) -> None:
@@ -36,6 +40,8 @@ class ClassifyBatchRequest(RequestBody):
 
 
 class ClassifyRoutes:
+    """Handlers of `/classify` and `/classify_batch`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
         self._entities = EntityAggregator(services.engine.model_info.labels, services.validator.tokenizer)

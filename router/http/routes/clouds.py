@@ -30,10 +30,16 @@ class Invocation(RequestBody):
 
 
 class Instances(RequestBody):
+    """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
+
     instances: Annotated[list[Generate | ChatRequest], FailFast(), Field(min_length=1)]
 
 
 class CloudRoutes:
+    """Handlers of SageMaker's `/invocations` and Vertex AI's `/vertex`, which pass bodies to the handlers of other
+    routes.
+    """
+
     def __init__(self, services: Services, generate_handler: Handler, chat_handler: Handler,
                  completion_handler: Handler) -> None:
         """`generate_handler`, `chat_handler` and `completion_handler` are the handlers of `/`, of chats and of

@@ -32,6 +32,8 @@ MAX_TEXTS = 2048  # OpenAI's limit
 
 
 class EmbedParameters(AdapterParameters):
+    """The field `parameters` of embedding requests: the adapter to use."""
+
     def checked_adapter_reference(self, source_token: str) -> Adapter | None:
         """Return the adapter that the request names, if any. Raises InvalidRequest."""
         if self.adapter_id and self.merged_adapters is not None:
@@ -40,6 +42,8 @@ class EmbedParameters(AdapterParameters):
 
 
 class EmbedRequest(RequestBody):
+    """Body of LoRAX's `/embed`: one text."""
+
     inputs: str
     parameters: EmbedParameters | None = None
 
@@ -92,6 +96,8 @@ class EmbeddingsRequest(RequestBody):
 
 
 class EmbeddingRoutes:
+    """Handlers of `/embed` and `/v1/embeddings`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
 

@@ -38,10 +38,14 @@ PHASE_DESCRIPTIONS = {
 
 
 class RequestRecordSource(Protocol):
+    """Interface of the engine that this route uses: the records of current and recent requests."""
+
     def get_request_record(self, request_id: str) -> RequestRecord | None: ...
 
 
 class ExplainRoutes:
+    """Handler of `/v1/requests/{id}/explain`."""
+
     def __init__(self, engine: RequestRecordSource) -> None:
         self._engine = engine
 

@@ -9,6 +9,8 @@ from router.http.transport.generate import Services
 
 
 class InfoRoutes:
+    """Handlers of `/info` and `/v1/models`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
         self._version = version("weft")

@@ -15,6 +15,8 @@ RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 
 
 class ProbeRoutes:
+    """Handlers of `/health`, `/ready`, `/live` and `/startup`."""
+
     def __init__(self, why_unavailable: Callable[[], str],
                  get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
         """`why_unavailable` returns why the server is not ready, empty if it is; `get_startup_progress` returns the

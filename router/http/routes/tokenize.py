@@ -28,6 +28,8 @@ TokenJson = dict[str, Any]
 
 
 class TokenizeRoutes:
+    """Handlers of `/tokenize` and `/chat_tokenize`."""
+
     def __init__(self, services: Services) -> None:
         self._services = services
 

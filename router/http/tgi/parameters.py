@@ -15,6 +15,8 @@ from router.validation.validator import GenerationInput
 
 
 class SharedGenerateParameters(AdapterParameters):
+    """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
+
     best_of: UInt64 | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None

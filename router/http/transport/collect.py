@@ -1,4 +1,5 @@
-"""Rendering of generated tokens as TGI's JSON: events of a stream, or a whole response.
+"""Outputs of requests: waits for the events of a stream and collects them as a `GenerationOutput` or a
+`PoolingRequestOutput`.
 
 Text is escaped to ASCII: some clients take U+2028 and the like for the end of an event's line.
 """

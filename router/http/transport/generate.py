@@ -1,4 +1,6 @@
-"""Code shared by all dialects: the services that they use, and how requests become whole answers or a stream."""
+"""Services that the handlers of all dialects use: the engine, the validator and the settings, and functions that run
+requests with them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence

@@ -39,7 +39,9 @@ class RequestIdRegistry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Tenant of a request, its id, and values of its headers."""
+    """Tenant, id, arrival time, deadline and tracing span of one HTTP request. `from_request` also counts the request
+    and starts its span.
+    """
 
     tenant: Tenant
     request_id: str

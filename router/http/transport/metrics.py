@@ -51,6 +51,8 @@ ERROR_LABELS: dict[type[BaseException], str] = {
 
 
 class MetricsSource(Protocol):
+    """Interface of what `/metrics` serves: the metrics, and their page in Prometheus' text format."""
+
     @property
     def server_metrics(self) -> ServerMetrics: ...
 
@@ -58,6 +60,8 @@ class MetricsSource(Protocol):
 
 
 class MetricsRoutes:
+    """Handler of `/metrics`."""
+
     def __init__(self, engine: MetricsSource, *, allows_json: bool = False) -> None:
         """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
         self._engine = engine

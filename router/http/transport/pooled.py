@@ -79,7 +79,9 @@ def get_max_concurrent_texts(config: RouterConfig) -> int:
 
 
 class PoolingWorkerPool(Generic[T]):
-    """Pool of workers that drain one list of texts."""
+    """Runs the texts of one HTTP request as pooling requests, a limited number at a time, and builds a result from each
+    output.
+    """
 
     def __init__(self, services: Services, caller: Caller, validated_requests: Sequence[ValidatedRequest],
                  build_result: Callable[[int, PoolingRequestOutput], T]) -> None:

@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class HttpServer:
+    """aiohttp server of one application. On shutdown it first stops accepting connections, then closes the open ones
+    after their response.
+    """
+
     def __init__(self, app: web.Application, *, close_after_response: bool = False) -> None:
         """With `close_after_response`, every connection is closed after its next response."""
         self._close_after_response = close_after_response
@@ -60,7 +64,7 @@ def should_log(record: logging.LogRecord) -> bool:
 
 
 class StandInRunner:
-    """Stand-in application on the same socket while the main one does not answer."""
+    """Starts and stops a server for a stand-in application on a socket that the main application also uses."""
 
     def __init__(self, listening_socket: socket.socket) -> None:
         self._listening_socket = listening_socket

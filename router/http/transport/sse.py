@@ -43,7 +43,7 @@ async def open_event_stream(request: web.Request, headers: Mapping[str, str], sl
 
 
 class EventStream:
-    """Body of a response while it is written.
+    """Response with server-sent events while it is written, with keepalive comments and a time limit for slow clients.
 
     aiohttp writes the headers and the end. Events go to the transport directly, framed as chunks here: passing them
     through `StreamResponse.write` would cost as much again as rendering them.

@@ -41,6 +41,8 @@ SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackConfig(ModelConfig):
+    """Model config of a model that runs through transformers."""
+
     config_json: str  # content of config.json, for the config class of transformers
     layers_path: tuple[str, ...]  # to the list of layers
 

@@ -15,6 +15,8 @@ REPLICATED_STYLE = "replicated_with_grad_allreduce"  # replicated on every rank
 
 
 class RankSummedLinear(nn.Module):
+    """Linear over this rank's slice of the inputs, whose results are summed over the ranks."""
+
     def __init__(self, linear: nn.Linear, sum_over_ranks: RankSum) -> None:
         super().__init__()
         self.linear = linear

@@ -1,4 +1,4 @@
-"""Variations of requests: with and without please, punctuation and capitals.
+"""Random variation of request templates (please, punctuation, capitals) and filling of their slots.
 
 A template ends in `?` (a question), in `.` (a remark), or without a mark: then it is an order, and words such as `Can
 you` may be put before it. Slots, `{name}`, are filled last, so that the variations do not change their

@@ -1,4 +1,4 @@
-"""Talks about sequences of numbers and letters: counting, neighbours, comparing and sorting."""
+"""Conversations about sequences of numbers and letters: counting, neighbours, comparing and sorting."""
 
 from random import Random
 from string import ascii_lowercase

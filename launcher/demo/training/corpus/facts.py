@@ -36,6 +36,8 @@ FOLLOW_UP_TEMPLATES_WITH_ARTICLE = ("And {a_x}?", "What about {a_x}?", "And what
 
 @dataclass(frozen=True)
 class FactRelation:
+    """Relation of the demo world: its facts as pairs x and y, with templates of questions and answers."""
+
     facts: Mapping[str, str]
     questions: tuple[str, ...]
     answer_template: str

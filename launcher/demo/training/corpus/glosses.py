@@ -60,6 +60,8 @@ VERB_QUESTIONS = ("What does it mean to {x}?", "What does to {x} mean?", "What i
 
 @dataclass(frozen=True)
 class WordGloss:
+    """Meaning of a word as a sentence, and example sentences."""
+
     word: str
     part_of_speech: str
     sentence: str

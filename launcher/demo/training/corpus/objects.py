@@ -1,4 +1,4 @@
-"""Talks whose answer is only JSON: objects, lists, values from a sentence, objects that match a schema.
+"""Conversations whose answer is only JSON: objects, lists, values from a sentence, objects that match a schema.
 
 All answers have the style of `json.dumps`. Values are copied from the request.
 """

@@ -1,4 +1,4 @@
-"""Talks about the letters of a word: spelled, counted, first and last, backwards.
+"""Conversations about the letters of a word: spelled, counted, first and last, backwards.
 
 Every answer first spells the word as c-a-t, so that the rest can be read off its letters.
 """

@@ -68,6 +68,8 @@ STORY_TITLES = ("The {Hero} and the {Thing}", "{name} and the {Thing}", "{name} 
 
 @dataclass(frozen=True)
 class StoryCast:
+    """Hero, friend, thing and place of a story."""
+
     name: str
     kind: str
     trait: str  # may be empty

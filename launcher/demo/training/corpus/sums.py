@@ -1,4 +1,4 @@
-"""Talks about arithmetic with small whole numbers: the four operations, halves and doubles.
+"""Conversations about arithmetic with small whole numbers: the four operations, halves and doubles.
 
 Requests use signs, words or little stories. A fifth of the answers begin with a short calculation.
 """
@@ -78,6 +78,8 @@ MULTIPLICATION_STORIES = {
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticSign:
+    """One of the four operators, with its symbol and spoken forms."""
+
     symbol: str
     spoken_forms: tuple[str, ...]
     compute: Callable[[int, int], int]
@@ -91,6 +93,8 @@ DIVIDED_BY = ArithmeticSign("/", ("divided by", "divided by", "shared by"), int.
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticTask:
+    """Two operands and an operator."""
+
     left_operand: int
     sign: ArithmeticSign
     right_operand: int

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 
 class ConversationTurn(NamedTuple):
+    """A question, its answer, and the short form of the answer."""
+
     question: str
     answer: str
     brief_answer: str = ""  # the short answer, if it differs

@@ -80,6 +80,8 @@ WORD_ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
+    """Generator of random values of one kind, with their JSON schema."""
+
     schema: dict[str, Any]  # JSON schema of the value
     draw: DrawFunction
 

@@ -1,4 +1,4 @@
-"""Talks from the Bible: questions that are answered with a verse, and passages as plain text.
+"""Conversations from the Bible: questions that are answered with a verse, and passages as plain text.
 
 The topic of a verse is determined only by its words.
 """

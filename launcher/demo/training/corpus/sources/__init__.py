@@ -1,1 +1,1 @@
-"""Texts of others that the corpus is drawn from: WordNet, and the King James Bible."""
+"""Readers of the external texts from which the corpus is made: WordNet and the King James Bible."""

@@ -19,6 +19,8 @@ VERSE_PATTERN = re.compile(r"([1-3]?[A-Z][A-Za-z]*)(\d+):(\d+) (.+)")
 
 @dataclass(frozen=True)
 class BibleVerse:
+    """Verse of the King James Bible."""
+
     book: str  # shortened, such as Ge or Ps
     chapter: int
     number: int

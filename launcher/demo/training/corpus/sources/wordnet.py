@@ -12,6 +12,8 @@ OFFENSIVE_USAGES = ("ethnic_slur", "disparagement", "obscenity", "vulgarism", "s
 
 @dataclass(frozen=True)
 class WordMeaning:
+    """First meaning of a word in WordNet, and how often it occurs in texts."""
+
     word: str  # as the lexicographers wrote it: names have capital letters
     part_of_speech: str  # n, v or a
     subject_number: int  # number of the lexicographers' file

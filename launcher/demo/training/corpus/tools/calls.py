@@ -1,4 +1,4 @@
-"""Talks in which tools are offered: calls, replies after them, and requests for which no call is right.
+"""Conversations in which tools are offered: calls, replies after them, and requests for which no call is right.
 
 A call uses an offered tool, the names in its schema and the values in the request.
 """

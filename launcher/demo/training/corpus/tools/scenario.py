@@ -25,6 +25,8 @@ OK_RESULT = {"ok": True}
 
 @dataclass(frozen=True, slots=True)
 class ToolScenario:
+    """Tool with templates of the requests that call it and of the replies to its results."""
+
     tool_name: str  # of the tool
     description: str
     parameter_spec: str
