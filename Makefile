@@ -69,7 +69,7 @@ help:
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
 	make docs          write docs/configuration.md from the settings
-	make bench         what the router costs per token (ARGS="flags of benchmarks.questions.router_cost")
+	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
 	make stats         sizes of files and functions
@@ -189,7 +189,7 @@ gpu-memcheck:
 	test -x "$$sanitizer" || fail "there is no compute-sanitizer here; it comes with NVIDIA's CUDA toolkit"
 	code=0
 	export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-	for file in $(or $(ARGS),tests/gpu/test_attention.py tests/gpu/test_fused.py tests/gpu/test_adapters.py); do
+	for file in $(or $(ARGS),tests/gpu/test_attention.py tests/gpu/test_fused_ops.py tests/gpu/test_adapters.py); do
 		"$$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 99 \
 			"$$python" $(GPU_TEST) -o timeout=600 $$file || code=$$?
 	done
@@ -219,7 +219,7 @@ docs: .venv/ready
 	@$(VENV) -m launcher.settings_docs
 
 bench: .venv/ready
-	@$(VENV) -m benchmarks.questions.router_cost $(ARGS)
+	@$(VENV) -m benchmarks.experiments.router_cost $(ARGS)
 
 study: .venv/ready
 	@$(VENV) -m benchmarks.study batching $(ARGS)

@@ -38,16 +38,16 @@ from launcher.environment import (
     read_hub_token,
     recordings_folder,
 )
-from launcher.hub.fetch import DownloadRequest, find_needed_download, make_download_request, run_download
+from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request, run_download
 from launcher.hub.resolve import BUILTIN_MODELS, DEMO_MODEL, ResolvedModel, find_cached_model, find_model
 from launcher.output import PLAIN_OUTPUT, Output
 from launcher.settings import POSITIONAL_SETTINGS, SETTING_GROUPS, LaunchConfig, Setting, make_configs
-from launcher.supervisor.plan import AdapterStoreConfig, make_plan
+from launcher.supervisor.launch_plan import AdapterStoreConfig, make_plan
 from launcher.supervisor.runtime_dir import create_runtime_folder
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, bind_listener, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
-from shard.telemetry.traces import check_otlp_installed
+from shard.telemetry.tracing import check_otlp_installed
 
 MAX_SOCKET_PATH_BYTES = 100  # bytes; the kernel allows 107
 
@@ -87,7 +87,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     check_folder_exists(launch.adapter_root, "--adapter-root")
-    check_otlp_installed(launch.traces)
+    check_otlp_installed(launch.trace_settings)
     shard = replace(shard, memory=str(probe_cache_file(os.environ, version("weft"))))
     with bind_listener(router.hostname, router.port) as listener:
         model = find_or_download_model(launch, needed_download)
@@ -100,8 +100,8 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, o
             plan = make_plan(router, shard, launch.num_shard, check_socket_path_length(folder), model,
                              shard_environment=huge_page_variables(os.environ),
                              record_folder=str(recordings_folder(os.environ)),
-                             adapter_store=make_adapter_store_config(launch, router), logs=launch.logs,
-                             traces=launch.traces)
+                             adapter_store=make_adapter_store_config(launch, router), logs=launch.log_settings,
+                             traces=launch.trace_settings)
             asyncio.run(serve(plan, listener, print_banner, router.shutdown_timeout, output))
 
 

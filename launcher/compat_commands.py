@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.cli import report_errors_in_one_line, run_command_line
 from launcher.compat.flag_table import FlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
-from launcher.compat.shards import count_gpus, count_visible_devices
+from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import RaisingArgumentParser, translate
 from launcher.doctor import checks

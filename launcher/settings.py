@@ -11,7 +11,7 @@ from launcher.hub.resolve import DEMO_MODEL
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LOG_LEVELS, LogSettings
-from shard.telemetry.traces import TraceSettings
+from shard.telemetry.tracing import TraceSettings
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
 TGI_COMPATIBLE_SETTINGS = frozenset({
@@ -61,11 +61,11 @@ class LaunchConfig:
         TraceSettings(self.otlp_endpoint)  # raises ValueError for an invalid address
 
     @property
-    def logs(self) -> LogSettings:
+    def log_settings(self) -> LogSettings:
         return LogSettings(self.log_level, self.json_output)
 
     @property
-    def traces(self) -> TraceSettings:
+    def trace_settings(self) -> TraceSettings:
         return TraceSettings(self.otlp_endpoint, self.otlp_service_name)
 
 

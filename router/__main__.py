@@ -1,9 +1,9 @@
 """Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
 `launcher_protocol.py` documents the JSON and the messages to the parent process.
 
-`process.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment variables,
-since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send, WEFT_HUB_TOKEN
-the server's own token for the Hub.
+`launcher_protocol.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment
+variables, since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send,
+WEFT_HUB_TOKEN the server's own token for the Hub.
 """
 
 import asyncio
@@ -26,24 +26,24 @@ from router.adapters.store_client import AdapterStoreClient
 from router.config import API_KEY_ENV, HUB_TOKEN_ENV, RouterConfig
 from router.engine.engine import Engine
 from router.engine.health import SHUTDOWN_REASON
-from router.errors import CannotStartNow
+from router.errors import RetryableStartupError
 from router.http.app import create_app
-from router.http.entrance import StandInServer
-from router.http.transport.generate import ServedModel
+from router.http.stand_in_server import StandInServer
 from router.http.transport.server import HttpServer
-from router.model import ModelInfo
-from router.process import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
-from router.recording.shelf import RecordingFolder
+from router.http.transport.services import ServedModel
+from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
+from router.model_info import ModelInfo
+from router.recording.folder import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
-from router.startup import StartupProgress
-from router.telemetry.adapters import InstrumentedAdapterStore
+from router.startup_progress import StartupProgress
+from router.telemetry.adapter_metrics import InstrumentedAdapterStore
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.validation.validator import RequestValidator
 from shard.telemetry.logs import start_logging
-from shard.telemetry.traces import SpanSender, make_span_sender
+from shard.telemetry.tracing import SpanSender, make_span_sender
 
 # seconds that new connections wait unanswered while a restarted router connects to warm shards
 WARM_START_GRACE_SECONDS = 10.0
@@ -66,7 +66,7 @@ class RouterProcess:
 
     async def drain(self, seconds: float) -> None:
         """Reject new requests and wait at most `seconds` for the unfinished ones."""
-        self.engine.health.shut_down(SHUTDOWN_REASON)
+        self.engine.health.set_unready_permanently(SHUTDOWN_REASON)
         await self.server.stop_accepting()
         await self.stand_in_server.start_during_shutdown(self.engine)
         with suppress(TimeoutError):
@@ -138,8 +138,8 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
     adapters = None
     try:
         span_sender = make_span_sender(args.traces, "router", logger.warning)
-        if args.store and check_adapter_support(args.config, engine.model_info):
-            store = wrap_store_with_metrics(AdapterStoreClient(args.store, args.hub_token), engine)
+        if args.store and can_serve_adapters(args.config, engine.model_info):
+            store = instrument_adapter_store(AdapterStoreClient(args.store, args.hub_token), engine)
             adapters = AdapterRegistry(args.config, store, engine.resource_controller.loader, args.model)
             await adapters.preload(engine.resource_controller.loader.load_and_pin)
         validator = RequestValidator(args.config, engine.model_info, *tokenizer_and_template,
@@ -163,7 +163,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
     return process
 
 
-def check_adapter_support(config: RouterConfig, model_info: ModelInfo) -> bool:
+def can_serve_adapters(config: RouterConfig, model_info: ModelInfo) -> bool:
     """Return whether the model takes adapters. Raises ValueError if it does not and the settings name some to load."""
     if not model_info.adapters and (config.adapter_id or config.preloaded_adapter_ids):
         raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
@@ -172,7 +172,8 @@ def check_adapter_support(config: RouterConfig, model_info: ModelInfo) -> bool:
     return model_info.adapters
 
 
-def wrap_store_with_metrics(store: AdapterStoreClient, engine: Engine) -> AdapterStoreClient | InstrumentedAdapterStore:
+def instrument_adapter_store(store: AdapterStoreClient,
+                             engine: Engine) -> AdapterStoreClient | InstrumentedAdapterStore:
     """Return a store whose fetches are counted, or the store itself if the engine has no adapter metrics."""
     adapter_metrics = engine.server_metrics.adapters
     return store if adapter_metrics is None else InstrumentedAdapterStore(store, adapter_metrics)
@@ -208,7 +209,7 @@ def exit_code(error: OSError | ValueError | ShardsLost) -> int:
     """Return 2 if every start would fail alike until a setting, the model or the machine changes, else 1."""
     if isinstance(error, ShardsLost):
         return 2 if error.is_warmup_rejected else 1
-    return 1 if isinstance(error, OSError | CannotStartNow) and not isinstance(error, PermissionError) else 2
+    return 1 if isinstance(error, OSError | RetryableStartupError) and not isinstance(error, PermissionError) else 2
 
 
 async def wait_for_either(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:

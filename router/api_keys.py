@@ -102,7 +102,7 @@ def read_key_file(file: Path) -> dict[str, ApiKeyEntry]:
 
 def parse_json_file(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=reject_duplicate_names)
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=build_dict_rejecting_duplicates)
     except OSError as error:
         raise ValueError(f"cannot read {file} (--api-keys): {error.strerror}") from None
     except json.JSONDecodeError as error:
@@ -115,7 +115,7 @@ def parse_json_file(file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from None
 
 
-def reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def build_dict_rejecting_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a dict. Raises ValueError for a repeated name, whose first value would be lost."""
     json_object: dict[str, Any] = {}
     for name, value in pairs:

@@ -14,7 +14,7 @@
     ├── TimedOut            the timeout that its client set has passed before the first token
     └── Cancelled           the client left, or was too slow to read
 
-`CannotStartNow` is not part of the tree: it is raised while the server starts.
+`RetryableStartupError` is not part of the tree: it is raised while the server starts.
 
 Only the HTTP dialects map these errors to status codes and bodies. A message about a field of the request begins with
 the field's name in backticks.
@@ -97,5 +97,5 @@ class Cancelled(RequestError):
     pass
 
 
-class CannotStartNow(ValueError):
+class RetryableStartupError(ValueError):
     """The server cannot start now, but may start later with the same settings, model and machine."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from shard.fault_script import FaultScript
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.traces import TraceSettings
+from shard.telemetry.tracing import TraceSettings
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
@@ -50,7 +50,7 @@ class SimulatedConfig:
     faults: str = setting("", "What goes wrong, such as `die@decode:5;slow@prefill:2:0.5;poison@7`.")
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_settings(self)
         FaultScript(self.faults)
 
 
@@ -112,7 +112,7 @@ class ShardConfig:
     traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_settings(self)
         if self.rank >= self.world_size:
             raise ValueError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
 
@@ -124,7 +124,7 @@ class ShardConfig:
         return cls(**{**values, **nested})
 
 
-def check_bounds(config: Any) -> None:
+def check_settings(config: Any) -> None:
     for config_field in fields(config):
         value, bounds = getattr(config, config_field.name), config_field.metadata
         if value is None or not bounds:

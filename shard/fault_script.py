@@ -46,7 +46,7 @@ class FaultScript(tuple[Fault, ...]):
         faults.num_calls = Counter()
         return faults
 
-    def count_call(self, verb: str) -> list[Fault]:
+    def take_due_faults(self, verb: str) -> list[Fault]:
         """Count one more call of the verb and return its faults."""
         self.num_calls[verb] += 1
         due = [fault for fault in self if fault.verb == verb and fault.nth_call == self.num_calls[verb]]

@@ -38,7 +38,7 @@ class JsonConfig:
         value = self.get(key)
         return default if value is None else bool(value)
 
-    def check_supported(self, key: str, value: object, supported: Collection[Any]) -> Any:
+    def require_supported(self, key: str, value: object, supported: Collection[Any]) -> Any:
         """Return `value`, which is given under this key or its default; raises ValueError if it is not supported."""
         if value not in tuple(supported):  # a dict would raise TypeError for a value without a hash
             raise self.make_unsupported_error(f"{key} {value}", supported)

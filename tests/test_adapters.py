@@ -12,7 +12,7 @@ from support.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import LoadableResource, Request
-from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 
@@ -44,7 +44,7 @@ def run_to_end(world: SimulatedWorld, max_loaded: int) -> None:
     """Run to the end; assert that never more than `max_loaded` adapters are loaded."""
     while not world.has_no_events:
         world.run_next_event()
-        assert len(world.worker.ledger.loaded_ids[pb.KIND_ADAPTER]) <= max_loaded
+        assert len(world.worker.shard_state.loaded_ids[pb.KIND_ADAPTER]) <= max_loaded
     world.check_idle()
 
 

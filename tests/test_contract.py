@@ -195,7 +195,7 @@ class TestContract:
             early.cancel()
             await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0])), order=1)
             assert (await shard.send(make_decode(1), order=3)).order == 3
-            assert shard.worker.ledger.sequences[7].num_computed_tokens == len(SHORT_PROMPT) + 2
+            assert shard.worker.shard_state.sequences[7].num_computed_tokens == len(SHORT_PROMPT) + 2
         play_scenario(scenario)
 
     # -- epochs
@@ -241,10 +241,10 @@ class TestContract:
         async def scenario(shard: ShardClient) -> None:
             await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1])))
             await shard.reset()
-            ledger = shard.worker.ledger
-            assert not ledger.batches
-            assert not ledger.sequences
-            assert not any(ledger.block_usage.num_holders)
+            shard_state = shard.worker.shard_state
+            assert not shard_state.batches
+            assert not shard_state.sequences
+            assert not any(shard_state.block_usage.num_holders)
             cached = make_prefill(1, SequenceRow(7, PROMPT, [0, 1], num_cached=16))
             assert await shard.get_status_code(cached) == StatusCode.FAILED_PRECONDITION
         play_scenario(scenario)
@@ -426,8 +426,9 @@ class TestContract:
             await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0])))
             answer = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [1, 2]), alongside=True))
             assert {i: len(tokens) for i, tokens in get_tokens_by_sequence(answer).items()} == {7: 1, 8: 1}
-            ledger = shard.worker.ledger
-            assert [s.num_computed_tokens for s in ledger.sequences.values()] == [len(SHORT_PROMPT) + 1, len(PROMPT)]
+            shard_state = shard.worker.shard_state
+            assert [s.num_computed_tokens
+                    for s in shard_state.sequences.values()] == [len(SHORT_PROMPT) + 1, len(PROMPT)]
         play_scenario(scenario)
 
     def test_prefill_without_alongside_decodes_nothing(self, play_scenario: Any) -> None:
@@ -510,7 +511,7 @@ class TestContract:
         async def scenario(shard: ShardClient) -> None:
             await shard.send(make_prefill(1, SequenceRow(7, list(range(16)), [0])))
             await shard.send(make_decode(1, grants=make_grants(s7=[4])))
-            assert shard.worker.ledger.sequences[7].blocks == [0, 4]
+            assert shard.worker.shard_state.sequences[7].blocks == [0, 4]
             assert (await shard.get_status_code(make_prefill(2, SequenceRow(8, SHORT_PROMPT, [4])))
                     == StatusCode.FAILED_PRECONDITION)
         play_scenario(scenario)

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 from support.weft_process import run_weft_process
 
-from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")

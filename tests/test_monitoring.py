@@ -16,13 +16,13 @@ import pytest
 import yaml
 from support.weft_process import SIMULATED_MODEL, run_weft_process
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.counters import ServerMetrics
-from router.telemetry.families import all_families
 from router.telemetry.instruments import MetricType
-from router.text.prompts import TokenLimits
+from router.telemetry.metric_families import all_families
+from router.telemetry.server_metrics import ServerMetrics
+from router.text.prompt_encoder import TokenLimits
 
 DEPLOY_FOLDER = Path(__file__).parents[1] / "deploy"
 LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)

@@ -11,7 +11,7 @@ import pytest
 from support.cost_model_clock import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request
-from router.scheduler.plan import Prefill
+from router.scheduler.messages import Prefill
 from router.scheduler.settings import SchedulerSettings
 
 GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")

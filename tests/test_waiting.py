@@ -3,8 +3,8 @@
 import pytest
 from test_simulation import make_random_world
 
-from router.scheduler.policies import PausePolicy
-from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance
+from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
+from router.scheduler.step_policies import PausePolicy
 
 SEEDS = range(40)
 
@@ -24,7 +24,7 @@ def test_checker_detects_a_broken_stall_limit(monkeypatch):
 
 
 def test_checker_detects_starved_prompts(monkeypatch):
-    monkeypatch.setattr(PromptTimeAllowance, "allowed_seconds", lambda *_: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(PrefillTimeAllowance, "update_allowance", lambda *_: (0.0, 0.0, 0.0))
     expect_law_violation("L5: prompts earned")
 
 

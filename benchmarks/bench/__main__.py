@@ -16,22 +16,22 @@ from typing import Any
 import uvloop
 from cyclopts import CycloptsError
 
-from benchmarks.bench.flags import format_masked_command
+from benchmarks.bench.flag_rules import format_masked_command
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError
-from benchmarks.bench.load.prompts import choose_token_counter, make_tokenizer_counter, read_prompts
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
-from benchmarks.bench.load.workload import draw_request_sizes, make_requests
+from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
+from benchmarks.bench.load.prompts import choose_token_counter, make_local_token_counter, read_prompts
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.workload import draw_request_specs, make_requests
 from benchmarks.bench.report.html import render_html
-from benchmarks.bench.report.live import LoadProgress, show_progress
 from benchmarks.bench.report.overhead import measure_overhead
 from benchmarks.bench.report.plots import import_matplotlib
-from benchmarks.bench.report.result import BenchResult, number_run_names, to_csv, to_json
+from benchmarks.bench.report.progress import BenchProgress, show_progress
+from benchmarks.bench.report.result import BenchResult, make_unique_run_names, to_csv, to_json
 from benchmarks.bench.report.summary import summarize_run
 from benchmarks.bench.report.table import format_table
-from benchmarks.bench.report.versus import FigureRatio, compute_figure_ratios, format_ratio_table
-from benchmarks.bench.settings import BenchSettings, parse_second_settings, parse_settings
+from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_ratio_table
+from benchmarks.bench.settings import BenchSettings, parse_settings, parse_versus_settings
 from benchmarks.bench.shards import command as shards
 from benchmarks.harness.results import describe_hardware, today
 
@@ -48,7 +48,7 @@ async def measure_run(settings: BenchSettings, name: str, command: str, prompt_s
     requests, versions = await prepare_requests(settings, prompt_salt)
     shown_settings = asdict(settings) | {"api_key": "", "versus": format_masked_command(shlex.split(settings.versus))}
     records, stats = list[RequestRecord](), dict[str, Any]()
-    progress, is_complete = LoadProgress(), False
+    progress, is_complete = BenchProgress(), False
     try:
         async with nullcontext() if settings.quiet else show_progress(progress), measure_overhead() as overhead:
             await run_load(settings.target, requests, settings.num_clients, seconds=settings.seconds, observer=progress,
@@ -113,7 +113,7 @@ async def fetch_server_stats(target: Target) -> dict[str, Any]:
     connection_pool = HttpConnectionPool(target.url)
     try:
         return await fetch_json_object(connection_pool, target, target.dialect.stats_path)
-    except NoResponseError:
+    except RequestFailedError:
         return {}
     finally:
         connection_pool.close()
@@ -129,8 +129,8 @@ async def fetch_json_object(connection_pool: HttpConnectionPool, target: Target,
     return parsed if isinstance(parsed, dict) else {}
 
 
-async def measure_in_turns(settings: BenchSettings, second_settings: BenchSettings | None, command: str,
-                           results: list[BenchResult]) -> None:
+async def measure_alternately(settings: BenchSettings, second_settings: BenchSettings | None, command: str,
+                              results: list[BenchResult]) -> None:
     """Run once or, with a second run, in turns A B A B.
 
     Every run gets generated prompts of its own, so that no server finds them in its prefix cache."""
@@ -143,23 +143,23 @@ async def measure_in_turns(settings: BenchSettings, second_settings: BenchSettin
                               f"{name.lower()}{turn}-", results)
 
 
-def compare_turns(results: Sequence[BenchResult]) -> list[FigureRatio]:
+def compare_runs(results: Sequence[BenchResult]) -> list[MetricComparison]:
     """Return the ratios B / A of the turns in which both runs are complete."""
     pairs = zip(results[::2], results[1::2], strict=False)
-    return compute_figure_ratios([(first.summary, second.summary) for first, second in pairs if first.is_whole
-                                  and second.is_whole])
+    return compare_metrics([(first.summary, second.summary) for first, second in pairs if first.is_whole
+                            and second.is_whole])
 
 
 def format_server_stats(results: Sequence[BenchResult]) -> list[str]:
     """Return a line with the server's own counters for each result, as the study's client prints them."""
     return [f"{name}, by the server's own books: {json.dumps(result.stats)}"
-            for name, result in zip(number_run_names(results), results, strict=True) if result.stats]
+            for name, result in zip(make_unique_run_names(results), results, strict=True) if result.stats]
 
 
 def collect_caveats(settings: BenchSettings, second_settings: BenchSettings | None,
                     results: Sequence[BenchResult]) -> list[str]:
     """Return caveats that a reader of the figures should know."""
-    caveats = [note for name, result in zip(number_run_names(results), results, strict=True)
+    caveats = [note for name, result in zip(make_unique_run_names(results), results, strict=True)
                for note in iter_result_caveats(name, result)]
     prompt_numbers = [record.ask.number for record in results[0].records]
     if settings.workload.is_salted and len(set(prompt_numbers)) < len(prompt_numbers):
@@ -184,7 +184,7 @@ def report_results(settings: BenchSettings, second_settings: BenchSettings | Non
     """Print the results, then write the files, the cheapest first."""
     print(format_table(results), *format_server_stats(results), *collect_caveats(settings, second_settings, results),
           sep="\n")
-    comparison = compare_turns(results) if second_settings else []
+    comparison = compare_runs(results) if second_settings else []
     if comparison:
         print(f"\nA: {settings.base_url}\nB: "
               f"{format_masked_command(shlex.split(settings.versus))}\n{format_ratio_table(comparison)}")
@@ -201,7 +201,7 @@ def check_files(settings: BenchSettings) -> None:
     if settings.prompts:
         read_prompts(Path(settings.prompts))
     if settings.tokenizer:
-        make_tokenizer_counter(settings.tokenizer)
+        make_local_token_counter(settings.tokenizer)
     for path in filter(None, (settings.csv, settings.json, settings.html)):
         with Path(path).open("a"):
             pass
@@ -209,10 +209,10 @@ def check_files(settings: BenchSettings) -> None:
         import_matplotlib()
 
 
-def check_request_sizes(settings: BenchSettings, turns: Iterable[int]) -> None:
+def check_request_lengths(settings: BenchSettings, turns: Iterable[int]) -> None:
     """Check the lengths of the requests of each turn, since every turn draws its own."""
     for turn in turns:
-        draw_request_sizes(replace(settings.workload, seed=settings.seed + turn))
+        draw_request_specs(replace(settings.workload, seed=settings.seed + turn))
 
 
 def raise_open_file_limit() -> None:
@@ -223,19 +223,19 @@ def raise_open_file_limit() -> None:
 
 def bench(arguments: list[str]) -> None:
     settings = parse_settings(arguments)
-    second_settings = parse_second_settings(arguments, settings) if settings.versus else None
+    second_settings = parse_versus_settings(arguments, settings) if settings.versus else None
     for run_settings in filter(None, (settings, second_settings)):
         check_files(run_settings)
-        check_request_sizes(run_settings, range(1, settings.turns + 1) if second_settings else [0])
+        check_request_lengths(run_settings, range(1, settings.turns + 1) if second_settings else [0])
     raise_open_file_limit()
     results: list[BenchResult] = []
     try:
-        uvloop.run(measure_in_turns(settings, second_settings, format_masked_command(["weft", "bench", *arguments]),
-                                    results))
+        uvloop.run(measure_alternately(settings, second_settings, format_masked_command(["weft", "bench", *arguments]),
+                                       results))
     finally:
         if results:
             report_results(settings, second_settings, results)
-    if failed_runs := [name for name, result in zip(number_run_names(results), results, strict=True)
+    if failed_runs := [name for name, result in zip(make_unique_run_names(results), results, strict=True)
                        if all(record.error for record in result.records)]:
         failed_run_names = "" if len(failed_runs) == len(results) else f" of {', '.join(failed_runs)}"
         raise BenchFailed(f"every request{failed_run_names} failed")
@@ -244,13 +244,13 @@ def bench(arguments: list[str]) -> None:
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == [SHARD_FLAG]:
-        shards.run_command("weft bench --shard", shards.bench, arguments[1:])
+        shards.run_cli("weft bench --shard", shards.bench, arguments[1:])
         return
     try:
         bench(arguments)
     except (CycloptsError, ValueError) as error:
         shards.exit_with_error(error, 2)
-    except (BenchFailed, NoResponseError, OSError) as error:
+    except (BenchFailed, RequestFailedError, OSError) as error:
         shards.exit_with_error(error, 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

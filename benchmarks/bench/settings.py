@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.flags import (
+from benchmarks.bench.flag_rules import (
     check_exclusive_settings,
     check_settings_have_effect,
     drop_settings,
+    find_given_settings,
     find_replaced_settings,
-    find_settings_in,
     format_masked_command,
 )
 from benchmarks.bench.load.client import Target
@@ -178,11 +178,11 @@ def validate_settings(settings: BenchSettings) -> None:
     check_exclusive_settings(find_changed_settings(settings))
     if settings.seconds is not None and settings.warm_up >= settings.seconds:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
-    validate_batching_settings(settings)
+    validate_batching_dialect_settings(settings)
     _ = settings.latency_goal, settings.workload, HttpConnectionPool(settings.base_url), settings.target
 
 
-def validate_batching_settings(settings: BenchSettings) -> None:
+def validate_batching_dialect_settings(settings: BenchSettings) -> None:
     """Validate the flags of the study's client, and those that its dialect cannot support."""
     batching_flags = {"--prompt": settings.prompt, "--numtokens": settings.numtokens,
                       "--numsamples": settings.numsamples, "--wait": settings.wait is not None,
@@ -194,7 +194,7 @@ def validate_batching_settings(settings: BenchSettings) -> None:
         return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
-    if settings.prompt and (surplus_flags := find_flags_beside_prompt(settings)):
+    if settings.prompt and (surplus_flags := find_flags_conflicting_with_prompt(settings)):
         raise ValueError(
             f"--prompt and --numtokens make one request, of which {surplus_flags[0]} says nothing: leave it out")
     if settings.shared_prefix and not settings.prompt_tokens:
@@ -204,7 +204,7 @@ def validate_batching_settings(settings: BenchSettings) -> None:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
 
 
-def find_flags_beside_prompt(settings: BenchSettings) -> list[str]:
+def find_flags_conflicting_with_prompt(settings: BenchSettings) -> list[str]:
     """Return the given flags that set number, times or lengths of requests, which --prompt already fixes."""
     flag_values = {
         "--concurrency": settings.concurrency, "--rate": settings.rate, "--trace": settings.trace,
@@ -250,7 +250,7 @@ def parse_settings(arguments: list[str], own_arguments: Sequence[str] | None = N
     if settings is None:
         raise SystemExit(0)
     assert isinstance(settings, BenchSettings)
-    check_settings_have_effect(find_settings_in(arguments if own_arguments is None else own_arguments),
+    check_settings_have_effect(find_given_settings(arguments if own_arguments is None else own_arguments),
                                find_changed_settings(settings), settings.dialect)
     return settings
 
@@ -260,7 +260,7 @@ def return_settings(settings: BenchSettings = BenchSettings()) -> BenchSettings:
     return settings
 
 
-def parse_second_settings(arguments: list[str], settings: BenchSettings) -> BenchSettings:
+def parse_versus_settings(arguments: list[str], settings: BenchSettings) -> BenchSettings:
     """Return the settings of the second run: the first run's flags, except for those that its own flags replace."""
     try:
         second_run_arguments = shlex.split(settings.versus)

@@ -17,16 +17,16 @@ import torch
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.gpu.measurements import (
+from benchmarks.gpu.report import report_section
+from benchmarks.gpu.roofline import measure_device_rates
+from benchmarks.gpu.step_latency import (
     HTTP_THROUGHPUT_GOALS,
     LARGEST_SHAPE,
     compare_throughputs,
-    measure_decode_rows,
-    measure_prefill_rows,
+    measure_decode_latencies,
+    measure_prefill_latencies,
     round_or_blank,
 )
-from benchmarks.gpu.page import report_section
-from benchmarks.gpu.roofline import measure_device_rates
 from benchmarks.gpu.throughput import (
     ModelPlacement,
     RequestLengths,
@@ -36,8 +36,8 @@ from benchmarks.gpu.throughput import (
     measure_transformers_throughput,
     run_in_new_process,
 )
-from benchmarks.harness.checkpoints import LLAMA_SHAPES, make_random_checkpoint
 from benchmarks.harness.processes import ProcessStartError
+from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint
 
 PositiveInt = Annotated[int, Parameter(validator=Number(gte=1))]
 PositiveInts = Annotated[tuple[PositiveInt, ...], Parameter(consume_multiple=True)]
@@ -75,36 +75,36 @@ app = App("benchmarks.gpu", help="How near weft comes to what a card can do.", v
 
 
 @app.command
-def decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST_SHAPE),
-           batch: PositiveInts = (1, 8, 32, 128, 256), context: PositiveInts = (512, 2048),
-           cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
-           exact: Annotated[bool, Parameter(negative="")] = False, repeat: PositiveInt = 5,
-           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
+def bench_decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST_SHAPE),
+                 batch: PositiveInts = (1, 8, 32, 128, 256), context: PositiveInts = (512, 2048),
+                 cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
+                 exact: Annotated[bool, Parameter(negative="")] = False, repeat: PositiveInt = 5,
+                 settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure decode steps in milliseconds, and compare them with the card's roofline."""
     device_rates = run_in_new_process(measure_device_rates, settings.device_type, settings.dtype)
     with settings.provide_models() as make_model:
         for shape in shapes:
-            rows = run_in_new_process(measure_decode_rows, shape, make_model(shape), device_rates,
+            rows = run_in_new_process(measure_decode_latencies, shape, make_model(shape), device_rates,
                                       [*product(context, batch)], repeat, cuda_graphs=cuda_graphs, exact=exact)
             report_section(f"Decode steps, {shape}{', --exact' * exact}", rows, settings.device_type, settings.save,
                            device_rates.describe())
 
 
 @app.command
-def prompts(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts = (512, 2048, 8192), repeat: PositiveInt = 5,
-            settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
+def bench_prefill(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts = (512, 2048, 8192),
+                  repeat: PositiveInt = 5, settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure the prefill of prompts in milliseconds, and compare its rate with that of large matmuls."""
     device_rates = run_in_new_process(measure_device_rates, settings.device_type, settings.dtype)
     with settings.provide_models() as make_model:
         for shape in shapes:
-            rows = run_in_new_process(measure_prefill_rows, shape, make_model(shape), device_rates, length, repeat)
+            rows = run_in_new_process(measure_prefill_latencies, shape, make_model(shape), device_rates, length, repeat)
             report_section(f"Prompts, {shape}", rows, settings.device_type, settings.save, device_rates.describe())
 
 
 @app.command
-def served(*, shape: ShapeName = LARGEST_SHAPE, streams: PositiveInt = 64, prompt: PositiveInt = 128,
-           output: PositiveInt = 256, repeat: PositiveInt = 2,
-           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
+def bench_http_throughput(*, shape: ShapeName = LARGEST_SHAPE, streams: PositiveInt = 64, prompt: PositiveInt = 128,
+                          output: PositiveInt = 256, repeat: PositiveInt = 2,
+                          settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure tokens per second over HTTP, and of the shard alone. All requests are sent at once."""
     length = RequestLengths(prompt, output)
     with settings.provide_models() as make_model:
@@ -119,9 +119,9 @@ def served(*, shape: ShapeName = LARGEST_SHAPE, streams: PositiveInt = 64, promp
 
 
 @app.command
-def beside(*, shape: ShapeName = LARGEST_SHAPE, requests: PositiveInt = 256, shortest: PositiveInt = 100,
-           longest: PositiveInt = 1024, repeat: PositiveInt = 2,
-           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
+def bench_against_transformers(*, shape: ShapeName = LARGEST_SHAPE, requests: PositiveInt = 256,
+                               shortest: PositiveInt = 100, longest: PositiveInt = 1024, repeat: PositiveInt = 2,
+                               settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure tokens per second over HTTP, and of `transformers` with continuous batching on the same card.
 
     All requests are sent at once; lengths of prompts and answers are uniform between the shortest and the longest."""

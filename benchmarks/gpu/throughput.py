@@ -23,10 +23,10 @@ from transformers.generation.continuous_batching.utils import WorkloadHints
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.record import BenchRequest
-from benchmarks.gpu.steps import StepTimer
-from benchmarks.harness.checkpoints import make_byte_tokenizer
+from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.harness.processes import HOST, run_router_and_shard
+from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 from shard.config import ShardConfig
 from shard.workers.load_decoder import load_decoder_model
 

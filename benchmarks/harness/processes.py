@@ -41,7 +41,7 @@ class ServerProcesses:
     port: int
     step_log: Path
 
-    def read_step_times(self) -> "array[float]":
+    def read_step_timestamps(self) -> "array[float]":
         """Return begin and end of every step so far, alternating, in seconds of `time.monotonic`."""
         times = array("d")
         times.frombytes(self.step_log.read_bytes())

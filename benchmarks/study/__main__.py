@@ -19,13 +19,13 @@ from cyclopts.validators import Number
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.results import collect_run_metadata, make_file_name
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE
-from benchmarks.study.experiments import StudyFailed, StudyRunner
-from benchmarks.study.figures import summarize_study, to_json_value
+from benchmarks.study.compared_policies import CACHE_POLICIES, DEFAULT_WINDOWS, MIXED_VARIANTS
+from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, make_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
-from benchmarks.study.policies import CACHE_POLICIES, DEFAULT_WINDOWS, MIXED_VARIANTS
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.report import format_all_tables, format_readme, list_distinct_metadata
-from benchmarks.study.shapes import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, make_study_model
+from benchmarks.study.runner import StudyFailed, StudyRunner
+from benchmarks.study.summary import summarize_study, to_json_value
 from benchmarks.study.workloads import STUDY_WORKLOADS
 
 MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
@@ -132,7 +132,7 @@ def write_report(folder: Path, run_metadata: dict[str, Any]) -> dict[str, Any]:
     return study_figures
 
 
-def batching(settings: StudySettings = StudySettings()) -> None:
+def run_batching_study(settings: StudySettings = StudySettings()) -> None:
     """Compare batching policies, and write records, summary, tables and plots to a folder."""
     if find_spec("matplotlib") is None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
@@ -152,7 +152,7 @@ def batching(settings: StudySettings = StudySettings()) -> None:
 
 def main() -> None:
     app = cyclopts.App(name="weft study", help="Comparisons that are measured from end to end.")
-    app.command(batching)
+    app.command(run_batching_study)
     try:
         app(sys.argv[1:])
     except (ValueError, StudyFailed, ProcessStartError) as error:

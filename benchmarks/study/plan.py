@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.record import BenchRequest
+from benchmarks.bench.load.request_record import BenchRequest
 from benchmarks.study import workloads
-from benchmarks.study.arithmetic import interpolate
-from benchmarks.study.policies import (
+from benchmarks.study.compared_policies import (
     CACHE_POLICIES,
     COMPAT_POLICIES,
     DEFAULT_WINDOWS,
@@ -21,12 +20,13 @@ from benchmarks.study.policies import (
     NOBATCH_POLICY,
     NONE_POLICY,
     NUM_HANDLERS,
-    PolicySettings,
-    make_cache_settings,
-    make_compat_settings,
+    SharedPolicySettings,
+    make_compat_policy_settings,
+    make_policy_settings,
     make_window_policies,
 )
-from benchmarks.study.shapes import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
+from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, STUDY_TOKENS_PER_SECOND, StudyModel
+from benchmarks.study.statistics import interpolate
 
 SOLO_PART, COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART = ("solo", "compat", "workload", "sweep",
                                                                                   "sweet", "users")
@@ -176,7 +176,7 @@ class StudyPlan:
     def make_requests(self, run: StudyRun) -> list[BenchRequest]:
         scope = self.scope
         if run.workload == ALL_HANDLERS:
-            return workloads.make_equal_requests(2 * NUM_HANDLERS)
+            return workloads.make_equal_length_requests(2 * NUM_HANDLERS)
         if run.part == SOLO_PART:
             return workloads.make_solo_requests(run.workload, scope.repeat, scope.prompt)
         if run.part == USERS_PART:
@@ -193,12 +193,12 @@ class StudyPlan:
         """Return the router's settings for a run."""
         mean_request_seconds = (self.server_speed.mean_request_seconds if self.server_speed.long_prompt_latencies
                                 else 1.0)
-        shared_settings = PolicySettings(self.scope.max_batch_size, mean_request_seconds)
-        policy_settings = make_compat_settings(run.policy) if run.is_compat_mode else make_cache_settings(
+        shared_settings = SharedPolicySettings(self.scope.max_batch_size, mean_request_seconds)
+        policy_settings = make_compat_policy_settings(run.policy) if run.is_compat_mode else make_policy_settings(
             run.policy, shared_settings)
         return {**self.shape.router_settings, **policy_settings}
 
-    def describe_run(self, run: StudyRun) -> Mapping[str, Any]:
+    def make_run_settings(self, run: StudyRun) -> Mapping[str, Any]:
         """Return what the records of a run depend on, to check later whether stored ones are of the same run."""
         requests = self.make_requests(run)
         return {"router": self.make_router_settings(run), "shard": dict(self.shape.shard_settings),

@@ -1,6 +1,6 @@
 """Plots of a shape, from its summary: first those of the effective-batching study, then weft's own.
 
-style.py has their style.
+plot_style.py has their style.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.figures import FiguresByLevel
-from benchmarks.study.measures import MIN_SERVED_SHARE, USERS_SLOWDOWN
+from benchmarks.study.compared_policies import SWEPT_SETTINGS, format_policy_label
 from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_PART
-from benchmarks.study.policies import SWEPT_SETTINGS, format_policy_label
-from benchmarks.study.records import RunRecords
-from benchmarks.study.style import (
+from benchmarks.study.plot_style import (
     draw_bands,
     draw_curve,
     draw_open_marker,
@@ -29,6 +26,9 @@ from benchmarks.study.style import (
     make_figure,
     save_figure,
 )
+from benchmarks.study.records import RunRecords
+from benchmarks.study.run_metrics import MIN_SERVED_SHARE, USERS_SLOWDOWN
+from benchmarks.study.summary import FiguresByLevel
 from benchmarks.study.timeline import plot_timeline
 
 FiguresMapping = Mapping[str, Any]

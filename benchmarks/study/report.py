@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.study.arithmetic import ConfidenceBand
+from benchmarks.study.compared_policies import format_policy_label
 from benchmarks.study.plan import COMPAT_PART, SWEEP_PART, USERS_PART, WORKLOAD_PART
-from benchmarks.study.policies import format_policy_label
+from benchmarks.study.statistics import ConfidenceBand
 
 FiguresMapping = Mapping[str, Any]
 TableCells = Sequence[str]
@@ -26,7 +26,7 @@ counts from when a request was due. Slowdown is latency divided by what as many 
 throughput is that of the second half of the arrivals, when batches are full."""
 
 
-def format_figure(value: ConfidenceBand | float, digits: int) -> str:
+def format_band(value: ConfidenceBand | float, digits: int) -> str:
     band = value if isinstance(value, ConfidenceBand) else ConfidenceBand(value, None, None, (value,))
     if not isfinite(band.mean):
         return "-"
@@ -42,10 +42,10 @@ def format_markdown_table(head: TableCells, rows: Sequence[TableCells]) -> str:
 def format_all_tables(study_figures: FiguresMapping) -> str:
     """Return the tables of all shapes and parts."""
     return "\n\n".join(part for shape, one in study_figures["shapes"].items()
-                       for part in iter_shape_sections(shape, one))
+                       for part in iter_model_sections(shape, one))
 
 
-def iter_shape_sections(shape: str, shape_figures: FiguresMapping) -> Iterator[str]:
+def iter_model_sections(shape: str, shape_figures: FiguresMapping) -> Iterator[str]:
     if COMPAT_PART in shape_figures:
         yield (f"### {shape}, as the original has it: no cache, eight at "
                f"once\n\n{format_policy_table(shape_figures[COMPAT_PART]['policies'])}")
@@ -65,24 +65,24 @@ def iter_shape_sections(shape: str, shape_figures: FiguresMapping) -> Iterator[s
 def format_policy_table(policy_figures: FiguresMapping) -> str:
     return format_markdown_table(["policy", *(name for name, _, _ in POLICY_COLUMNS)],
                                  [[format_policy_label(policy),
-                                   *(format_figure(one[name], digits) for _, name, digits in POLICY_COLUMNS)]
+                                   *(format_band(one[name], digits) for _, name, digits in POLICY_COLUMNS)]
                                   for policy, one in policy_figures.items()])
 
 
 def describe_compat(compat_figures: FiguresMapping) -> str:
     crossover_clause = (
-        f"it is the slower one for requests above {format_figure(compat_figures['crossover'], 2)} of the largest"
+        f"it is the slower one for requests above {format_band(compat_figures['crossover'], 2)} of the largest"
                         if compat_figures["crossover"] < 1 else "for no request is it the slower one")
     return ("Dynamic: latency grows in a straight line with tokens asked for, r "
-            "= " f"{format_figure(compat_figures['continuous_latency_correlation'], 4)} through the means of all seeds "
-            f"and " f"{format_figure(compat_figures['continuous_latency_correlation_of_seeds'], 3)} in single ones; "
-            f"mean latency is " f"{format_figure(compat_figures['continuous_mean_latency_ratio'], 3)} of the others'; "
+            "= " f"{format_band(compat_figures['continuous_latency_correlation'], 4)} through the means of all seeds "
+            f"and " f"{format_band(compat_figures['continuous_latency_correlation_of_seeds'], 3)} in single ones; "
+            f"mean latency is " f"{format_band(compat_figures['continuous_mean_latency_ratio'], 3)} of the others'; "
             f"{crossover_clause}.")
 
 
 def format_saturation_table(sweep_figures: FiguresMapping) -> str:
-    rows = [[format_policy_label(policy), format_figure(one["tokens_per_second"], 1), format_figure(one["by_none"], 2),
-             f"{one['level']:g}", *(format_figure(sweep_figures["policies"][policy][one["level"]][name], 2)
+    rows = [[format_policy_label(policy), format_band(one["tokens_per_second"], 1), format_band(one["by_none"], 2),
+             f"{one['level']:g}", *(format_band(sweep_figures["policies"][policy][one["level"]][name], 2)
                                     for name in ("latency_p50", "latency_p95"))]
             for policy, one in sweep_figures["saturation"].items()]
     return format_markdown_table(["policy", "most tokens/s", "by no batching", "arrivals by what no batching serves",
@@ -91,13 +91,13 @@ def format_saturation_table(sweep_figures: FiguresMapping) -> str:
 
 def describe_static_peak(static_peak: FiguresMapping) -> str:
     return (f"The best static groups ({format_policy_label(static_peak['policy'])}) serve "
-            f"{format_figure(static_peak['tokens_per_second'], 1)} tokens/s "
-            f"at a p50 of {format_figure(static_peak['latency_p50'], 2)} s, with arrivals of {static_peak['level']:g} "
+            f"{format_band(static_peak['tokens_per_second'], 1)} tokens/s "
+            f"at a p50 of {format_band(static_peak['latency_p50'], 2)} s, with arrivals of {static_peak['level']:g} "
             f"times what no "
             f"batching serves; {format_policy_label(static_peak['continuous_policy'])} serves "
-            f"{format_figure(static_peak['continuous_tokens_per_second'], 1)} at "
-            f"{format_figure(static_peak['continuous_latency_p50'], 2)} s, "
-            f"{format_figure(static_peak['latency_ratio'], 2)} of that, with arrivals of "
+            f"{format_band(static_peak['continuous_tokens_per_second'], 1)} at "
+            f"{format_band(static_peak['continuous_latency_p50'], 2)} s, "
+            f"{format_band(static_peak['latency_ratio'], 2)} of that, with arrivals of "
             f"{static_peak['continuous_level']:g} times.")
 
 
@@ -109,8 +109,8 @@ def describe_failed_requests(failed_by_run: Mapping[str, int]) -> str:
 
 def format_users_table(users_figures: FiguresMapping) -> str:
     return format_markdown_table(["policy", "users", "by no batching"],
-                                 [[format_policy_label(policy), format_figure(band, 1),
-                                   format_figure(users_figures["by_none"][policy], 1)]
+                                 [[format_policy_label(policy), format_band(band, 1),
+                                   format_band(users_figures["by_none"][policy], 1)]
                                   for policy, band in users_figures["at_twice"].items()])
 
 

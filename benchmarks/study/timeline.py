@@ -6,10 +6,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.policies import format_policy_label
+from benchmarks.study.compared_policies import format_policy_label
+from benchmarks.study.plot_style import label_axes, make_figure, save_figure
 from benchmarks.study.records import RunRecords
-from benchmarks.study.seats import assign_slots, list_streaming_intervals
-from benchmarks.study.style import label_axes, make_figure, save_figure
+from benchmarks.study.timeline_rows import assign_timeline_rows, list_streaming_intervals
 
 UNBATCHED_POLICIES = ("none", "nobatch")  # take much longer: only the beginning is shown
 TIMELINE_POLICIES = ("none", "static", "pause", "mixed")
@@ -41,7 +41,7 @@ def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
 
 
 def draw_panel(axes: Axes, run_records: RunRecords) -> None:
-    for number, slot_stay in enumerate(assign_slots(list_streaming_intervals(run_records.records))):
+    for number, slot_stay in enumerate(assign_timeline_rows(list_streaming_intervals(run_records.records))):
         axes.barh(slot_stay.slot, slot_stay.end - slot_stay.start, left=slot_stay.start, height=0.86,
                   color=BAR_COLORS[number % len(BAR_COLORS)], edgecolor="black", linewidth=0.4)
     label_axes(axes, "", "slot", format_policy_label(run_records.run.policy))

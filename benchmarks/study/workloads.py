@@ -10,7 +10,7 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.bench.load import arrivals
-from benchmarks.bench.load.record import BenchRequest
+from benchmarks.bench.load.request_record import BenchRequest
 
 FIGURE_OUTPUT_LENGTHS = tuple(range(5, 150, 5))
 HEAD_OUTPUT_LENGTHS = 1, 25, 100
@@ -22,7 +22,7 @@ SOLO_OUTPUT_LENGTHS = 1, 25, 50, 100, 150, 200
 STUDY_WORKLOADS = "figure", "readme", "head"
 
 
-def iter_figure_workload(random: Random) -> Iterator[tuple[float, int]]:
+def iter_burst_workload(random: Random) -> Iterator[tuple[float, int]]:
     """Yield the pause before each request, and its tokens: every length ten times, shuffled, in bursts of five."""
     lengths = [length for length in FIGURE_OUTPUT_LENGTHS for _ in range(10)]
     random.shuffle(lengths)
@@ -30,20 +30,21 @@ def iter_figure_workload(random: Random) -> Iterator[tuple[float, int]]:
         yield (random.uniform(0, 5) if number and number % BURST_SIZE == 0 else 0.0), length
 
 
-def iter_readme_workload(random: Random) -> Iterator[tuple[float, int]]:
+def iter_normal_lengths_workload(random: Random) -> Iterator[tuple[float, int]]:
     """Yield the pause before each request, a second on average, and its tokens."""
     while True:
         length = round(random.gauss(README_MEAN, README_DEVIATION))
         yield random.uniform(0, 2), min(max(length, 1), README_MAX)
 
 
-def iter_head_workload(random: Random) -> Iterator[tuple[float, int]]:
+def iter_three_lengths_workload(random: Random) -> Iterator[tuple[float, int]]:
     """Yield the pause before each request, and its tokens, as the study's client does by default."""
     while True:
         yield random.uniform(0, 1), random.choice(HEAD_OUTPUT_LENGTHS)
 
 
-WORKLOAD_GENERATORS = {"figure": iter_figure_workload, "readme": iter_readme_workload, "head": iter_head_workload}
+WORKLOAD_GENERATORS = {"figure": iter_burst_workload, "readme": iter_normal_lengths_workload,
+                       "head": iter_three_lengths_workload}
 
 
 def make_study_requests(name: str, seed: int, num_requests: int, speedup: float) -> list[BenchRequest]:
@@ -73,7 +74,7 @@ def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) 
             for number, length in enumerate(lengths)]
 
 
-def make_equal_requests(num_requests: int) -> list[BenchRequest]:
+def make_equal_length_requests(num_requests: int) -> list[BenchRequest]:
     """Return requests of equal length, the mean of FIGURE_OUTPUT_LENGTHS, so that those that start together end
     together."""
     return [BenchRequest(number, f"Request {number}", round(fmean(FIGURE_OUTPUT_LENGTHS)))

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from launcher.adapters.digest_cache import DigestCache, make_name_key
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error, quote_name
-from launcher.adapters.protocol import FetchRequest
-from launcher.adapters.remote_version import AdapterSource, RemoteVersion
+from launcher.adapters.sources.interface import AdapterSource, SourceVersion
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
+from launcher.adapters.store_protocol import FetchRequest
 
 MAX_CONCURRENT_FETCHES = 8  # maximum concurrent fetches per source
 
@@ -66,16 +66,16 @@ class AdapterFetcher:
     def _fetch(self, request: FetchRequest) -> FetchedAdapter:
         source = self._sources[request.source]
         try:
-            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_remote_version(
+            with convert_errors_to_adapter_error(f"the adapter {quote_name(request.name)}"), source.open_version(
                 request) as remote_version:
                 return self._store_and_remember(request, remote_version)
         except AdapterError as refused:
-            if refused.kind == "unreachable" and (found := self._find_without_source(request)):
+            if refused.kind == "unreachable" and (found := self._find_when_unreachable(request)):
                 return found
             self._forget_digests(request, refused)
             raise
 
-    def _find_without_source(self, request: FetchRequest) -> FetchedAdapter | None:
+    def _find_when_unreachable(self, request: FetchRequest) -> FetchedAdapter | None:
         """Return what is known of a remote adapter without its source: from memory or from this machine's caches."""
         return (self._find_remembered(request)
                 or self._find_local_copy(request)) if self._sources[request.source].is_remote else None
@@ -86,7 +86,7 @@ class AdapterFetcher:
             return FetchedAdapter(self._get_or_download_version(local_version),
                                   local_version.is_private) if local_version else None
 
-    def _store_and_remember(self, request: FetchRequest, remote_version: RemoteVersion) -> FetchedAdapter:
+    def _store_and_remember(self, request: FetchRequest, remote_version: SourceVersion) -> FetchedAdapter:
         """Store the adapter and remember its digest.
 
         If a token was needed, the adapter is not public, or no longer, so its entry without a token is dropped.
@@ -98,7 +98,7 @@ class AdapterFetcher:
                                   version.digest)
         return FetchedAdapter(version, remote_version.is_private)
 
-    def _get_or_download_version(self, remote_version: RemoteVersion) -> AdapterVersion:
+    def _get_or_download_version(self, remote_version: SourceVersion) -> AdapterVersion:
         known_digest = self._digests_by_stamp.get(
             remote_version.version_stamp) if remote_version.version_stamp is not None else ""
         if known_digest and (version := self._store.find_version(known_digest)):

@@ -2,7 +2,7 @@
 
     versions/DIGEST/   the two immutable files of an adapter; the folder's mtime is its last use
     incoming/NAME/     an adapter that is being fetched, locked by the process that fetches it
-    pins/NAME          digests in use by one process (launcher/adapters/in_use.py)
+    pins/NAME          digests in use by one process (launcher/adapters/eviction_pins.py)
     merged/KEY         the digest of a merge's result
     hub/               downloads, in the layout of the Hub's cache
     lock               held by any process while it adds a version or removes one
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from launcher.adapters.contents import AdapterContents, compute_digest, read_adapter_contents
+from launcher.adapters.adapter_files import AdapterMetadata, compute_digest, read_adapter_metadata
 from launcher.adapters.errors import AdapterError, AdapterErrorKind
-from launcher.adapters.in_use import InUseFile
+from launcher.adapters.eviction_pins import EvictionPinFile
 from launcher.hub.progress_bar import format_bytes
 
 ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
@@ -36,7 +36,7 @@ class AdapterVersion(NamedTuple):
 
     digest: str
     folder: Path
-    contents: AdapterContents
+    contents: AdapterMetadata
 
 
 class IncomingFolder(NamedTuple):
@@ -51,13 +51,13 @@ class AdapterVersionStore:
 
     def __init__(self, folder: Path, max_bytes: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.folder, self._max_bytes, self._clock_ns = folder, max_bytes, clock_ns
-        self._contents_by_digest: dict[str, AdapterContents] = {}
+        self._contents_by_digest: dict[str, AdapterMetadata] = {}
         self._protected_digests: dict[str, tuple[str, ...]] = {}
         self._bytes_by_digest: dict[str, int] = {}  # bytes of versions, each measured once
         for name in STORE_SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock_store():
-            self._pin_file = InUseFile(folder / "pins")
+            self._pin_file = EvictionPinFile(folder / "pins")
             self._remove_abandoned_files()
             self._evict_to_fit(0)
 
@@ -70,7 +70,7 @@ class AdapterVersionStore:
         try:
             os.utime(folder, ns=(self._clock_ns(),) * 2)
             if digest not in self._contents_by_digest:
-                self._contents_by_digest[digest] = read_adapter_contents(folder)
+                self._contents_by_digest[digest] = read_adapter_metadata(folder)
         except FileNotFoundError:
             self._contents_by_digest.pop(digest, None)
             return None
@@ -105,7 +105,7 @@ class AdapterVersionStore:
         with self._lock_store():
             folder.mkdir(mode=0o700)
             descriptor = lock_folder(folder)
-        with close_on_exit(descriptor):
+        with closing_descriptor(descriptor):
             try:
                 yield IncomingFolder(folder, descriptor)
             finally:
@@ -116,7 +116,7 @@ class AdapterVersionStore:
         impossible."""
         with self._lock_store():
             bytes_by_digest = self._measure_versions()
-            pinned = self._check_budget(bytes_by_digest, num_bytes)
+            pinned = self._read_pins_and_check_budget(bytes_by_digest, num_bytes)
             free_bytes = self._get_free_disk_bytes()
             if num_bytes > free_bytes + sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() - pinned):
                 raise AdapterError(
@@ -132,15 +132,15 @@ class AdapterVersionStore:
 
         Raises ValueError if it is no adapter, AdapterError if there is no room, OSError.
         """
-        contents = read_adapter_contents(folder)
+        contents = read_adapter_metadata(folder)
         digest = compute_digest(folder)
-        sync_folder(folder)
+        fsync_folder(folder)
         with self._lock_store():
             target = self.folder / "versions" / digest
             if not target.is_dir():
                 self._evict_to_fit(contents.file_bytes)
                 folder.rename(target)
-                sync_path(target.parent)
+                fsync_path(target.parent)
             os.utime(target, ns=(self._clock_ns(),) * 2)
             self._contents_by_digest[digest] = contents
         return AdapterVersion(digest, target, contents)
@@ -150,7 +150,7 @@ class AdapterVersionStore:
     @contextmanager
     def _lock_store(self) -> Iterator[None]:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with close_on_exit(descriptor):
+        with closing_descriptor(descriptor):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
@@ -168,7 +168,7 @@ class AdapterVersionStore:
         """Yield the candidates for eviction, least recently used first. Lazy: reads no mtime unless one is needed."""
         yield from sorted(digests, key=lambda digest: (self.folder / "versions" / digest).stat().st_mtime_ns)
 
-    def _check_budget(self, bytes_by_digest: Mapping[str, int], num_bytes: int) -> set[str]:
+    def _read_pins_and_check_budget(self, bytes_by_digest: Mapping[str, int], num_bytes: int) -> set[str]:
         """Return the pinned digests. Raises AdapterError if `num_bytes` do not fit into the budget beside them."""
         pinned = self._pin_file.read_pins_of_all_processes()
         pinned_bytes = sum(bytes_by_digest[digest] for digest in bytes_by_digest.keys() & pinned)
@@ -184,8 +184,8 @@ class AdapterVersionStore:
         """Evict versions until `num_bytes` more bytes fit into the budget."""
         bytes_by_digest = self._measure_versions()
         excess_bytes = sum(bytes_by_digest.values()) + num_bytes - self._max_bytes
-        eviction_candidates = self._order_eviction_candidates(bytes_by_digest.keys()
-                                                              - self._check_budget(bytes_by_digest, num_bytes))
+        eviction_candidates = self._order_eviction_candidates(
+            bytes_by_digest.keys() - self._read_pins_and_check_budget(bytes_by_digest, num_bytes))
         while excess_bytes > 0 and (oldest := next(eviction_candidates, None)):
             self._delete_version(oldest)
             excess_bytes -= bytes_by_digest[oldest]
@@ -204,7 +204,7 @@ class AdapterVersionStore:
     def _remove_abandoned_files(self) -> None:
         """Remove what dead processes left in `incoming`, and abandoned downloads."""
         for folder in (self.folder / "incoming").iterdir():
-            with suppress(OSError), close_on_exit(lock_folder(folder)):
+            with suppress(OSError), closing_descriptor(lock_folder(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
         for blob, status in self._iterate_downloaded_blobs():
             if status.st_nlink == 1 and self._clock_ns() - status.st_mtime_ns > ABANDONED_AFTER_NANOSECONDS:
@@ -232,7 +232,7 @@ def lock_folder(folder: Path) -> int:
 
 
 @contextmanager
-def close_on_exit(descriptor: int) -> Iterator[None]:
+def closing_descriptor(descriptor: int) -> Iterator[None]:
     """Close the descriptor at the end of the context, which also releases its lock."""
     try:
         yield
@@ -240,13 +240,13 @@ def close_on_exit(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Sync the folder and its files to the disk."""
     for path in (*folder.iterdir(), folder):
-        sync_path(path)
+        fsync_path(path)
 
 
-def sync_path(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with close_on_exit(descriptor):
+    with closing_descriptor(descriptor):
         os.fsync(descriptor)

@@ -77,14 +77,14 @@ class ParsedArguments:
             yield ResolvedFlag(flag, "flag", values if flag.kind == "list" else values[-1:])
         elif value := self.environment.get(flag.environment_variable):
             yield ResolvedFlag(flag, "variable", re.split(r"[\s,]+", value.strip()) if flag.kind == "list" else [value])
-        elif flag.default and self.is_required_flag_given(flag.default_requires):
+        elif flag.default and self.is_prerequisite_flag_given(flag.default_requires):
             yield ResolvedFlag(flag, "default", [flag.default])
 
     def get_fixed_settings(self, table: FlagTable) -> dict[str, str]:
         return {item.setting_name: item.value for item in table.fixed_settings
-                if self.is_required_flag_given(item.required_flag)}
+                if self.is_prerequisite_flag_given(item.required_flag)}
 
-    def is_required_flag_given(self, flag_name: str) -> bool:
+    def is_prerequisite_flag_given(self, flag_name: str) -> bool:
         """Whether the flag on which a default depends is given."""
         variable = flag_name.upper().replace("-", "_")
         return not flag_name or any((self.values_by_flag.get(flag_name), self.environment.get(variable),

@@ -105,7 +105,7 @@ def setting_effect(name: str, *matching_values: str, value_template: str = "",
                       required_setting=required_setting)
 
 
-def set_variable_effect(name: str, value_template: str = "") -> FlagEffect:
+def environment_variable_effect(name: str, value_template: str = "") -> FlagEffect:
     return FlagEffect(FlagAction.VARIABLE, name, value_template)
 
 
@@ -121,8 +121,8 @@ def refused_effect(reason: str, *matching_values: str) -> FlagEffect:
     return FlagEffect(FlagAction.REFUSED, reason=reason, matching_values=matching_values)
 
 
-def same_flag(name: str, default: str = "", short_name: str = "", kind: FlagKind = "value",
-              default_requires: str = "") -> ForeignFlag:
+def unchanged_flag(name: str, default: str = "", short_name: str = "", kind: FlagKind = "value",
+                   default_requires: str = "") -> ForeignFlag:
     """Return a flag that has the same name and meaning in weft."""
     return ForeignFlag(name, (setting_effect(name.replace("-", "_")),), kind, short_name, default, default_requires)
 

@@ -12,12 +12,12 @@ from launcher.compat.flag_table import (
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    environment_variable_effect,
     ignored_effect,
     refused_effect,
-    same_flag,
-    set_variable_effect,
     setting_effect,
     switch_flag,
+    unchanged_flag,
     unneeded_effect,
     variable_only_flag,
 )
@@ -49,13 +49,13 @@ def make_adapter_source_effects(name: str) -> tuple[FlagEffect, ...]:
 MODEL_FLAGS = (
     ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),),
                 default="mistralai/Mistral-7B-Instruct-v0.1"),
-    same_flag("revision"),
+    unchanged_flag("revision"),
     ForeignFlag("source", (
         unneeded_effect("a folder is found by its name, anything else at the Hub", "hub", "local"),
         refused_effect("models come from the Hub or from a folder; copy this one to a folder: --model-id FOLDER",
                        "s3", "pbase"))),
     *TGI_FLAG_TABLE.select_flags("trust-remote-code"),
-    same_flag("dtype"),
+    unchanged_flag("dtype"),
     ForeignFlag("quantize", (
         setting_effect("quantize", "int8"),
         ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
@@ -67,22 +67,22 @@ MODEL_FLAGS = (
         refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
     ForeignFlag("speculative-tokens", SPECULATION_EFFECTS),
     ForeignFlag("speculation-max-batch-size", (unneeded_effect("nothing is speculated"),)),
-    same_flag("tokenizer-config-path"),
-    same_flag("embedding-dim"),
+    unchanged_flag("tokenizer-config-path"),
+    unchanged_flag("embedding-dim"),
     *TGI_FLAG_TABLE.select_flags("watermark-gamma", "watermark-delta"),)
 
 ADAPTER_FLAGS = (
-    same_flag("adapter-id"),
+    unchanged_flag("adapter-id"),
     ForeignFlag("adapter-source", make_adapter_source_effects("adapter_source")),
     ForeignFlag("default-adapter-source", make_adapter_source_effects("adapter_source"), overrides="adapter-source"),
-    same_flag("preloaded-adapter-ids", kind="list"),
+    unchanged_flag("preloaded-adapter-ids", kind="list"),
     ForeignFlag("preloaded-adapter-source", make_adapter_source_effects("preloaded_adapter_source")),
     ForeignFlag("predibase-api-token", (ignored_effect(REASON_NO_PREDIBASE_REGISTRY),)),
     switch_flag("merge-adapter-weights",
                 ignored_effect("adapters are computed beside the model; answers are the same, and requests "
                                "may name others")),
-    same_flag("max-active-adapters"),
-    same_flag("adapter-cycle-time-s"),
+    unchanged_flag("max-active-adapters"),
+    unchanged_flag("adapter-cycle-time-s"),
     ForeignFlag("adapter-memory-fraction", (
         ignored_effect("requests may name adapters even if some are loaded at start, so there is memory for them",
                        "0", "0.0"), setting_effect("adapter_memory_fraction"))),)
@@ -102,20 +102,20 @@ PROCESS_FLAGS = (
     ForeignFlag("memory-wiggle-room", (ignored_effect("--memory-fraction says how much memory is used"),)),)
 
 LIMIT_FLAGS = (
-    same_flag("max-concurrent-requests", default="1024"),
-    same_flag("max-best-of"),
-    same_flag("max-stop-sequences"),
+    unchanged_flag("max-concurrent-requests", default="1024"),
+    unchanged_flag("max-best-of"),
+    unchanged_flag("max-stop-sequences"),
     *TGI_FLAG_TABLE.select_flags("max-input-length"),
-    same_flag("max-total-tokens"),
-    same_flag("max-batch-prefill-tokens"),
-    same_flag("max-batch-total-tokens"),
-    same_flag("waiting-served-ratio", default="1.2"),
-    same_flag("max-waiting-tokens"),
+    unchanged_flag("max-total-tokens"),
+    unchanged_flag("max-batch-prefill-tokens"),
+    unchanged_flag("max-batch-total-tokens"),
+    unchanged_flag("waiting-served-ratio", default="1.2"),
+    unchanged_flag("max-waiting-tokens"),
     ForeignFlag("eager-prefill", (unneeded_effect(REASON_MIXED_PREFILL, *TRUE_VALUES),
                                   ignored_effect(REASON_MIXED_PREFILL, *FALSE_VALUES))),
     ForeignFlag("chunked-prefill", CHUNKED_PREFILL_EFFECTS),
     ForeignFlag("prefix-caching", PREFIX_CACHE_EFFECTS),
-    same_flag("validation-workers"),)
+    unchanged_flag("validation-workers"),)
 
 OPERATION_FLAGS = (
     *TGI_FLAG_TABLE.select_flags("hostname", "port", "cors-allow-origin"),
@@ -136,11 +136,12 @@ VARIABLE_ONLY_FLAGS = (
         *TRUE_VALUES),
                        unneeded_effect("the server's token fetches only what its flags name")),
     variable_only_flag("PREDIBASE_GATEWAY_ENDPOINT", ignored_effect(REASON_NO_PREDIBASE_REGISTRY)),
-    variable_only_flag("PREDIBASE_MODEL_BUCKET", set_variable_effect("PREDIBASE_MODEL_BUCKET")),
-    variable_only_flag("PREDIBASE_MODEL_FOLDER", set_variable_effect("PREDIBASE_MODEL_FOLDER")),
-    variable_only_flag("S3_ENDPOINT_URL", set_variable_effect("S3_ENDPOINT_URL")),
+    variable_only_flag("PREDIBASE_MODEL_BUCKET", environment_variable_effect("PREDIBASE_MODEL_BUCKET")),
+    variable_only_flag("PREDIBASE_MODEL_FOLDER", environment_variable_effect("PREDIBASE_MODEL_FOLDER")),
+    variable_only_flag("S3_ENDPOINT_URL", environment_variable_effect("S3_ENDPOINT_URL")),
     variable_only_flag("R2_ACCOUNT_ID",
-                       set_variable_effect("S3_ENDPOINT_URL", value_template="https://{}.r2.cloudflarestorage.com")),
+                       environment_variable_effect("S3_ENDPOINT_URL",
+                                                   value_template="https://{}.r2.cloudflarestorage.com")),
     variable_only_flag("ROPE_SCALING", refused_effect(REASON_ROPE_FROM_CONFIG)),
     variable_only_flag("ROPE_FACTOR", refused_effect(REASON_ROPE_FROM_CONFIG)),
     variable_only_flag("LORAX_PUNICA_TRITON_DISABLED", ignored_effect(REASON_NO_CUSTOM_KERNELS)),

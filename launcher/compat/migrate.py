@@ -12,7 +12,7 @@ from functools import partial
 
 from launcher.compat.flag_table import FlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
-from launcher.compat.shards import count_gpus, count_visible_devices
+from launcher.compat.num_shards import count_gpus, count_visible_devices
 from launcher.compat.tgi import TGI_FLAG_TABLE
 from launcher.compat.translate import translate
 

@@ -11,12 +11,12 @@ from launcher.compat.flag_table import (
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    environment_variable_effect,
     ignored_effect,
     refused_effect,
-    same_flag,
-    set_variable_effect,
     setting_effect,
     switch_flag,
+    unchanged_flag,
     unneeded_effect,
     variable_only_flag,
 )
@@ -42,12 +42,12 @@ CHUNKED_PREFILL_EFFECTS = (setting_effect("prefill_policy", *FALSE_VALUES, value
                            unneeded_effect("it is on by default", *TRUE_VALUES))
 
 MODEL_FLAGS = (
-    same_flag("model-id"),
-    same_flag("revision"),
+    unchanged_flag("model-id"),
+    unchanged_flag("revision"),
     switch_flag("trust-remote-code",
                 refused_effect("weft runs no code from a model's folder, and no model needs it; leave it out"),
                 "weft runs no code from a model's folder"),
-    same_flag("dtype"),
+    unchanged_flag("dtype"),
     ForeignFlag("quantize", (
         setting_effect("quantize", "int8"),
         ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
@@ -58,7 +58,7 @@ MODEL_FLAGS = (
     ForeignFlag("lora-adapters", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
     ForeignFlag("rope-scaling", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
     ForeignFlag("rope-factor", (refused_effect(REASON_ROPE_FROM_CONFIG),)),
-    same_flag("tokenizer-config-path"),
+    unchanged_flag("tokenizer-config-path"),
     switch_flag("disable-grammar-support", setting_effect("disable_grammar_support")),
     switch_flag("enable-prefill-logprobs",
                 unneeded_effect("logprobs of the prompt are there for whoever asks for them"),
@@ -84,39 +84,39 @@ PROCESS_FLAGS = (
     switch_flag("disable-custom-kernels", ignored_effect("there are no custom kernels")),)
 
 LIMIT_FLAGS = (
-    same_flag("max-concurrent-requests"),
-    same_flag("max-best-of"),
-    same_flag("max-stop-sequences"),
-    same_flag("max-top-n-tokens"),
-    same_flag("max-client-batch-size"),
-    same_flag("max-input-tokens"),
+    unchanged_flag("max-concurrent-requests"),
+    unchanged_flag("max-best-of"),
+    unchanged_flag("max-stop-sequences"),
+    unchanged_flag("max-top-n-tokens"),
+    unchanged_flag("max-client-batch-size"),
+    unchanged_flag("max-input-tokens"),
     ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
-    same_flag("max-total-tokens"),
-    same_flag("payload-limit"),
+    unchanged_flag("max-total-tokens"),
+    unchanged_flag("payload-limit"),
     ForeignFlag("max-image-fetch-size", (unneeded_effect("images are not served"),)),
 )
 
 BATCHING_FLAGS = (
-    same_flag("max-batch-prefill-tokens"),
-    same_flag("max-batch-total-tokens"),
-    same_flag("max-batch-size"),
-    same_flag("waiting-served-ratio"),
-    same_flag("max-waiting-tokens"),
-    same_flag("validation-workers"),
+    unchanged_flag("max-batch-prefill-tokens"),
+    unchanged_flag("max-batch-total-tokens"),
+    unchanged_flag("max-batch-size"),
+    unchanged_flag("waiting-served-ratio"),
+    unchanged_flag("max-waiting-tokens"),
+    unchanged_flag("validation-workers"),
 )
 
 OPERATION_FLAGS = (
     ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - the default of TGI
-    same_flag("port", short_name="p"),
+    unchanged_flag("port", short_name="p"),
     ForeignFlag("prometheus-port", (ignored_effect("metrics have no port of their own"),)),
-    same_flag("api-key"),
-    same_flag("cors-allow-origin", default="*", kind="list"),
+    unchanged_flag("api-key"),
+    unchanged_flag("cors-allow-origin", default="*", kind="list"),
     switch_flag("ngrok", refused_effect(REASON_NO_NGROK)),
     ForeignFlag("ngrok-authtoken", (ignored_effect(REASON_NO_NGROK),)),
     ForeignFlag("ngrok-edge", (ignored_effect(REASON_NO_NGROK),)),
     switch_flag("json-output", setting_effect("json_output")),
-    same_flag("otlp-endpoint"),
-    same_flag("otlp-service-name", default="text-generation-inference.router", default_requires="otlp-endpoint"),
+    unchanged_flag("otlp-endpoint"),
+    unchanged_flag("otlp-service-name", default="text-generation-inference.router", default_requires="otlp-endpoint"),
     ForeignFlag("graceful-termination-timeout", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
     # Other programs use the variable ENV for other values, so any value except true is ignored.
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT, matching_values=TRUE_VALUES),
@@ -125,14 +125,14 @@ OPERATION_FLAGS = (
 )
 
 HUB_CACHE_FLAGS = (
-    ForeignFlag("huggingface-hub-cache", (set_variable_effect("HF_HUB_CACHE"),)),
+    ForeignFlag("huggingface-hub-cache", (environment_variable_effect("HF_HUB_CACHE"),)),
     ForeignFlag("weights-cache-override",
                 (refused_effect("give the folder itself, with config.json and tokenizer.json: "
                                 "--model-id FOLDER"),)),)
 
 
 VARIABLE_ONLY_FLAGS = (
-    variable_only_flag("HF_API_TOKEN", set_variable_effect("HF_TOKEN")),
+    variable_only_flag("HF_API_TOKEN", environment_variable_effect("HF_TOKEN")),
     variable_only_flag("LOG_LEVEL", setting_effect("log_level", "debug", "trace", value_template="debug"),
                        setting_effect("log_level", "info", value_template="info"),
                        setting_effect("log_level", "warn", "warning", value_template="warning"),

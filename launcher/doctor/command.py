@@ -1,6 +1,6 @@
 """`weft doctor`: checks machine, installation and model, and prints one line per finding.
 
-`checks.py` does the checks without torch, a child process those that need it (`shard/workers/survey.py`), and
+`checks.py` does the checks without torch, a child process those that need it (`shard/workers/doctor_survey.py`), and
 `diagnosis.py` turns the child's results into findings.
 """
 
@@ -19,7 +19,7 @@ from launcher.settings import LaunchConfig
 from router.config import RouterConfig
 from shard.config import ShardConfig
 
-SURVEY_COMMAND = python_module_command("shard.workers.survey")
+SURVEY_COMMAND = python_module_command("shard.workers.doctor_survey")
 # the defaults
 DEFAULT_LAUNCH_CONFIG, DEFAULT_ROUTER_CONFIG, DEFAULT_SHARD_CONFIG = LaunchConfig(), RouterConfig(), ShardConfig()
 SURVEY_TIMEOUT_SECONDS = 120.0  # seconds for a child that loads torch, on a slow disk

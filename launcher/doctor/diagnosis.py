@@ -1,4 +1,4 @@
-"""Findings of `weft doctor` from a child's survey of machine and model (`shard/workers/survey.py`). Pure."""
+"""Findings of `weft doctor` from a child's survey of machine and model (`shard/workers/doctor_survey.py`). Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

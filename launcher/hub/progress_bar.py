@@ -29,13 +29,13 @@ class DownloadProgress:
 
     def _format_figures(self, now: float) -> str:
         return ", ".join([f"{self._percent} %", f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)}",
-                          *self._format_rate(now)])
+                          *self._format_rate_and_time_left(now)])
 
     @property
     def _percent(self) -> int:
         return 100 * self.done_bytes // self.total_bytes if self.total_bytes else 100
 
-    def _format_rate(self, now: float) -> list[str]:
+    def _format_rate_and_time_left(self, now: float) -> list[str]:
         """Return rate and time left, or nothing while the rate is not known."""
         rate = self._measure_rate(now)
         if rate <= 0 or self.done_bytes >= self.total_bytes:

@@ -15,7 +15,7 @@ class RestartPolicy:
         self._recent_deaths: list[float] = []
         self._num_consecutive_deaths = 0
 
-    def record_death(self, now: float) -> float | None:
+    def choose_pause_after_death(self, now: float) -> float | None:
         """Record a death and return the seconds to wait before the restart, or None after too many deaths."""
         self._recent_deaths = [time for time in self._recent_deaths if now - time < WINDOW_SECONDS]
         self._num_consecutive_deaths = self._num_consecutive_deaths + 1 if self._recent_deaths else 1

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from launcher.output import PLAIN_OUTPUT, Output
-from launcher.supervisor.plan import ChildSpec, LaunchPlan
+from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
 from launcher.supervisor.restart_policy import MAX_DEATHS, RESTART_PAUSES_SECONDS, WINDOW_SECONDS, RestartPolicy
 from launcher.supervisor.startup_display import StartupDisplay
 
@@ -45,7 +45,7 @@ class TooManyDeathsError(LaunchError):
     exit_code = 70
 
 
-def ignore_broken_report(_: str) -> None:
+def ignore_failure_report(_: str) -> None:
     """Do nothing."""
 
 
@@ -66,7 +66,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, spec: ChildSpec, display: StartupDisplay,
-                    on_broken: Callable[[str], None] = ignore_broken_report, **descriptors: int) -> "ChildProcess":
+                    on_broken: Callable[[str], None] = ignore_failure_report, **descriptors: int) -> "ChildProcess":
         """Start a child.
 
         `on_broken` is called with the reason if the child reports that other processes do not work. `descriptors` are
@@ -243,7 +243,7 @@ class Supervisor:
         self._display.stop()
         if not self._has_been_ready:
             raise dead_process.make_error()
-        pause = restart_policy.record_death(time.monotonic())
+        pause = restart_policy.choose_pause_after_death(time.monotonic())
         if pause is None:
             raise TooManyDeathsError(f"{dead_process.describe_exit()}; that was death number {MAX_DEATHS} within "
                                      f"{WINDOW_SECONDS / 60:.0f} minutes, giving up")
@@ -299,7 +299,7 @@ async def serve(plan: LaunchPlan, listener: socket.socket, on_ready: Callable[[d
                 seconds_to_finish: float, output: Output = PLAIN_OUTPUT) -> None:
     """Serve until a signal asks to stop; a second signal ends everything at once. Raises LaunchError."""
     parent_fd, write_descriptor = os.pipe()
-    supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_stream()),
+    supervisor = Supervisor(plan, listener, parent_fd, on_ready, display=StartupDisplay(output.make_progress_stream()),
                             output=output)
     run_task = asyncio.create_task(supervisor.run_processes())
     stop_on_signals(run_task, supervisor)

@@ -62,7 +62,7 @@ class ResolvedAdapter:
     is_private: bool = field(default=False, compare=False)  # other clients must not see its name, also not in metrics
 
 
-def parse_version(answer: Mapping[str, Any]) -> AdapterVersion:
+def parse_store_answer(answer: Mapping[str, Any]) -> AdapterVersion:
     return AdapterVersion(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
                           bool(answer.get("private")))
 

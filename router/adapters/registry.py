@@ -23,10 +23,17 @@ from router.adapters.reference import (
     check_adapter_name,
     check_merge,
     is_other_base_model,
-    parse_version,
+    parse_store_answer,
 )
 from router.config import RouterConfig
-from router.errors import AdapterLoadFailed, AdapterNotFound, CannotStartNow, InvalidRequest, Overloaded, TimedOut
+from router.errors import (
+    AdapterLoadFailed,
+    AdapterNotFound,
+    InvalidRequest,
+    Overloaded,
+    RetryableStartupError,
+    TimedOut,
+)
 from router.request import ADAPTER, LoadableResource
 
 ACCESS_CACHE_SECONDS = 60.0  # for which granted access to a private adapter is cached
@@ -109,7 +116,7 @@ class AdapterRegistry:
         except TimeoutError:
             raise TimedOut("its time ran out before its adapter was there") from None
 
-    def get_adapter_name(self, requested: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
+    def get_adapter_reference(self, requested: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
         """Return the adapter's name without fetching it; the names of a merge are joined. Raises InvalidRequest."""
         if requested is None:
             return self._default_adapter
@@ -126,8 +133,8 @@ class AdapterRegistry:
         """
         reference = self.canonicalize(requested)
         previous_entry = self._entries.get(reference)
-        resolved = self._make_resolved(reference,
-                                       await self._fetch_shared(reference, requested.source_token, fresh=True))
+        resolved = self._make_resolved_adapter(reference,
+                                               await self._fetch_shared(reference, requested.source_token, fresh=True))
         if load is not None and (reason := await load(resolved.resource)):
             self._entries.pop(reference, None)
             if previous_entry is not None:
@@ -203,12 +210,12 @@ class AdapterRegistry:
         try:
             self._operator_references.add(reference := self.canonicalize(reference))
             entry = await self._fetch_shared(reference, "")
-            resolved = self._make_resolved(reference, entry, is_pinned=True)
+            resolved = self._make_resolved_adapter(reference, entry, is_pinned=True)
             reason = await load_and_pin(resolved.resource)
         except (AdapterLoadFailed, AdapterNotFound, InvalidRequest) as error:
             reason, is_temporary = str(error), isinstance(error, AdapterLoadFailed) and error.is_temporary
         if reason:
-            raise (CannotStartNow if is_temporary else ValueError)(
+            raise (RetryableStartupError if is_temporary else ValueError)(
                 f"the adapter {reference.name} cannot be served: {reason}")
         self._aliases[alias] = reference
         self._pinned_resources[entry.version.folder] = resolved.resource
@@ -223,10 +230,10 @@ class AdapterRegistry:
             entry = await self._fetch_shared(reference, requested.source_token)
         if entry.version.is_private and reference not in self._operator_references:
             await self._check_access(reference, requested.source_token)
-        return self._make_resolved(reference, entry)
+        return self._make_resolved_adapter(reference, entry)
 
-    def _make_resolved(self, reference: AdapterReference, entry: AdapterEntry, *,
-                       is_pinned: bool = False) -> ResolvedAdapter:
+    def _make_resolved_adapter(self, reference: AdapterReference, entry: AdapterEntry, *,
+                               is_pinned: bool = False) -> ResolvedAdapter:
         entry.last_used_at = now()
         if reference in self._entries:  # else `forget_version` has removed it meanwhile
             self._entries.move_to_end(reference)
@@ -259,7 +266,7 @@ class AdapterRegistry:
     async def _fetch(self, reference: AdapterReference, source_token: str, *, fresh: bool) -> AdapterEntry:
         request = {"op": "fetch", "source": reference.source, "name": reference.name, "token": source_token,
                    "own_token": reference in self._operator_references, "fresh": fresh}
-        version = parse_version(await self._request_store(reference.name, **request))
+        version = parse_store_answer(await self._send_store_request(reference.name, **request))
         if is_other_base_model(version.base_model, self._served_model):
             logger.warning("the adapter %s was trained on %s, and %s is served", reference.name, version.base_model,
                            self._served_model)
@@ -276,7 +283,7 @@ class AdapterRegistry:
         name, source = ",".join(part.name for part in resolved_parts), resolved_parts[0].source
         if len(resolved_parts) == 1:
             return resolved_parts[0]
-        version = parse_version(await self._request_store(
+        version = parse_store_answer(await self._send_store_request(
             name, op="merge", digests=[part.digest for part in resolved_parts], weights=list(merge.weights),
             strategy=merge.merge_strategy, density=1.0 if merge.merge_strategy == "linear" else merge.density,
             sign=merge.majority_sign_method))
@@ -285,18 +292,18 @@ class AdapterRegistry:
 
     async def _check_access(self, reference: AdapterReference, source_token: str) -> None:
         """Ask the store whether the token may read the adapter, unless it was granted access less than a minute ago."""
-        granted_until = self._access_granted_until.get((reference, hash_token(source_token)))
+        granted_until = self._access_granted_until.get((reference, hash_access_token(source_token)))
         if granted_until is None or granted_until < now():
-            await self._request_store(reference.name, op="allowed", source=reference.source, name=reference.name,
-                                      token=source_token)
+            await self._send_store_request(reference.name, op="allowed", source=reference.source, name=reference.name,
+                                           token=source_token)
             self._cache_granted_access(reference, source_token)
 
     def _cache_granted_access(self, reference: AdapterReference, source_token: str) -> None:
-        self._access_granted_until[reference, hash_token(source_token)] = now() + ACCESS_CACHE_SECONDS
+        self._access_granted_until[reference, hash_access_token(source_token)] = now() + ACCESS_CACHE_SECONDS
         while len(self._access_granted_until) > MAX_KNOWN_ADAPTERS:
             self._access_granted_until.popitem(last=False)
 
-    async def _request_store(self, adapter_name: str, **request: Any) -> Mapping[str, Any]:
+    async def _send_store_request(self, adapter_name: str, **request: Any) -> Mapping[str, Any]:
         """Send a question to the store, after pinning the versions in use so that the store does not remove them."""
         in_use = [folder.rpartition("/")[2] for folder in self._resources.sources_in_use(ADAPTER)]
         await self._store.send_request(op="pin", digests=in_use)
@@ -313,5 +320,5 @@ def raise_store_error(adapter_name: str, answer: Mapping[str, Any]) -> NoReturn:
     raise AdapterLoadFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
 
 
-def hash_token(token: str) -> bytes:
+def hash_access_token(token: str) -> bytes:
     return sha256(token.encode(errors="surrogatepass")).digest()

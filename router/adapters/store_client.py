@@ -70,7 +70,7 @@ class AdapterStoreClient:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                self._receive_answer(json.loads(line))
+                self._complete_pending_request(json.loads(line))
             logger.error("the store of adapters ended by itself")
         except ValueError as error:
             logger.error("the store of adapters says what is no answer: %r", error)
@@ -81,7 +81,7 @@ class AdapterStoreClient:
                     answer.set_exception(AdapterLoadFailed(STORE_EXITED, is_temporary=True))
             await kill_process(process)
 
-    def _receive_answer(self, message: dict[str, Any]) -> None:
+    def _complete_pending_request(self, message: dict[str, Any]) -> None:
         answer = self._pending_answers.get(message.get("id", 0))
         if answer is not None and not answer.done():
             answer.set_result(message)

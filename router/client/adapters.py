@@ -19,7 +19,7 @@ import aiohttp
 from router.client.chat import ChatRequestFailed, check_status, translate_connection_errors
 from router.client.terminal import REMOVED_CONTROL_CHARACTERS
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
-from router.simulation.report import align_columns
+from router.simulation.run_stats import align_columns
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)

@@ -26,7 +26,7 @@ HELP_TEXT = (
 REMOVED_CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
-class ChatTerminal:
+class TerminalIO:
     """Input and output of the chat; `read_line` returns the next line that the user types."""
 
     def __init__(self, read_line: Callable[[str], str], output: TextIO, errors: TextIO, *,
@@ -68,7 +68,7 @@ class ChatTerminal:
 class TerminalSession:
     """Loop of one chat at one terminal."""
 
-    def __init__(self, chat: ChatConversation, terminal: ChatTerminal) -> None:
+    def __init__(self, chat: ChatConversation, terminal: TerminalIO) -> None:
         self._chat = chat
         self._terminal = terminal
 
@@ -126,7 +126,7 @@ def main() -> None:
     if is_interactive:
         with suppress(ImportError):
             import_module("readline")  # line editing and history for `input`
-    terminal = ChatTerminal(input, sys.stdout, sys.stderr, is_interactive=is_interactive)
+    terminal = TerminalIO(input, sys.stdout, sys.stderr, is_interactive=is_interactive)
     try:
         raise SystemExit(TerminalSession(ChatConversation(settings, os.environ.get(API_KEY_ENV, "")), terminal).run())
     except KeyboardInterrupt:

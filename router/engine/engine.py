@@ -1,8 +1,8 @@
 """Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
 
-The scheduler plans, `shards/` encodes and decodes messages, `clients.py` delivers. Up to `--look-ahead` plans are in
-flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
-after the next handshake with shards.
+The scheduler plans, `shards/` encodes and decodes messages, `client_streams.py` delivers. Up to `--look-ahead` plans
+are in flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and
+continues after the next handshake with shards.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from router.config import RouterConfig
-from router.engine.clients import ClientStreams
+from router.engine.client_streams import ClientStreams
 from router.engine.health import SHUTDOWN_REASON, Health
-from router.engine.in_flight import PlansInFlight, SentPlan
-from router.engine.resources import ResourceController
+from router.engine.movable_timer import MovableTimer
+from router.engine.plans_in_flight import PlansInFlight, SentPlan
+from router.engine.resource_loading import ResourceController
 from router.engine.stream import RequestStream
-from router.engine.timer import MovableTimer
 from router.errors import NotReady, Overloaded
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
+from router.recording.folder import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_scheduler
-from router.recording.shelf import RecordingFolder
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
-from router.scheduler.plan import StepPlan, StepResult
-from router.scheduler.settings import SchedulerSettings, find_unused_settings
+from router.scheduler.messages import StepPlan, StepResult
+from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import (
     InvalidShardAnswer,
     decode_acknowledgement,
@@ -37,9 +37,9 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
-from router.telemetry.counters import ServerMetrics
-from router.telemetry.request_log import RequestRecord
-from router.text.prompts import TokenLimits
+from router.telemetry.request_records import RequestRecord
+from router.telemetry.server_metrics import ServerMetrics
+from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
 
@@ -65,7 +65,7 @@ class Engine:
         self.has_shards = False
         self.health = Health()
         self._wake_event = asyncio.Event()
-        self.resource_controller = ResourceController(shards, self._apply_events, self._wake_event.set)
+        self.resource_controller = ResourceController(shards, self._dispatch_new_events, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_restart_needed = on_restart_needed
@@ -94,7 +94,7 @@ class Engine:
             await self._shards.close()
             raise
         settings = SchedulerSettings.from_config(self.config, self.model_info)
-        for warning in find_unused_settings(self.config, settings):
+        for warning in describe_unused_settings(self.config, settings):
             logger.warning("%s", warning)
         seconds = 60 * self.config.record_minutes if self._recording_folder is not None else 0.0
         self._scheduler = make_scheduler(settings, self.model_info, seconds, now())
@@ -103,8 +103,8 @@ class Engine:
                                             with_lorax_names=self.config.compat == "lorax")
         self._client_streams = ClientStreams(self.config, self._tokenizer, self._scheduler, self._wake_event.set,
                                              metrics=self.server_metrics)
-        self.resource_controller.start(self._scheduler, self.server_metrics)
-        self._client_streams.dispatch_events(self._scheduler.shards_ready(self.model_info, self._epoch, now()))
+        self.resource_controller.attach_scheduler(self._scheduler, self.server_metrics)
+        self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self._loop_task = asyncio.create_task(self._run_forever(), name="engine")
         self._loop_task.add_done_callback(self._on_loop_ended)
 
@@ -116,7 +116,7 @@ class Engine:
         self._expiry_timer.cancel()
         self._plans_in_flight.cancel_all()
         await self.resource_controller.loader.close()
-        self.health.shut_down(SHUTDOWN_REASON)
+        self.health.set_unready_permanently(SHUTDOWN_REASON)
         self._fail_all_requests(SHUTDOWN_REASON)
         await self._shards.close()
 
@@ -218,9 +218,9 @@ class Engine:
 
     def _expire_requests(self) -> None:
         """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._apply_events(self._scheduler.expire(now()))
+        self._dispatch_new_events(self._scheduler.expire(now()))
 
-    def _apply_events(self, events: list[SchedulerEvent]) -> None:
+    def _dispatch_new_events(self, events: list[SchedulerEvent]) -> None:
         """Dispatch events that do not come from an answer, after the events that are already queued."""
         self._undispatched_events += events
         self._dispatch_events()
@@ -240,7 +240,7 @@ class Engine:
         stopped, detokenized_at = self._client_streams.detokenize_result(result), now()
         self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
                                                  detokenized_at - answered_at)
-        return self._scheduler.complete(sent_plan.plan.last_message_number, result, stopped, detokenized_at)
+        return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stopped, detokenized_at)
 
     def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
         try:
@@ -255,7 +255,7 @@ class Engine:
     def _on_loop_ended(self, loop_task: "asyncio.Task[None]") -> None:
         if not loop_task.cancelled():
             logger.critical("the engine's loop failed", exc_info=loop_task.exception())
-            self.health.shut_down("the server failed")
+            self.health.set_unready_permanently("the server failed")
             self._expiry_timer.cancel()
             self.write_recording("the engine's loop failed")
             self._fail_all_requests("the server failed")
@@ -290,8 +290,8 @@ class Engine:
         logger.warning("the shards are lost (%s): %s", lost.loss_reason.name.lower(), lost)
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
-        self.server_metrics.steps.count_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
-        self._undispatched_events += self._scheduler.shards_lost(now(), lost.loss_reason)
+        self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
+        self._undispatched_events += self._scheduler.on_shards_lost(now(), lost.loss_reason)
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._dispatch_events()
         if lost.loss_reason is ShardLossReason.MEMORY:
@@ -300,7 +300,7 @@ class Engine:
         await self._plans_in_flight.wait_and_clear()
         while not await self._connect_shards(*ShardLossReason):
             pass
-        self._client_streams.dispatch_events(self._scheduler.shards_ready(self.model_info, self._epoch, now()))
+        self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self.resource_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
 

@@ -74,7 +74,7 @@ class Health:
         self.watchdog.clear_steps()
         self._unready_reason = self._unready_reason if self._is_shut_down else reason
 
-    def shut_down(self, reason: str) -> None:
+    def set_unready_permanently(self, reason: str) -> None:
         """Become unready for good. Steps in flight may still end."""
         self._unready_reason, self._is_shut_down = reason, True
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
-from router.model import PoolingOutput, TokenLabels
+from router.model_info import PoolingOutput, TokenClassificationOutput
 from router.request import FinishReason, Request
-from router.scheduler.timeline import RequestTimeline
+from router.scheduler.request_timeline import RequestTimeline
 
 # Approximate number of bytes that rendering adds to the text; used only to bound what is kept for a slow reader.
 TOKEN_OVERHEAD_BYTES = 128
@@ -70,7 +70,8 @@ class PoolingEvent:
 
     @property
     def num_bytes(self) -> int:
-        return POOLING_VALUE_BYTES * len(self.output.label_ids if isinstance(self.output, TokenLabels) else self.output)
+        return POOLING_VALUE_BYTES * len(self.output.label_ids if isinstance(self.output, TokenClassificationOutput)
+                                         else self.output)
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class RequestStream:
         if type(event) is TokenEvent:
             self._num_bytes += TOKEN_OVERHEAD_BYTES + len(event.text) + TOP_TOKEN_OVERHEAD_BYTES * len(event.top_tokens)
         else:
-            self._count_rare_event(event)
+            self._handle_non_token_event(event)
         if self._on_event is not None and len(self._queued_events) == 1:
             self._on_event()
         if self._num_bytes > self._max_bytes and not self._is_full and not self._has_ended:
@@ -160,7 +161,7 @@ class RequestStream:
         """Approximate number of bytes that the queued events take when written."""
         return self._num_bytes
 
-    def _count_rare_event(self, event: StreamEvent) -> None:
+    def _handle_non_token_event(self, event: StreamEvent) -> None:
         if isinstance(event, PromptLogprobsEvent):
             self._num_bytes += PROMPT_LOGPROB_OVERHEAD_BYTES * len(event.logprobs)
             return

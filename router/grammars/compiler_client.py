@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from router.errors import InvalidRequest, Overloaded
-from router.grammars.schema import Grammar
+from router.grammars.parameters import Grammar
 
 COMPILER_COMMAND = (sys.executable, "-P", "-m", "router.grammars.compiler_process")
 MAX_COMPILE_SECONDS = 1.5  # per grammar, so that a client gets its rejection within two seconds

@@ -20,29 +20,29 @@ from router.http.lorax.openai_routes import LoraxOpenAIRoutes
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.errors import OpenAIErrorReply, has_openai_errors
+from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 from router.http.routes.adapters import AdapterRoutes
-from router.http.routes.batching_dialect import BatchingStudyRoutes
+from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.classify import ClassifyRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.embeddings import EmbeddingRoutes
-from router.http.routes.explain import ExplainRoutes
 from router.http.routes.info import InfoRoutes
 from router.http.routes.probes import ProbeRoutes
+from router.http.routes.request_timeline import RequestTimelineRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import create_auth_middleware
 from router.http.transport.content_encoding import DecompressedBodyTooLarge
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.errors import ErrorReply, shorten_message
-from router.http.transport.generate import EngineClient, ServedModel, Services
+from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.headers import request_id_header
 from router.http.transport.metrics import FAILURE_TYPE, MetricsRoutes, create_counting_middleware
-from router.http.transport.sse import WriteBatcher
+from router.http.transport.services import EngineClient, ServedModel, Services
+from router.http.transport.sse import PumpFlusher
 from router.http.transport.tracing import create_tracing_middleware
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
-from shard.telemetry.traces import SpanSender
+from shard.telemetry.tracing import SpanSender
 
 COPIED_ERROR_HEADERS = ("Allow", "WWW-Authenticate")
 
@@ -58,18 +58,18 @@ def create_app(engine: EngineClient, validator: RequestValidator, config: Router
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing_middlewares, create_error_middleware(config.compat), create_auth_middleware(api_keys),
         create_counting_middleware(engine.server_metrics.requests)])
-    services = Services(engine, validator, config, served_model, WriteBatcher())
+    services = Services(engine, validator, config, served_model, PumpFlusher())
     app.add_routes(drop_duplicate_routes([
-        *get_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
+        *create_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
         *TokenizeRoutes(services).routes(), *InfoRoutes(services).routes(), *AdapterRoutes(services).routes(),
         *DocsRoutes(config.compat, config.dialect).routes(),
-        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(), *ExplainRoutes(engine).routes(),
+        *MetricsRoutes(engine, allows_json=services.is_lorax).routes(), *RequestTimelineRoutes(engine).routes(),
         *ProbeRoutes(engine.why_unavailable, lambda: None).routes()]))
     allow_cors_origins(app, config.cors_allow_origin)
     return app
 
 
-def get_dialect_routes(services: Services) -> list[web.RouteDef]:
+def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     """Return the routes of the enabled dialects. A route of several belongs to the first (see
     `drop_duplicate_routes`)."""
     tgi_routes, chat_routes, completion_routes = TgiRoutes(services), ChatRoutes(services), CompletionRoutes(services)
@@ -123,8 +123,8 @@ def create_error_middleware(compat: str) -> Middleware:
     return render_errors
 
 
-def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> ErrorReply | OpenAIErrorReply:
-    if has_openai_errors(request.path, compat):
+def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
+    if has_openai_error_format(request.path, compat):
         return openai_error_reply(request, error)
     return lorax_route_error_reply(request, error) if compat == "lorax" else tgi_error_reply(request, error)
 
@@ -141,15 +141,15 @@ def openai_error_reply(request: web.Request, error: Exception) -> OpenAIErrorRep
     return reply
 
 
-def tgi_error_reply(request: web.Request, error: Exception) -> ErrorReply:
+def tgi_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ErrorReply(413, "payload_too_large", body_too_large_message(request, error))
+        return TgiErrorReply(413, "payload_too_large", body_too_large_message(request, error))
     if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
-        return ErrorReply(404, "model_not_found", shorten_message(str(error)))
-    return ErrorReply.from_exception(error)
+        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
+    return TgiErrorReply.from_exception(error)
 
 
-def lorax_route_error_reply(request: web.Request, error: Exception) -> ErrorReply:
+def lorax_route_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
     if isinstance(error, web.HTTPException):
         return tgi_error_reply(request, error)
     reply = rendering.lorax_error_reply(error)

@@ -1,9 +1,9 @@
 """Recording as a file: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
 
 Each segment begins with a line that holds the time (`at`) and the whole scheduler (`core`). A line for every call
-follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, see `decision.py`) and
-`names` (the block hashes computed during the call). Empty values are left out, and a line with only a time is a call of
-`plan` that returned None.
+follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, see
+`decision_summary.py`) and `names` (the block hashes computed during the call). Empty values are left out, and a line
+with only a time is a call of `plan` that returned None.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from router.config import RouterConfig
-from router.model import ModelInfo, StepMeasurement
-from router.recording.core_json import scheduler_to_json
+from router.model_info import ModelInfo, StepMeasurement
 from router.recording.recorder import CallEntry, RecordingSegment
 from router.recording.redact import redacted_request_to_json
+from router.recording.scheduler_json import scheduler_to_json
 from router.recording.snapshot import restore_scheduler
 
 FORMAT_VERSION = 2
@@ -79,7 +79,7 @@ def call_to_json(entry: CallEntry) -> dict[str, Any]:
     method, now, arguments, outcome, block_hashes = entry
     if method == "submit":
         arguments = (redacted_request_to_json(arguments[0]),)
-    elif method == "shards_ready":
+    elif method == "on_shards_ready":
         arguments = (asdict(arguments[0]), arguments[1])
     line = {"at": now, "call": method, "given": arguments, "outcome": outcome,
             "names": [name.hex() for name in block_hashes]}

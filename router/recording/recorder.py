@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.block_hash import hash_blocks
-from router.model import ModelInfo, ShardLossReason
-from router.recording import decision
-from router.recording.anatomy import field_names
-from router.recording.decision import DecisionSummary
+from router.model_info import ModelInfo, ShardLossReason
+from router.recording import decision_summary
+from router.recording.decision_summary import DecisionSummary
+from router.recording.introspection import field_names
 from router.recording.redact import get_resource_fields, redact_request
 from router.recording.snapshot import SchedulerSnapshot, take_snapshot
 from router.request import FinishReason, LoadableResource, Request
-from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensAccepted
-from router.scheduler.plan import ResourceCommand, StepPlan, StepResult
+from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
+from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
@@ -70,7 +70,7 @@ class RecordingBuffer:
                 for segment in self.segments]
 
 
-class RecordingHasher:
+class RecordingBlockHasher:
     """Block hasher that records every hash in the buffer."""
 
     def __init__(self, buffer: RecordingBuffer) -> None:
@@ -97,7 +97,7 @@ class RecordingScheduler(Scheduler):
         """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
         self._buffer = buffer = RecordingBuffer(kept_seconds)
         self._has_multi_token_steps = model_info.tokens_per_step > 1
-        super().__init__(settings, model_info, RecordingHasher(buffer))
+        super().__init__(settings, model_info, RecordingBlockHasher(buffer))
         buffer.start_segment(take_snapshot(self), now)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -112,55 +112,59 @@ class RecordingScheduler(Scheduler):
 
     def submit(self, request: Request, now: float) -> list[SchedulerEvent]:
         events = super().submit(request, now)
-        self._buffer.add_call("submit", now, (redact_request(request),), decision.summarize_events(events))
+        self._buffer.add_call("submit", now, (redact_request(request),), decision_summary.summarize_events(events))
         return events
 
     def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         events = super().cancel(sequence_id, now)
-        self._buffer.add_call("cancel", now, (sequence_id,), decision.summarize_events(events))
+        self._buffer.add_call("cancel", now, (sequence_id,), decision_summary.summarize_events(events))
         return events
 
     def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         events = super().suspend(sequence_id, now)
-        self._buffer.add_call("suspend", now, (sequence_id,), decision.summarize_events(events))
+        self._buffer.add_call("suspend", now, (sequence_id,), decision_summary.summarize_events(events))
         return events
 
     def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
         events = super().resume(sequence_id, now)
-        self._buffer.add_call("resume", now, (sequence_id,), decision.summarize_events(events))
+        self._buffer.add_call("resume", now, (sequence_id,), decision_summary.summarize_events(events))
         return events
 
-    def resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().resource_loaded(resource, now)
-        self._buffer.add_call("resource_loaded", now, get_resource_fields(resource), decision.summarize_events(events))
+    def on_resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
+        events = super().on_resource_loaded(resource, now)
+        self._buffer.add_call("on_resource_loaded", now, get_resource_fields(resource),
+                              decision_summary.summarize_events(events))
         return events
 
-    def resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
-        events = super().resource_failed(resource, reason, now)
-        self._buffer.add_call("resource_failed", now, (*get_resource_fields(resource), reason),
-                              decision.summarize_events(events))
+    def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
+        events = super().on_resource_failed(resource, reason, now)
+        self._buffer.add_call("on_resource_failed", now, (*get_resource_fields(resource), reason),
+                              decision_summary.summarize_events(events))
         return events
 
-    def resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().resource_unloaded(resource, now)
-        self._buffer.add_call("resource_unloaded", now, get_resource_fields(resource),
-                              decision.summarize_events(events))
+    def on_resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
+        events = super().on_resource_unloaded(resource, now)
+        self._buffer.add_call("on_resource_unloaded", now, get_resource_fields(resource),
+                              decision_summary.summarize_events(events))
         return events
 
     def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().request_load(resource, now)
-        self._buffer.add_call("request_load", now, get_resource_fields(resource), decision.summarize_events(events))
+        self._buffer.add_call("request_load", now, get_resource_fields(resource),
+                              decision_summary.summarize_events(events))
         return events
 
     def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         events = super().request_unload(resource, now)
-        self._buffer.add_call("request_unload", now, get_resource_fields(resource), decision.summarize_events(events))
+        self._buffer.add_call("request_unload", now, get_resource_fields(resource),
+                              decision_summary.summarize_events(events))
         return events
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:
         moves = super().take_resource_commands(now)
         if moves:
-            self._buffer.add_call("take_resource_commands", now, (), decision.summarize_moves(moves))
+            self._buffer.add_call("take_resource_commands", now, (),
+                                  decision_summary.summarize_resource_commands(moves))
         return moves
 
     # -- steps
@@ -177,40 +181,40 @@ class RecordingScheduler(Scheduler):
         if plan is None and not buffer.pending_hashes:
             buffer.entries.append(now)
         else:
-            buffer.add_call("plan", now, (), decision.summarize_plan(plan) if plan is not None else ())
+            buffer.add_call("plan", now, (), decision_summary.summarize_plan(plan) if plan is not None else ())
         return plan
 
-    def complete(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
-                 now: float) -> list[SchedulerEvent]:
+    def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
+                      now: float) -> list[SchedulerEvent]:
         try:
-            events = super().complete(last_message_number, result, stop_token_counts, now)
+            events = super().complete_step(last_message_number, result, stop_token_counts, now)
         except Exception as error:
-            self._buffer.add_call("crash", now, ("complete", last_message_number, result.epoch, result.seconds),
+            self._buffer.add_call("crash", now, ("complete_step", last_message_number, result.epoch, result.seconds),
                                   (repr(error),))
             raise
-        outcome = decision.summarize_events(events)
+        outcome = decision_summary.summarize_events(events)
         arguments: tuple[Any, ...] = (last_message_number, result.epoch, result.seconds)
         if outcome or stop_token_counts or self._has_multi_token_steps or result.failures:
-            arguments += describe_unusual_result(result, stop_token_counts, events)
-        self._buffer.add_call("complete", now, arguments, outcome)
+            arguments += summarize_unusual_result(result, stop_token_counts, events)
+        self._buffer.add_call("complete_step", now, arguments, outcome)
         return events
 
     # -- time and shards
 
     def expire(self, now: float) -> list[SchedulerEvent]:
         events = super().expire(now)
-        self._buffer.add_call("expire", now, (), decision.summarize_events(events))
+        self._buffer.add_call("expire", now, (), decision_summary.summarize_events(events))
         return events
 
-    def shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
-        events = super().shards_lost(now, loss)
-        self._buffer.add_call("shards_lost", now, (loss.name,), decision.summarize_events(events))
+    def on_shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
+        events = super().on_shards_lost(now, loss)
+        self._buffer.add_call("on_shards_lost", now, (loss.name,), decision_summary.summarize_events(events))
         return events
 
-    def shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
+    def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
         self._has_multi_token_steps = model_info.tokens_per_step > 1
-        events = super().shards_ready(model_info, epoch, now)
-        self._buffer.add_call("shards_ready", now, (model_info, epoch), decision.summarize_events(events))
+        events = super().on_shards_ready(model_info, epoch, now)
+        self._buffer.add_call("on_shards_ready", now, (model_info, epoch), decision_summary.summarize_events(events))
         return events
 
 
@@ -220,14 +224,14 @@ def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seco
             else Scheduler(settings, model_info))
 
 
-def describe_unusual_result(result: StepResult, stop_token_counts: Mapping[int, int],
-                            events: list[SchedulerEvent]) -> tuple[Any, ...]:
+def summarize_unusual_result(result: StepResult, stop_token_counts: Mapping[int, int],
+                             events: list[SchedulerEvent]) -> tuple[Any, ...]:
     """Return how an answer differs from the usual one, a token for each sequence, none of which ends.
 
     The parts are: lengths of rows that do not have one token, the index of the end token of each sequence that one
     ended, tokens up to a stop string, and failures.
     """
-    counts = next((event.token_counts for event in events if isinstance(event, TokensAccepted)), {})
+    counts = next((event.token_counts for event in events if isinstance(event, TokensGenerated)), {})
     ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
              if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
     lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items()

@@ -16,14 +16,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from router.model import ShardLossReason
-from router.recording import decision
-from router.recording.core_json import scheduler_from_json, scheduler_to_json, table_differences
+from router.model_info import ShardLossReason
+from router.recording import decision_summary
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
 from router.recording.redact import PLACEHOLDER_END_TOKEN, PLACEHOLDER_TOKEN, request_from_json
+from router.recording.scheduler_json import scheduler_from_json, scheduler_to_json, table_differences
 from router.request import LoadableResource
 from router.scheduler.events import SchedulerEvent
-from router.scheduler.plan import ResourceCommand, StepPlan, StepResult, StepResultRow
+from router.scheduler.messages import ResourceCommand, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 
 CallResult = StepPlan | None | list[SchedulerEvent] | tuple[ResourceCommand, ...]
@@ -78,7 +78,7 @@ class ReplayResult:
     difference: ReplayDifference | None = None
 
 
-class MissingBlockHashes(Exception):
+class UnrecordedBlockHashes(Exception):
     """The scheduler hashes more blocks than were recorded."""
 
 
@@ -97,7 +97,7 @@ class Replay:
         """Replay to the end or to the first difference."""
         result = self.result
         for item in self._recording:
-            difference = self._start_segment(item) if isinstance(item, SegmentStart) else self._replay_call(item)
+            difference = self._replay_segment_start(item) if isinstance(item, SegmentStart) else self._replay_call(item)
             result.ended_at = item.recorded_at
             if difference is not None:
                 result.difference = ReplayDifference(result.num_events, item.recorded_at - result.started_at,
@@ -108,7 +108,7 @@ class Replay:
         result.digest = self._digest.hexdigest()
         return result
 
-    def _start_segment(self, segment: SegmentStart) -> tuple[str, str, str] | None:
+    def _replay_segment_start(self, segment: SegmentStart) -> tuple[str, str, str] | None:
         self.result.num_segments += 1
         if self._scheduler is None:
             self.result.started_at = segment.recorded_at
@@ -130,14 +130,14 @@ class Replay:
         """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
         count = len(tokens) // block_size
         if count > len(self._block_hashes):
-            raise MissingBlockHashes("it names more blocks than were named")
+            raise UnrecordedBlockHashes("it names more blocks than were named")
         block_hashes = [self._block_hashes.popleft() for _ in range(count)]
         self._observer.on_block_hashes(parent_hash, block_hashes)
         return block_hashes
 
     def _replay_call(self, call: RecordedCall) -> tuple[str, str, str] | None:
         if self._scheduler is None or call.method not in CALL_REPLAYERS:
-            raise BadRecording(f"{self._recording.path}: event {self.result.num_events + 1} is a {call.method}, out of "
+            raise BadRecording(f"{self._recording.path}: event {self.result.num_events + 1} is {call.method}, out of "
                                "its place or unknown to this weft")
         self.result.num_events += 1
         self._block_hashes.extend(call.block_hashes)
@@ -158,10 +158,10 @@ class Replay:
 
 def summarize_result(result: CallResult) -> tuple[Any, ...]:
     if isinstance(result, StepPlan):
-        return decision.summarize_plan(result)
+        return decision_summary.summarize_plan(result)
     if isinstance(result, tuple):
-        return decision.summarize_moves(result)
-    return decision.summarize_events(result) if result else ()
+        return decision_summary.summarize_resource_commands(result)
+    return decision_summary.summarize_events(result) if result else ()
 
 
 def describe_outcome(outcome: tuple[Any, ...]) -> str:
@@ -175,17 +175,18 @@ def describe_outcome(outcome: tuple[Any, ...]) -> str:
             return ", ".join(map(str, outcome))
 
 
-def replay_complete(scheduler: Scheduler, call: RecordedCall) -> list[SchedulerEvent]:
+def replay_complete_call(scheduler: Scheduler, call: RecordedCall) -> list[SchedulerEvent]:
     order, epoch, seconds, *unusual = call.arguments
     lengths, ended, stopped, failed = unusual or ((), (), (), ())
     tokens = {number: [PLACEHOLDER_TOKEN] * length for number, length in lengths}
     for sequence_id, index in ended:
         tokens.setdefault(sequence_id, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
     rows = OneTokenRows({number: StepResultRow(row, (0.0,) * len(row)) for number, row in tokens.items()})
-    return scheduler.complete(order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped), call.recorded_at)
+    return scheduler.complete_step(order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped),
+                                   call.recorded_at)
 
 
-def replay_crash(scheduler: Scheduler, call: RecordedCall) -> CallResult:
+def replay_crashed_call(scheduler: Scheduler, call: RecordedCall) -> CallResult:
     """Repeat the call that raised when it was recorded."""
     method, *arguments = call.arguments
     return CALL_REPLAYERS[method](scheduler, RecordedCall(method, call.recorded_at, tuple(arguments)))
@@ -196,18 +197,21 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "cancel": lambda core, call: core.cancel(call.arguments[0], call.recorded_at),
     "suspend": lambda core, call: core.suspend(call.arguments[0], call.recorded_at),
     "resume": lambda core, call: core.resume(call.arguments[0], call.recorded_at),
-    "resource_loaded": lambda core, call: core.resource_loaded(LoadableResource(*call.arguments), call.recorded_at),
-    "resource_failed": lambda core, call: core.resource_failed(LoadableResource(*call.arguments[:-1]),
-                                                               call.arguments[-1], call.recorded_at),
-    "resource_unloaded": lambda core, call: core.resource_unloaded(LoadableResource(*call.arguments), call.recorded_at),
+    "on_resource_loaded": lambda core, call: core.on_resource_loaded(LoadableResource(*call.arguments),
+                                                                     call.recorded_at),
+    "on_resource_failed": lambda core, call: core.on_resource_failed(LoadableResource(*call.arguments[:-1]),
+                                                                     call.arguments[-1], call.recorded_at),
+    "on_resource_unloaded": lambda core, call: core.on_resource_unloaded(LoadableResource(*call.arguments),
+                                                                         call.recorded_at),
     "request_load": lambda core, call: core.request_load(LoadableResource(*call.arguments), call.recorded_at),
     "request_unload": lambda core, call: core.request_unload(LoadableResource(*call.arguments), call.recorded_at),
     "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
-    "plan": lambda core, call: core.plan(call.recorded_at), "complete": replay_complete,
+    "plan": lambda core, call: core.plan(call.recorded_at), "complete_step": replay_complete_call,
     "expire": lambda core, call: core.expire(call.recorded_at),
-    "shards_lost": lambda core, call: core.shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
-    "shards_ready": lambda core, call: core.shards_ready(model_info_from_json(call.arguments[0]), call.arguments[1],
-                                                         call.recorded_at), "crash": replay_crash,}
+    "on_shards_lost": lambda core, call: core.on_shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
+    "on_shards_ready": lambda core, call: core.on_shards_ready(model_info_from_json(call.arguments[0]),
+                                                               call.arguments[1],
+                                                               call.recorded_at), "crash": replay_crashed_call,}
 
 
 def format_report(recording: Recording, result: ReplayResult, seconds: float) -> str:

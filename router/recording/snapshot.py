@@ -1,8 +1,8 @@
 """Fast snapshot of the whole scheduler: pickled bytes that are kept in memory and never written to a file.
 
 A snapshot holds every field of every reachable object, so that a new field cannot be forgotten. There are two
-exceptions: requests are redacted (`redact.py`), and of generated tokens only the number is kept. `core_json.py` makes
-JSON of a restored scheduler. Only snapshots of this process are unpickled, never data from a file.
+exceptions: requests are redacted (`redact.py`), and of generated tokens only the number is kept. `scheduler_json.py`
+makes JSON of a restored scheduler. Only snapshots of this process are unpickled, never data from a file.
 """
 
 import copyreg
@@ -16,7 +16,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from router.recording.anatomy import SCHEDULER_CLASSES, has_instance_dict, object_fields
+from router.recording.introspection import SCHEDULER_CLASSES, has_instance_dict, object_fields
 from router.recording.redact import PLACEHOLDER_TOKEN, RedactedRequest, rebuild_request, redact_request
 from router.request import Request
 from router.scheduler.scheduler import Scheduler

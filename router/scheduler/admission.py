@@ -9,7 +9,7 @@ from collections.abc import Sequence as GenericSequence
 from router.request import Request, Tenant
 from router.scheduler.events import RequestRejected
 from router.scheduler.fairness import FairShares
-from router.scheduler.running import RunningSequences
+from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.wait_forecast import WaitForecast
@@ -37,7 +37,7 @@ class AdmissionControl:
         """Return the predicted wait without bias correction, as the forecast learns from it."""
         if not self.num_left_waiting:
             return 0.0
-        own_sequences = self._queue.tenant_sequences(tenant.name)
+        own_sequences = self._queue.startable_sequences(tenant.name)
         if len(own_sequences) == len(self._queue) - self._queue.num_blocked and not self._fair_shares.has_competition:
             return self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running)
         if not own_sequences and self._running.is_below_fair_share(tenant):
@@ -46,7 +46,7 @@ class AdmissionControl:
 
     def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: GenericSequence[Sequence]) -> float:
         """Return the tenant's wait if the requests of others get no more than their share before its own."""
-        other_weights = (self._queue.tenant_sequences(name)[0].request.tenant.weight for name in self._queue.tenants
+        other_weights = (self._queue.startable_sequences(name)[0].request.tenant.weight for name in self._queue.tenants
                          if name != tenant.name)
         wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, self._queue.tenant_demand(tenant.name),
                                                            self._running)
@@ -62,11 +62,11 @@ class AdmissionControl:
         """
 
         wait = self._wait_forecast.correct_bias(raw_wait)
-        return (self._check_concurrency_limits(request.tenant, num_unfinished, wait)
-                or self._check_queue_limits(request, wait)
-                or self._check_predicted_wait(request, wait, self._wait_forecast.upper_bound(raw_wait)))
+        return (self._find_concurrency_rejection(request.tenant, num_unfinished, wait)
+                or self._find_queue_limit_rejection(request, wait)
+                or self._find_wait_rejection(request, wait, self._wait_forecast.upper_bound(raw_wait)))
 
-    def _check_concurrency_limits(self, tenant: Tenant, num_unfinished: int, wait: float) -> RequestRejected | None:
+    def _find_concurrency_rejection(self, tenant: Tenant, num_unfinished: int, wait: float) -> RequestRejected | None:
         limit = self._settings.max_concurrent_requests
         if num_unfinished >= limit:
             return RequestRejected(f"{limit} requests are in the house (--max-concurrent-requests {limit})",
@@ -78,14 +78,14 @@ class AdmissionControl:
                                    wait or DEFAULT_RETRY_SECONDS)
         return None
 
-    def _check_queue_limits(self, request: Request, wait: float) -> RequestRejected | None:
+    def _find_queue_limit_rejection(self, request: Request, wait: float) -> RequestRejected | None:
         tenant = request.tenant
-        return (self._check_queue_demand(self._queue.demand, self._settings, "", request, wait)
-                or self._check_queue_demand(self._queue.tenant_demand(tenant.name), tenant, f" of {tenant.name}",
-                                            request, wait))
+        return (self._find_demand_rejection(self._queue.demand, self._settings, "", request, wait)
+                or self._find_demand_rejection(self._queue.tenant_demand(tenant.name), tenant, f" of {tenant.name}",
+                                               request, wait))
 
-    def _check_queue_demand(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
-                            request: Request, wait: float) -> RequestRejected | None:
+    def _find_demand_rejection(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
+                               request: Request, wait: float) -> RequestRejected | None:
         limit, num_tokens = limits.max_queue_requests, demand.num_tokens + len(request.prompt)
         num_waiting_for_room = 0 if self.num_left_waiting else self._settings.max_batch_size
         if limit is not None and demand.num_sequences >= limit + num_waiting_for_room:
@@ -99,7 +99,7 @@ class AdmissionControl:
                                    estimate_drain_seconds(wait, num_tokens, limit))
         return None
 
-    def _check_predicted_wait(self, request: Request, wait: float, worst_wait: float) -> RequestRejected | None:
+    def _find_wait_rejection(self, request: Request, wait: float, worst_wait: float) -> RequestRejected | None:
         max_wait = self._settings.max_queue_seconds
         if max_wait is not None and worst_wait > max_wait:
             return RequestRejected(f"the wait is about {1000 * wait:.0f} ms, --max-queue-ms is {1000 * max_wait:.0f}",

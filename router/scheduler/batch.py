@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from router.scheduler.plan import Filter
+from router.scheduler.messages import Filter
 from router.scheduler.sequence import Sequence
 
 

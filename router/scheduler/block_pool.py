@@ -90,7 +90,7 @@ class BlockPool:
 
     # -- sharing
 
-    def is_published(self, block_hash: bytes) -> bool:
+    def is_cached(self, block_hash: bytes) -> bool:
         return block_hash in self._block_by_hash
 
     def find_cached_prefix(self, block_hashes: Iterable[bytes]) -> list[int]:
@@ -103,7 +103,7 @@ class BlockPool:
             found.append(block)
         return found
 
-    def publish(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
+    def cache_full_blocks(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
         """Publish full blocks, so that `find_cached_prefix` returns them. A published hash keeps its block."""
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._reserved_hashes.get(block_hash) == block:

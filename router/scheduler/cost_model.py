@@ -14,7 +14,7 @@ from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from statistics import median
 
-from router.model import StepMeasurement
+from router.model_info import StepMeasurement
 
 RATIO_NOISE_VARIANCE = 0.01  # variance of actual / predicted on a quiet machine
 MAX_MULTIPLIER_VARIANCE = 0.25  # variance of a multiplier at the start, and never more
@@ -67,7 +67,7 @@ class CostModel:
         self._coefficients = coefficients
         self._min_coefficients = tuple(MIN_COEFFICIENT_FRACTION * c for c in coefficients)
         self._covariance = [[MAX_MULTIPLIER_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
-        self._ratios = TimeRatios()
+        self._ratios = PredictionRatios()
         self._streak: list[ObservedStep] = []  # the latest steps, if all were off in the same direction
         self._streak_direction = 0  # 1 where steps took longer than predicted, -1 where shorter
         self._coefficients_before_streak = coefficients  # the coefficients when the streak began
@@ -136,7 +136,7 @@ class CostModel:
             row[i] = min(row[i] + VARIANCE_GROWTH_PER_STEP, MAX_MULTIPLIER_VARIANCE)
 
 
-class TimeRatios:
+class PredictionRatios:
     """The last RATIO_WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class RequestRejected:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensAccepted:
+class TokensGenerated:
     """Number of accepted tokens per sequence in one answer. Precedes the events of sequences that end with it."""
 
     token_counts: Mapping[int, int]
@@ -52,5 +52,5 @@ class SequenceFailed:
     reason: str
 
 
-SchedulerEvent = (RequestAccepted | RequestRejected | TokensAccepted | SequenceFinished | SequenceExpired
+SchedulerEvent = (RequestAccepted | RequestRejected | TokensGenerated | SequenceFinished | SequenceExpired
                   | SequenceFailed)

@@ -8,7 +8,7 @@ sequences may start.
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as GenericSequence
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.scheduler.sequence import Sequence, SequenceState
 
 DEATHS_BEFORE_ISOLATION, DEATHS_BEFORE_FAILURE = 2, 3
@@ -34,9 +34,9 @@ class FaultIsolation:
 
     def remove_suspect(self, sequence: Sequence) -> None:
         """Remove one sequence from all sets: it has ended, or will be put into a new set."""
-        self.clear_suspects([sequence.id])
+        self.remove_suspects([sequence.id])
 
-    def clear_suspects(self, sequence_ids: Iterable[int]) -> None:
+    def remove_suspects(self, sequence_ids: Iterable[int]) -> None:
         """Remove sequences from all sets: they produced a token."""
         for sequence_id in sequence_ids:
             for suspects in self._suspect_sets:
@@ -73,7 +73,7 @@ class FaultIsolation:
         `steps` are the sequences of each step in flight, the oldest step first.
         """
         if loss is ShardLossReason.DEATH:
-            return self._count_shard_deaths({s.id: s for step in steps for s in step
+            return self._record_shard_death({s.id: s for step in steps for s in step
                                              if s.state is not SequenceState.FINISHED}.values())
         if loss is ShardLossReason.STEP_ERROR and steps:
             unfinished = [sequence for sequence in steps[0] if sequence.state is not SequenceState.FINISHED]
@@ -81,7 +81,7 @@ class FaultIsolation:
             return [(culprit, "the step failed with this request alone")] if culprit is not None else []
         return []
 
-    def _count_shard_deaths(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
+    def _record_shard_death(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
         """Count a death of the shards' processes for each of these sequences.
 
         Those with DEATHS_BEFORE_ISOLATION are isolated, each in a set of its own; those with DEATHS_BEFORE_FAILURE or

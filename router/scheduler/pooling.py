@@ -2,14 +2,14 @@
 
 Such a text cannot be cut, takes no blocks and enters no batch. The first sequence in turn decides the kind of a step,
 but between two pooling steps running sequences get a step of their own. While sequences decode, pooling shares the
-time with the decodes as prompts do (`PromptTimeAllowance`), except that the whole pooling step counts as added time.
+time with the decodes as prompts do (`PrefillTimeAllowance`), except that the whole pooling step counts as added time.
 """
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.policies import SchedulerView, StepDraft, compute_decode_load
-from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance
+from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
 from router.scheduler.sequence import Sequence
+from router.scheduler.step_policies import SchedulerView, StepDraft, compute_decode_load
 
 BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 
@@ -20,7 +20,7 @@ class PoolingPolicy:
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
         self._last_step_was_pooling = False  # the step before was a pooling step
-        self._prompt_time_allowance = PromptTimeAllowance()
+        self._prompt_time_allowance = PrefillTimeAllowance()
 
     def draft_step(self) -> StepDraft | None:
         """Return a pooling step; None if the next step generates text."""
@@ -62,7 +62,7 @@ class PoolingPolicy:
                                            if sequence.is_ready_to_decode])
         if not decode_load.rows:
             return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE)
-        *_, seconds = self._prompt_time_allowance.allowed_seconds(decode_load, 0, settings.max_stall_seconds,
-                                                                  cost_model)
+        *_, seconds = self._prompt_time_allowance.update_allowance(decode_load, 0, settings.max_stall_seconds,
+                                                                   cost_model)
         return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE, seconds - cost_model.predict(StepLoad()),
                              cost_model=cost_model)

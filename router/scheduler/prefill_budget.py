@@ -58,7 +58,7 @@ class PrefillBudget:
         return max(0, end - start)
 
 
-class PromptTimeAllowance:
+class PrefillTimeAllowance:
     """The seconds that prompts may add to steps in which sequences decode.
 
     Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
@@ -80,8 +80,8 @@ class PromptTimeAllowance:
         # predicted seconds of decodes since prompts last ran, the next step's included
         self._decode_seconds_since_prompts = 0.0
 
-    def allowed_seconds(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
-                        cost_model: CostModel) -> tuple[float, float, float]:
+    def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
+                         cost_model: CostModel) -> tuple[float, float, float]:
         """Return the seconds that all prompts, the first prompt, and a single block may add to these decodes."""
         decode_seconds, ratio = cost_model.predict(decode_load), num_waiting / decode_load.rows
         self._decode_seconds_since_prompts += decode_seconds

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from router.block_hash import hash_blocks
-from router.model import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo, ShardLossReason
 from router.request import LoadableResource, Request, RequestKind
 from router.scheduler.admission import AdmissionControl
 from router.scheduler.block_pool import BlockPool
@@ -19,19 +19,19 @@ from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
-from router.scheduler.plan import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policies import MixedPolicy, PausePolicy, RecomputePolicy, StepPolicy
+from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache, waiting_phase
+from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.pooling import PoolingPolicy
-from router.scheduler.resource_cache import AdapterStatus, ResourceCache, waiting_phase
-from router.scheduler.results import ResultProcessor
-from router.scheduler.running import BlockHasher, RunningSequences
+from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.scheduler.result_processor import ResultProcessor
+from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_selector import SequenceSelector
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.static_groups import StaticGroups
+from router.scheduler.static_batching import StaticGroups
 from router.scheduler.step_in_flight import StepInFlight, get_sequence_ids
-from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.scheduler.step_policies import MixedPolicy, NoKVCachePolicy, PausePolicy, StepPolicy
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
 
@@ -54,7 +54,8 @@ class Scheduler:
         self._static_groups = StaticGroups(settings)
         self._selector = SequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
                                           self._static_groups)
-        self._resource_cache = ResourceCache(settings, self._queue, self._fair_shares, self._available_resources)
+        self._resource_cache = LoadableResourceCache(settings, self._queue, self._fair_shares,
+                                                     self._available_resources)
         self.sequences = SequenceTable(self._queue, self._fault_isolation, self._fair_shares, self._wait_forecast,
                                        self._resource_cache)
         self._result_processor = ResultProcessor(self.sequences, self._fair_shares, self._fault_isolation)
@@ -68,7 +69,7 @@ class Scheduler:
         model_info = self._model_info
         block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
         self.running = RunningSequences(self.settings, block_pool, model_info.tokens_per_step, self._hasher)
-        self._step_policy: StepPolicy = (RecomputePolicy(self) if self.settings.recompute
+        self._step_policy: StepPolicy = (NoKVCachePolicy(self) if self.settings.recompute
                                          else MixedPolicy(self) if self.settings.mixed else PausePolicy(self))
         self._pooling_policy = PoolingPolicy(self)
         self._steps_in_flight: deque[StepInFlight] = deque()
@@ -159,12 +160,12 @@ class Scheduler:
 
     # -- adapters and grammars
 
-    def resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
+    def on_resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has loaded the resource: requests that need it may start."""
         self._resource_cache.record_loaded(resource, now)
         return []
 
-    def resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
+    def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
         self._resource_cache.record_unloaded(resource, now)
         failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
@@ -172,7 +173,7 @@ class Scheduler:
         self._queue.cancel_load_request(resource)
         return failed
 
-    def resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
+    def on_resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has unloaded the resource, after an `UnloadResource`."""
         self._resource_cache.record_unloaded(resource, now)
         return []
@@ -188,11 +189,11 @@ class Scheduler:
         self._resource_cache.request_unload(resource)
         return []
 
-    def is_available(self, resource: LoadableResource) -> bool:
+    def is_resource_available(self, resource: LoadableResource) -> bool:
         """Return whether new sequences may start with the resource."""
         return resource in self._available_resources
 
-    def why_never_fits(self, resource: LoadableResource) -> str:
+    def why_resource_never_fits(self, resource: LoadableResource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
         return self._resource_cache.why_never_fits(resource)
 
@@ -241,8 +242,8 @@ class Scheduler:
                                else get_sequence_ids(step.members_with_output))
         return StepPlan(self._epoch, self._last_message_number, tuple(messages), members, members_with_output, seconds)
 
-    def complete(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
-                 now: float) -> list[SchedulerEvent]:
+    def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
+                      now: float) -> list[SchedulerEvent]:
         """Apply the answer to the oldest plan in flight; ignore an answer to any other.
 
         `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
@@ -253,13 +254,13 @@ class Scheduler:
             return []
         step = self._steps_in_flight.popleft()
         if step.load is not None:
-            self._wait_forecast.scale_speed(self.cost_model.observe(step.load, result.seconds))
+            self._wait_forecast.scale_step_times(self.cost_model.observe(step.load, result.seconds))
             self._learn_step_interval(step.load, step.is_budget_exhausted, now)
         return self._result_processor.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
-    def shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
+    def on_shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
         """Put all sequences back into the queue with their tokens: the shards lost their state. Fail the guilty."""
         steps = list(self._steps_in_flight)
         self._epoch = None
@@ -274,7 +275,7 @@ class Scheduler:
         culprits = self._fault_isolation.assign_blame(loss, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
-    def shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
+    def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
         """Start an epoch: the shards are empty and wait for its first message."""
         self._model_info, self._epoch = model_info, epoch
         self._reset_shard_state()
@@ -304,7 +305,7 @@ class Scheduler:
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
-                   for tenant in self._queue.tenants for sequence in self._queue.tenant_sequences(tenant))
+                   for tenant in self._queue.tenants for sequence in self._queue.startable_sequences(tenant))
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
@@ -352,7 +353,7 @@ class Scheduler:
     def _remove_finishing_sequences(self) -> None:
         """Remove sequences from their batches that reach their length limit with the tokens in flight."""
         for sequence in [s for s in self.running if s.num_tokens_left <= 0]:
-            self.running.remove_finishing(sequence)
+            self.running.remove_finishing_sequence(sequence)
 
     def _learn_step_interval(self, load: StepLoad, is_budget_exhausted: bool, now: float) -> None:
         """Learn the interval between two answers, if a step was in flight all the time in between."""
@@ -367,9 +368,9 @@ class Scheduler:
         self.sequences.requeue(sequence)
 
     def _fail_never_fitting(self, sequences: list[Sequence], now: float) -> list[SchedulerEvent]:
-        return [self.sequences.fail(s, why, now) for s in sequences if (why := self._why_never_fits(s))]
+        return [self.sequences.fail(s, why, now) for s in sequences if (why := self._why_sequence_never_fits(s))]
 
-    def _why_never_fits(self, sequence: Sequence) -> str:
+    def _why_sequence_never_fits(self, sequence: Sequence) -> str:
         """Return why the sequence can never run, or an empty string if it can."""
         block_pool, length, max_step_tokens = (self.running.block_pool, sequence.request.max_length,
                                                self.settings.max_prefill_tokens)

@@ -1,7 +1,7 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
-The rules by which this state changes are in the modules that use it, mainly `running.py`, `step_in_flight.py`,
-`results.py`, `sequence_table.py` and `scheduler.py`.
+The rules by which this state changes are in the modules that use it, mainly `running_sequences.py`,
+`step_in_flight.py`, `result_processor.py`, `sequence_table.py` and `scheduler.py`.
 """
 
 from collections.abc import Sequence as GenericSequence
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from math import inf
 
 from router.request import LoadableResource, Request
-from router.scheduler.timeline import RequestTimeline
+from router.scheduler.request_timeline import RequestTimeline
 
 SECONDS_PER_PRIORITY_LEVEL = 10.0
 
@@ -43,7 +43,7 @@ class Sequence:
     # Unanswered steps that will produce tokens for it.
     num_steps_in_flight: int = 0
     # Number of its leading blocks that are published in the prefix cache, and the hashes of all blocks hashed so far.
-    num_published_blocks: int = 0
+    num_cached_blocks: int = 0
     block_hashes: list[bytes] = field(init=False)
     num_charged_tokens: int = 0  # leading prompt tokens that its tenant is not charged for again
     num_preemptions: int = 0
@@ -83,7 +83,7 @@ class Sequence:
     def reset_cache_state(self) -> list[int]:
         """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
-        self.num_initial_tokens = self.num_computed_tokens = self.num_published_blocks = 0
+        self.num_initial_tokens = self.num_computed_tokens = self.num_cached_blocks = 0
         return blocks
 
     def tokens_between(self, start: int, end: int) -> list[int]:

@@ -11,11 +11,11 @@ from itertools import islice
 from router.request import POOLING_KINDS, RequestKind
 from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
-from router.scheduler.running import RunningSequences
+from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.static_groups import StaticGroups
-from router.scheduler.timeline import RequestPhase
+from router.scheduler.static_batching import StaticGroups
 from router.scheduler.waiting_queue import WaitingQueue
 
 MAX_EXAMINED_SEQUENCES = 64  # sequences of a tenant that are examined to find one that can start
@@ -75,7 +75,7 @@ class SequenceSelector:
         first = self._first_candidate(now, GENERATION_KINDS)
         if first is None or self._why_no_room(first) is None:
             return []
-        return self._running.choose_preemptions(first)
+        return self._running.choose_fair_preemptions(first)
 
     def record_blocked(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
         """Record the cause for which the first sequence in turn cannot start."""
@@ -103,11 +103,11 @@ class SequenceSelector:
             if first is None:
                 first = next(self._startable_sequences(tenant, now, kinds), None)
             else:
-                self._queue.tenant_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
+                self._queue.startable_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
         return first
 
     def _startable_sequences(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
-        candidates = (sequence for sequence in self._queue.tenant_sequences(tenant)
+        candidates = (sequence for sequence in self._queue.startable_sequences(tenant)
                       if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
         for sequence in candidates:
@@ -148,9 +148,9 @@ class SequenceSelector:
         if (self._fault_isolation or now - first.arrived_at >= self._settings.max_passed_over_seconds
             or self._is_mostly_cached(first)):
             return first
-        is_published = self._running.block_pool.is_published
-        candidates = [s for s in islice(self._queue.tenant_sequences(first.request.tenant.name), MAX_EXAMINED_SEQUENCES)
-                      if s.block_hashes and is_published(s.block_hashes[0])]
+        is_cached = self._running.block_pool.is_cached
+        candidates = [s for s in islice(self._queue.startable_sequences(first.request.tenant.name),
+                                        MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
         return next((s for s in candidates if self._is_mostly_cached(s) and self._can_start(s)), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:

@@ -9,8 +9,8 @@ from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
 from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
-from router.scheduler.resource_cache import ResourceCache
-from router.scheduler.running import RunningSequences
+from router.scheduler.loadable_resource_cache import LoadableResourceCache
+from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
@@ -56,7 +56,7 @@ class SequenceTable:
     """Unfinished sequences by number. Every sequence ends in `end_sequence`, whatever the reason."""
 
     def __init__(self, queue: WaitingQueue, fault_isolation: FaultIsolation, fair_shares: FairShares,
-                 wait_forecast: WaitForecast, resource_cache: ResourceCache) -> None:
+                 wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
         self._queue = queue
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
@@ -88,7 +88,7 @@ class SequenceTable:
         sequence = Sequence(request, next(self._next_ids), now)
         self._sequences[sequence.id] = sequence
         self._fair_shares.add_sequence(request.tenant)
-        self._resource_cache.add_user(sequence)
+        self._resource_cache.add_sequence(sequence)
         self._deadlines.add(sequence)
         return sequence
 
@@ -150,7 +150,7 @@ class SequenceTable:
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)
-        self._resource_cache.remove_user(sequence)
+        self._resource_cache.remove_sequence(sequence)
         self._deadlines.discard_finished()
         del self._sequences[sequence.id]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from router.config import RouterConfig
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 
 PAUSE_ONLY_SETTINGS = ("waiting_served_ratio", "max_waiting_tokens")
 STATIC_ONLY_SETTINGS = ("static_window_ms", "static_equal_lengths")
@@ -71,7 +71,7 @@ class SchedulerSettings:
         )
 
 
-def find_unused_settings(config: RouterConfig, settings: SchedulerSettings) -> list[str]:
+def describe_unused_settings(config: RouterConfig, settings: SchedulerSettings) -> list[str]:
     """Return a warning for each setting that differs from its default but has no effect."""
     defaults = RouterConfig()
     setting_groups = [(PAUSE_ONLY_SETTINGS, settings.mixed, "with mixed steps, only with --prefill-policy pause"),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.policies import StepDraft, compute_step_load
 from router.scheduler.sequence import Sequence
+from router.scheduler.step_policies import StepDraft, compute_step_load
 
 
 @dataclass(frozen=True, slots=True)

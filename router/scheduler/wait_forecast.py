@@ -92,7 +92,7 @@ class WaitForecast:
 
     # -- learning
 
-    def scale_speed(self, factor: float) -> None:
+    def scale_step_times(self, factor: float) -> None:
         """Scale the times of steps and prompts by `factor`.
 
         The factor applies to the averages before the streak of steps that revealed the change, since the present ones

@@ -70,7 +70,7 @@ class WaitingQueue:
                               for blocked in self.blocked_by_resource.values() for sequence in blocked)
         return self.demand.num_sequences - self.num_pooling - num_blocked
 
-    def tenant_sequences(self, tenant: str) -> GenericSequence[Sequence]:
+    def startable_sequences(self, tenant: str) -> GenericSequence[Sequence]:
         """Return the tenant's sequences whose resources are loaded, best rank first."""
         return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
 

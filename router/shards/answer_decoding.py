@@ -9,9 +9,9 @@ from itertools import repeat
 from math import isfinite
 from typing import TypeVar
 
-from router.model import ModelInfo, PoolingOutput, StepMeasurement, TokenLabels
+from router.model_info import ModelInfo, PoolingOutput, StepMeasurement, TokenClassificationOutput
 from router.request import LoadableResource, RequestKind
-from router.scheduler.plan import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
+from router.scheduler.messages import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
 from router.shards.request_encoding import RESOURCE_KINDS
 from shard.pb import shard_pb2 as pb
 
@@ -180,7 +180,7 @@ def _decode_token_labels(answer: pb.EmbedAnswer, prompt_lengths: list[int],
         raise InvalidShardAnswer(f"label {max(labels)}, where there are {len(model_info.labels)}")
     if not all(map(isfinite, scores)):
         raise InvalidShardAnswer("a score that is no number")
-    yield from map(TokenLabels, split_by_counts(labels, counts), split_by_counts(scores, counts))
+    yield from map(TokenClassificationOutput, split_by_counts(labels, counts), split_by_counts(scores, counts))
 
 
 def split_by_counts(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc
 
-from router.model import ShardLossReason
-from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.model_info import ShardLossReason
+from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.step_stream import RpcFailure, RpcOutcome
 from shard.pb import shard_pb2 as pb
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from router.config import RouterConfig
-from router.model import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo, ShardLossReason
 from router.request import LoadableResource
 from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, loaded_resources
 from router.shards.failures import ShardsLost

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from router.config import RouterConfig
 from router.request import LoadableResource, Request, RequestKind, SamplingParams
-from router.scheduler.plan import (
+from router.scheduler.messages import (
     BlockGrant,
     Concat,
     Decode,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router.request import ADAPTER, LoadableResource
-from router.scheduler.plan import LoadResource, ResourceCommand
+from router.scheduler.messages import LoadResource, ResourceCommand
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult
 from router.shards.request_encoding import make_load_request, make_unload_request
@@ -23,7 +23,7 @@ MAX_COUNTED_ADAPTERS = 4096  # adapters whose number of loads is kept
 now = time.monotonic
 
 
-class ShardLoader(Protocol):
+class ResourceRpcClient(Protocol):
     """Loads and unloads on all ranks. Both methods return why some rank failed, or an empty string."""
 
     async def load_resource(self, request: Any) -> str: ...
@@ -45,7 +45,7 @@ class LoadCallbacks:
 class ResourceLoader:
     """Resources by kind and source, and which of them the shards have loaded."""
 
-    def __init__(self, shards: ShardLoader, callbacks: LoadCallbacks) -> None:
+    def __init__(self, shards: ResourceRpcClient, callbacks: LoadCallbacks) -> None:
         self._shards = shards
         self._callbacks = callbacks
         self._last_ids: dict[str, int] = {}  # highest number of each kind

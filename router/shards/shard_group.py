@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.shards.failures import ShardsLost, most_severe_loss
-from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStream
 from shard.pb import shard_pb2 as pb
 
@@ -88,7 +88,7 @@ class RankConnection:
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
             while not (await asyncio.wait([ready], timeout=HANG_PROBE_TIMEOUT_SECONDS))[0]:
-                if await is_unresponsive(self._address):
+                if await is_hung(self._address):
                     raise ShardsLost(ShardLossReason.DEATH, "a shard listens and does not speak", needs_restart=True)
         finally:
             ready.cancel()
@@ -244,7 +244,7 @@ async def gather_or_cancel(coroutines: list[Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait(tasks)
 
 
-async def is_unresponsive(address: str) -> bool:
+async def is_hung(address: str) -> bool:
     """Return whether a process accepts connections at this socket and sends nothing: gRPC's servers send first."""
     if not address.startswith(UNIX_SCHEME):
         return False

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from router.config import RouterConfig
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.recording.file import BadRecording, Recording
 from router.scheduler.settings import SchedulerSettings
-from router.simulation.report import RunStats, format_table
+from router.simulation.run_stats import RunStats, format_table
 from router.simulation.simulation import Simulation
-from router.simulation.timing import TimingProfile
+from router.simulation.timing_profile import TimingProfile
 from router.simulation.trace import WorkloadTrace, read_trace
 
 
@@ -63,7 +63,7 @@ def format_flag(name: str, value: Any) -> str:
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
-def format_report(case: SimulationCase, settings: Mapping[str, Any]) -> str:
+def simulate_and_report(case: SimulationCase, settings: Mapping[str, Any]) -> str:
     started = time.monotonic()
     stats_by_run: dict[str, RunStats] = {}
     if case.trace.recorded_stats is not None:
@@ -85,7 +85,7 @@ def case_from_arguments(arguments: Mapping[str, Any]) -> SimulationCase:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     try:
-        sys.stdout.write(format_report(case_from_arguments(arguments), arguments.get("settings", {})) + "\n")
+        sys.stdout.write(simulate_and_report(case_from_arguments(arguments), arguments.get("settings", {})) + "\n")
     except ValueError as error:
         sys.stderr.write(f"weft: {error}\n")
         raise SystemExit(2) from None

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.recording.replay import OneTokenRows
 from router.scheduler.cost_model import CostModel
-from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensAccepted
-from router.scheduler.plan import StepPlan, StepResult
+from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
+from router.scheduler.messages import StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.simulation.report import RunStats
-from router.simulation.timing import NoiseReplay, TimingProfile
+from router.simulation.run_stats import RunStats
+from router.simulation.timing_profile import NoiseReplay, TimingProfile
 from router.simulation.trace import RequestArrival, WorkloadTrace
 
 SIMULATED_EPOCH = 1
@@ -46,14 +46,14 @@ class Simulation:
         model_info = replace(model_info, tokens_per_step=1)
         self._scheduler = Scheduler(settings, model_info, trace.make_hasher())
         self._scheduler.cost_model = CostModel(timing_profile.coefficients)
-        self._scheduler.shards_ready(model_info, SIMULATED_EPOCH, self.now)
+        self._scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
         self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
         self._steps_in_flight: deque[SimulatedStep] = deque()
         self._scheduled_actions: list[tuple[float, int, Callable[[], None]]] = []
         self._tie_breakers = count()
         self._busy_until = 0.0  # until when the router handles requests and asks for no plan
         for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
-            self._scheduler.resource_loaded(resource, self.now)
+            self._scheduler.on_resource_loaded(resource, self.now)
         for arrival in trace.arrivals:
             self._schedule(arrival.arrived_at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
 
@@ -112,12 +112,12 @@ class Simulation:
         step = self._steps_in_flight.popleft()
         stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.members_with_output
                              if self._num_tokens_left.get(sequence_id) == 1}
-        events = self._scheduler.complete(step.plan.last_message_number,
-                                          StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
-                                          stop_token_counts, self.now)
+        events = self._scheduler.complete_step(step.plan.last_message_number,
+                                               StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
+                                               stop_token_counts, self.now)
         self.stats.record_events(events, self.now)
         for event in events:
-            if isinstance(event, TokensAccepted):
+            if isinstance(event, TokensGenerated):
                 for number in event.token_counts:
                     self._num_tokens_left[number] -= 1
         self._drop_ended(events)
@@ -125,5 +125,5 @@ class Simulation:
     def _drop_ended(self, events: list[SchedulerEvent]) -> None:
         """Drop the sequences that got a terminal event."""
         for event in events:
-            if not isinstance(event, RequestAccepted | RequestRejected | TokensAccepted):
+            if not isinstance(event, RequestAccepted | RequestRejected | TokensGenerated):
                 self._num_tokens_left.pop(event.sequence_id, None)

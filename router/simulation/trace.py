@@ -21,10 +21,10 @@ from router.recording.redact import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, r
 from router.recording.replay import CallResult, Replay, ReplayObserver
 from router.request import Request, Tenant
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
-from router.scheduler.plan import StepPlan
+from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
-from router.simulation.report import RunStats
-from router.simulation.timing import TimingCollector, TimingProfile
+from router.simulation.run_stats import RunStats
+from router.simulation.timing_profile import TimingCollector, TimingProfile
 
 
 @dataclass(slots=True)
@@ -185,10 +185,10 @@ class TraceBuilder(ReplayObserver):
         match call.method:
             case "submit":
                 self._record_submission(call, events)
-            case "complete":
+            case "complete_step":
                 self._timing_collector.record_answer(call.arguments[2], call.recorded_at)
                 self._stats.record_events(events, call.recorded_at)
-            case "shards_lost":
+            case "on_shards_lost":
                 self._timing_collector.clear_steps_in_flight()
                 self._stats.record_shards_lost()
             case "cancel":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.recording.file import BadRecording
-from router.simulation.report import LATENCY_KINDS, RunStats, align_columns, format_milliseconds
+from router.simulation.run_stats import LATENCY_KINDS, RunStats, align_columns, format_milliseconds
 from router.simulation.simulate import SimulationCase, case_from_arguments, format_flags
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0}

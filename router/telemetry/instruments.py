@@ -1,7 +1,7 @@
 """Counters, gauges and histograms, and their text page for Prometheus.
 
 Counters and histograms accumulate; gauges are read when a page is made. An observation costs a binary search and two
-additions, even if it counts many times. The metrics themselves are defined in `families.py`.
+additions, even if it counts many times. The metrics themselves are defined in `metric_families.py`.
 """
 
 from bisect import bisect_left

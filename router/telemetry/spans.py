@@ -10,10 +10,10 @@ from itertools import groupby, islice
 from math import fsum
 
 from router.request import FinishReason, RequestKind
-from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
-from router.telemetry.request_log import RequestRecord
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.telemetry.request_records import RequestRecord
 from router.validation.validator import ValidatedRequest
-from shard.telemetry.traces import SpanAttributes, SpanSender, TraceSpan
+from shard.telemetry.tracing import SpanAttributes, SpanSender, TraceSpan
 
 # OpenTelemetry's names of operations
 TEXT_COMPLETION_OPERATION, CHAT_OPERATION, EMBEDDINGS_OPERATION = "text_completion", "chat", "embeddings"

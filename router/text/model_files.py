@@ -59,7 +59,7 @@ def read_end_token_ids(path: Path) -> frozenset[int]:
 def read_named_end_token(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
     """Return the end token whose text is `eos_token`, given as a string or as an object with `content`."""
     value = read_json_object(path).get("eos_token")
-    text = get_token_text(value)
+    text = token_text_from_json(value)
     if text is None:
         return frozenset()
     token = tokenizer.token_to_id(text) if isinstance(text, str) else None
@@ -68,7 +68,7 @@ def read_named_end_token(path: Path, tokenizer: tokenizers.Tokenizer) -> frozens
     return frozenset({token})
 
 
-def get_token_text(value: Any) -> Any:
+def token_text_from_json(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
@@ -131,7 +131,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 def collect_special_tokens(json_objects: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Return the texts of the special tokens by name; a later file overrides an earlier one."""
-    texts = {name: get_token_text(file.get(name)) for file in json_objects for name in SPECIAL_TOKEN_NAMES
+    texts = {name: token_text_from_json(file.get(name)) for file in json_objects for name in SPECIAL_TOKEN_NAMES
              if file.get(name) is not None}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 

@@ -20,7 +20,7 @@ def round_to_float32(name: str, value: float) -> float:
     return rounded
 
 
-def check_positive(name: str, value: float | None) -> float:
+def validate_positive(name: str, value: float | None) -> float:
     if value is None:
         return 1.0
     rounded = round_to_float32(name, value)
@@ -29,7 +29,7 @@ def check_positive(name: str, value: float | None) -> float:
     return rounded
 
 
-def check_range(name: str, value: float | None, low: float, high: float) -> float:
+def validate_range(name: str, value: float | None, low: float, high: float) -> float:
     if value is None:
         return 0.0
     rounded = round_to_float32(name, value)
@@ -38,7 +38,7 @@ def check_range(name: str, value: float | None, low: float, high: float) -> floa
     return rounded
 
 
-def check_fraction(name: str, value: float | None) -> float:
+def validate_fraction(name: str, value: float | None) -> float:
     """Check that a value is above 0 and below 1; return 0, which keeps all candidates, if none is given."""
     if value is None:
         return 0.0

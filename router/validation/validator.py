@@ -1,7 +1,7 @@
 """Validation of a client's parameters: checks every limit once, has the prompt tokenised, and builds the `Request`.
 
 Requests of all dialects are built only here. Messages use TGI's names of parameters, except for those in
-`ParameterNames`.
+`DialectParameterNames`.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from router.adapters.registry import AdapterRegistry
 from router.block_hash import hash_namespace
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
-from router.grammars.compiler import GrammarResolver, ResourceLookup
-from router.grammars.schema import Grammar
-from router.model import ModelInfo
+from router.grammars.parameters import Grammar
+from router.grammars.resolver import GrammarResolver, ResourceLookup
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, SamplingParams, Tenant
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.prompts import (
+from router.text.prompt_encoder import (
     TGI_PARAMETER_NAMES,
+    DialectParameterNames,
     EncodedPrompt,
-    ParameterNames,
     PromptEncoder,
     PromptInput,
     RawPrompt,
@@ -35,7 +35,7 @@ from router.text.prompts import (
 )
 from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer
-from router.validation.bounds import check_fraction, check_positive, check_range
+from router.validation.bounds import validate_fraction, validate_positive, validate_range
 
 # Every token's text is searched for stop strings, in time proportional to the longest.
 MAX_STOP_CHARACTERS = 1024
@@ -57,7 +57,7 @@ class GenerationInput:
 
     prompt: RawPrompt
     kind: RequestKind = RequestKind.GENERATE
-    parameter_names: ParameterNames = TGI_PARAMETER_NAMES
+    parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
     best_of: int | None = None
     greedy: bool = False  # no sampling, whatever else is given
     temperature: float | None = None
@@ -126,7 +126,7 @@ class RequestValidator:
         Raises InvalidRequest, ChatTemplateFailed, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut.
         """
         self._check_request_kind(generation_input.kind)
-        sampling = self._check_parameters(generation_input)
+        sampling = self._validate_parameters(generation_input)
         adapter = await self._resolve_adapter(generation_input)
         cache_namespace = self._cache_namespace(generation_input, adapter)
         prompt_input = PromptInput(generation_input.prompt, generation_input.truncate, generation_input.max_new_tokens,
@@ -137,13 +137,13 @@ class RequestValidator:
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar, index=index)
                 for index in range(generation_input.best_of or 1)]
 
-    async def tokenize_and_render(self, text: str | Conversation, parameter_names: ParameterNames,
-                                  render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
+    async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
+                                render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
         """Render the tokens of a prompt within the limits. Raises InvalidRequest, ChatTemplateFailed or Overloaded."""
         if isinstance(text, str):
             check_text(parameter_names.prompt, text)
-        return await self._prompt_encoder.tokenize_and_render(text, parameter_names, render,
-                                                              add_special_tokens=add_special_tokens)
+        return await self._prompt_encoder.tokenize_and_call(text, parameter_names, render,
+                                                            add_special_tokens=add_special_tokens)
 
     @property
     def output_format(self) -> OutputFormat | None:
@@ -163,7 +163,7 @@ class RequestValidator:
             supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in supported_kinds)
             raise InvalidRequest(f"this model does not {KIND_DESCRIPTIONS[kind][0]}; it {supported_text}")
 
-    def _check_parameters(self, generation_input: GenerationInput) -> SamplingParams:
+    def _validate_parameters(self, generation_input: GenerationInput) -> SamplingParams:
         """Check everything that does not need the tokenised prompt, in TGI's order."""
         self._check_best_of(generation_input)
         sampling = self._make_sampling_params(generation_input)
@@ -192,23 +192,23 @@ class RequestValidator:
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
         # The order of these lines is TGI's order of checks.
-        temperature = check_positive("temperature", generation_input.temperature)
-        repetition_penalty = check_positive("repetition_penalty", generation_input.repetition_penalty)
+        temperature = validate_positive("temperature", generation_input.temperature)
+        repetition_penalty = validate_positive("repetition_penalty", generation_input.repetition_penalty)
         return SamplingParams(
             temperature=temperature if generation_input.is_sampling else 0.0,
             repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
-            relative_frequency_penalty=check_range("frequency_penalty", generation_input.relative_frequency_penalty,
-                                                   -2.0, 2.0),
-            frequency_penalty=check_range("frequency_penalty", generation_input.frequency_penalty, -2.0, 2.0),
-            presence_penalty=check_range("presence_penalty", generation_input.presence_penalty, -2.0, 2.0),
-            top_p=check_fraction("top_p", generation_input.top_p),
-            typical_p=check_fraction("typical_p", generation_input.typical_p),
-            top_k=self._check_top_k(generation_input.top_k),
+            relative_frequency_penalty=validate_range("frequency_penalty", generation_input.relative_frequency_penalty,
+                                                      -2.0, 2.0),
+            frequency_penalty=validate_range("frequency_penalty", generation_input.frequency_penalty, -2.0, 2.0),
+            presence_penalty=validate_range("presence_penalty", generation_input.presence_penalty, -2.0, 2.0),
+            top_p=validate_fraction("top_p", generation_input.top_p),
+            typical_p=validate_fraction("typical_p", generation_input.typical_p),
+            top_k=self._validate_top_k(generation_input.top_k),
             watermark=generation_input.watermark,
             top_n_tokens=generation_input.top_n_tokens or 0,
         )
 
-    def _check_top_k(self, value: int | None) -> int:
+    def _validate_top_k(self, value: int | None) -> int:
         if value is not None and value <= 0:
             raise InvalidRequest(f"`top_k` must be at least 1, got {value}")
         return value if value is not None and value < self._model_info.vocabulary_size else 0

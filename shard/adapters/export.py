@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shard.adapters import config as described
-from shard.adapters import files
+from shard.adapters.adapter_tensors import WEIGHTS_FILE, strip_wrapper_prefixes
 from shard.checkpoint.safetensors_header import HEADER_LENGTH_STRUCT, METADATA_KEY, Shape, count_tensor_bytes
 from shard.json_config import JsonConfig
 
@@ -26,7 +26,7 @@ DATA_ALIGNMENT_BYTES = 8  # bytes; the tensors' data begins at a multiple
 
 def write_adapter_tensors(folder: Path, dtype: str, shapes: Mapping[str, Shape], tensors: Iterable[Tensor]) -> None:
     """Write the tensors one at a time; `tensors` yields them in the order of `shapes`. Raises ValueError."""
-    with create_synced_file(folder / files.WEIGHTS_FILE) as file:
+    with create_synced_file(folder / WEIGHTS_FILE) as file:
         file.write(make_safetensors_header(dtype, shapes))
         for tensor in tensors:
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -88,7 +88,7 @@ def make_rank_patterns(rank_by_module: Mapping[str, int]) -> tuple[int, dict[str
     patterns: dict[str, int] = {}
     for suffix, suffix_ranks in ranks_by_suffix.items():
         patterns[suffix] = most_common_rank(suffix_ranks.values())
-        patterns |= {files.strip_wrapper_prefixes(module): rank for module, rank in suffix_ranks.items()
+        patterns |= {strip_wrapper_prefixes(module): rank for module, rank in suffix_ranks.items()
                      if rank != patterns[suffix]}
     return default_rank, {re.escape(name): rank
                           for name, rank in sorted(patterns.items(), key=lambda item: -len(item[0]))

@@ -55,17 +55,17 @@ def split_factor(factor: float) -> tuple[float, float]:
 # Pruning
 
 
-def keep_all(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
+def prune_nothing(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
     return matrix
 
 
-def keep_largest(matrix: Tensor, density: float, _generator: Generator) -> Tensor:
+def prune_by_magnitude(matrix: Tensor, density: float, _generator: Generator) -> Tensor:
     numbers = matrix.flatten()
     places = numbers.abs().topk(int(density * len(numbers)), sorted=False).indices
     return torch.zeros_like(numbers).index_copy_(0, places, numbers[places]).view_as(matrix)
 
 
-def keep_random(matrix: Tensor, density: float, generator: Generator) -> Tensor:
+def prune_at_random(matrix: Tensor, density: float, generator: Generator) -> Tensor:
     is_kept = torch.bernoulli(torch.full_like(matrix, density), generator=generator)
     return matrix * is_kept / density
 
@@ -100,8 +100,8 @@ def join_by_ties_mean(matrices: Sequence[Tensor], weights: Sequence[float], elec
 
 SIGN_METHODS: dict[str, SignElection] = {"total": elect_sign_by_sum, "frequency": elect_sign_by_majority}
 MERGE_STRATEGIES = {
-    "linear": MergeStrategy(keep_all, join_by_weighted_sum),
-    "ties": MergeStrategy(keep_largest, join_by_ties_mean),
-    "dare_linear": MergeStrategy(keep_random, join_by_weighted_sum),
-    "dare_ties": MergeStrategy(keep_random, join_by_ties_mean),
+    "linear": MergeStrategy(prune_nothing, join_by_weighted_sum),
+    "ties": MergeStrategy(prune_by_magnitude, join_by_ties_mean),
+    "dare_linear": MergeStrategy(prune_at_random, join_by_weighted_sum),
+    "dare_ties": MergeStrategy(prune_at_random, join_by_ties_mean),
 }

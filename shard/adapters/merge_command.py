@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from torch import Generator, Tensor
 
+from shard.adapters.adapter_tensors import LORA_A_SUFFIXES, PEFT_PREFIX, AdapterTensors, ModuleTensorNames, open_adapter
 from shard.adapters.config import CONFIG_FILE, read_json_object
 from shard.adapters.export import write_adapter_config, write_adapter_tensors
-from shard.adapters.files import LORA_A_SUFFIXES, PEFT_PREFIX, AdapterTensors, ModuleTensorNames, open_adapter
 from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor
 from shard.checkpoint.reader import COMPUTE_DTYPES
 from shard.checkpoint.safetensors_header import Shape, TensorEntry
@@ -138,8 +138,9 @@ def parse_merge_settings(json_config: JsonConfig) -> MergeSettings:
     density = json_config.get_positive_number("density")
     if density > 1:
         raise ValueError(f"{json_config.source}: density must be a number above 0 and at most 1, got {density}")
-    return MergeSettings(json_config.check_supported("strategy", json_config.get("strategy"), tuple(MERGE_STRATEGIES)),
-                         density, json_config.check_supported("sign", json_config.get("sign"), tuple(SIGN_METHODS)))
+    return MergeSettings(json_config.require_supported("strategy", json_config.get("strategy"),
+                                                       tuple(MERGE_STRATEGIES)), density,
+                         json_config.require_supported("sign", json_config.get("sign"), tuple(SIGN_METHODS)))
 
 
 def parse_seed(seed: object) -> int:

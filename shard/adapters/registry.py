@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.adapters.files import AdapterTensors, open_adapter
+from shard.adapters.adapter_tensors import AdapterTensors, open_adapter
 from shard.errors import RejectedMessage
-from shard.lora import exactness
+from shard.lora import exactness_check
 from shard.lora.lora_linear import LoraTarget
 from shard.lora.routing import AdapterRouting
 from shard.lora.slots import AdapterSlots
-from shard.lora.targets import EmbeddingLoraTarget, LoraTargets
+from shard.lora.targets import LoraTargets
 from shard.ops.linear import make_linear
 
 
@@ -58,8 +58,8 @@ class AdapterRegistry:
 
     def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
-        return exactness.find_batch_dependence(self.lora_targets.linears + self.lora_targets.heads, self._update_dtype,
-                                               self._device)
+        return exactness_check.find_batch_dependence(self.lora_targets.linears + self.lora_targets.heads,
+                                                     self._update_dtype, self._device)
 
     def load(self, adapter: int, folder: Path) -> int:
         """Load the adapter and return its size in bytes. Raises RejectedMessage, and then nothing has changed.
@@ -103,9 +103,10 @@ class AdapterRegistry:
             for site in self.lora_targets.linears + self.lora_targets.heads:
                 site.lora_weights.clear_slot(place)
         self.adapter_routing.head_or_embedding_adapters.discard(adapter)
-        changed: list[LoraTarget | EmbeddingLoraTarget] = [*self.lora_targets.heads, *self.lora_targets.embeddings]
-        for head_or_embedding in changed:
-            head_or_embedding.remove_adapter(adapter)
+        for head in self.lora_targets.heads:
+            head.remove_replacement(adapter)
+        for embedding in self.lora_targets.embeddings:
+            embedding.remove_adapter(adapter)
 
     def _store_updates(self, adapter: int, lora_updates: list[LoraUpdate]) -> int:
         if not lora_updates:

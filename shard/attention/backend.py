@@ -5,9 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan
-from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.token_span import TokenSpan
 from shard.ops.triton_support import has_triton
 
 
@@ -30,7 +30,7 @@ class AttentionBackend(Protocol):
 class StaticPlans(Protocol):
     """Plans of decode steps whose tensors keep their addresses; one plan is used at a time."""
 
-    def plan_rows(self, num_rows: int) -> Any:
+    def make_plan(self, num_rows: int) -> Any:
         """Return the plan of a step of `num_rows` tokens, the first ones on the token axis."""
 
     def write_spans(self, decodes: list[TokenSpan]) -> bool:

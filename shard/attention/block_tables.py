@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shard.host.device import StaticDeviceBuffers
+from shard.hardware.device import StaticDeviceBuffers
 
 
 class DeviceBlockTables:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache
-from shard.attention.span import TokenSpan, make_int64_tensor
-from shard.attention.variant import AttentionConfig
+from shard.attention.token_span import TokenSpan, make_int64_tensor
 
 TILE_ROWS = 16
 PIECE_POSITIONS = 64  # positions; gathered lengths change only at multiples of it
@@ -106,7 +106,7 @@ class CpuAttention:
     def _plan_window(self, gather_window: GatherWindow, decodes: list[TokenSpan], chunks: list[TokenSpan],
                      num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
         sorted_decodes = sorted(decodes, key=gather_window.gather_length)
-        max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot
+        max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
         batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))
         chunk_pieces = [list(split_chunk_into_pieces(chunk)) for chunk in chunks]
         self._grow_gather_buffer(
@@ -178,7 +178,7 @@ class CpuAttentionPlanner:
         target, keys, values = self._view_gather_buffer(len(spans), length)
         tiles = torch.zeros(len(spans), kv_heads, TILE_ROWS, head_dim, dtype=self._cache.dtype)
         gathered_positions = [span.start - self._gather_window.first_position(span) for span in spans]
-        mask = self._causal_mask.mask_rows(gathered_positions, length)[:, None, None]  # [spans, 1, 1, length]
+        mask = self._causal_mask.select_rows(gathered_positions, length)[:, None, None]  # [spans, 1, 1, length]
         call = SdpaCall(token_slice, tiles, tiles[:, :, :group], keys, values, mask, self._output_by_head[token_slice])
         return KVGather(
             self._list_unit_indices([(span, self._gather_window.first_position(span)) for span in spans], length),
@@ -256,7 +256,7 @@ class CausalMask:
         if window:
             self._mask_values[:max(0, self._max_positions - window)] = -torch.inf
 
-    def mask_rows(self, positions: list[int], length: int) -> Tensor:
+    def select_rows(self, positions: list[int], length: int) -> Tensor:
         """Return the mask rows of tokens at `positions`, [positions, length]; `length` exceeds no position by more than
         512."""
         windows = self._mask_values.unfold(0, length, 1)
@@ -275,7 +275,7 @@ class ChunkMasks:
         self._latest_start = max(piece.start - first for piece, first in pieces)
         num_rows = max(count_tiles(piece.length * group) for piece, _ in pieces) * TILE_ROWS
         places = [self._latest_start + row // group for row in range(num_rows)]
-        self._mask_matrix = causal_mask.mask_rows(places, self._latest_start + LONG_GATHER_MULTIPLE)
+        self._mask_matrix = causal_mask.select_rows(places, self._latest_start + LONG_GATHER_MULTIPLE)
 
     def piece_mask(self, start: int, tile_count: int, length: int) -> Tensor:
         """Return the mask [1, tiles, 16, length] of a piece that starts at `start`."""

@@ -13,7 +13,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from shard.attention.span import make_int64_tensor
+from shard.attention.token_span import make_int64_tensor
 
 NUM_RESERVED_BLOCKS = 2
 GATHER_UNIT_SLOTS = 16  # slots that are gathered together; every block size is a multiple of it
@@ -42,7 +42,7 @@ class KVCache:
         self.gather_units = [layer.view(-1, GATHER_UNIT_SLOTS * self.slot_width) for layer in rows]
 
     @property
-    def bytes_per_slot(self) -> int:
+    def slot_bytes_per_layer(self) -> int:
         """Bytes of one slot in one layer."""
         return self.slot_width * self.dtype.itemsize
 
@@ -74,7 +74,7 @@ class KVCache:
         self._blocks_by_layer.index_fill_(1, make_int64_tensor(blocks).to(self.device), 0)
 
 
-class LayerSharedKVCache(KVCache):
+class TransientKVCache(KVCache):
     """Cache for sequences that are run as a whole: keys and values are not needed once their layer has run, so all
     layers share the memory of one."""
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan, make_int64_tensor
-from shard.attention.variant import AttentionConfig
+from shard.attention.token_span import TokenSpan, make_int64_tensor
 
 MAX_PIECE_TOKENS = 128  # tokens
 

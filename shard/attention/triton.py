@@ -15,11 +15,11 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from shard.attention.block_tables import DeviceBlockTables
+from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan
+from shard.attention.token_span import TokenSpan
 from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
-from shard.attention.variant import AttentionConfig
-from shard.host.device import StaticDeviceBuffers, to_device_int32
+from shard.hardware.device import StaticDeviceBuffers, to_device_int32
 
 SPLIT_POSITIONS = 256  # positions
 MIN_DOT_SIZE = 16  # smallest size of each axis of tl.dot
@@ -58,7 +58,8 @@ class DecodeSplits:
     partials: "SplitPartials"
     num_programs: int  # that loop over the splits
 
-    def __len__(self) -> int:
+    @property
+    def num_decodes(self) -> int:
         return len(self.split_offsets) - 1
 
 
@@ -145,7 +146,7 @@ class TritonAttention:
 
     def make_kernel_constants(self, cache: KVCache) -> dict[int, dict[str, int]]:
         """Return the constant arguments of the kernels by window size."""
-        return {window: self._make_window_constants(window, self._choose_tile_sizes(cache), cache)
+        return {window: self._make_constants_for_window(window, self._choose_tile_sizes(cache), cache)
                 for window in self._config.window_sizes}
 
     def _choose_tile_sizes(self, cache: KVCache) -> KernelTileSizes:
@@ -164,8 +165,8 @@ class TritonAttention:
             decodes = plan.decodes_by_window[window]
             attend_decode_splits[decodes.num_programs, self.num_kv_heads](*input_tensors, decodes.split_entries,
                                                                           decodes.split_offsets, *decodes.partials,
-                                                                          len(decodes), *scalars, **constants)
-            merge_decode_splits[len(decodes), self._num_heads](*decodes.partials, output, decodes.split_offsets,
+                                                                          decodes.num_decodes, *scalars, **constants)
+            merge_decode_splits[decodes.num_decodes, self._num_heads](*decodes.partials, output, decodes.split_offsets,
                                                                HEAD_DIM=self._head_dim,
                                                                HEAD_PAD=pad_head_dim(self._head_dim), num_warps=1)
         if len(plan.chunk_tile_entries):
@@ -173,7 +174,7 @@ class TritonAttention:
                                                                                 output, *scalars, **constants)
         return output
 
-    def _make_window_constants(self, window: int, sizes: KernelTileSizes, cache: KVCache) -> dict[str, int]:
+    def _make_constants_for_window(self, window: int, sizes: KernelTileSizes, cache: KVCache) -> dict[str, int]:
         return {"CAPPED": bool(self._config.softcap), "WINDOW": window, "GROUP": self._group,
                 "HEAD_DIM": self._head_dim, "HEAD_PAD": pad_head_dim(self._head_dim), "BLOCK_SIZE": cache.block_size,
                 "SPLIT": SPLIT_POSITIONS, "TILE": sizes.tile_positions, "ROWS": sizes.query_rows,
@@ -197,7 +198,7 @@ class TritonStaticPlans:
         self._no_tiles = torch.empty(0, INTS_PER_ENTRY, dtype=torch.int32, device=cache.device)
         self._partials = attention.allocate_partials(self._max_splits, cache.device)
 
-    def plan_rows(self, num_rows: int) -> TritonAttentionPlan:
+    def make_plan(self, num_rows: int) -> TritonAttentionPlan:
         """Return the plan of a step of `num_rows` tokens, the first ones on the token axis, all of them in spans."""
         buffers = self._static_buffers.device_lists
         programs = min(self._max_splits, max(num_rows, TARGET_PROGRAMS // self._attention.num_kv_heads))

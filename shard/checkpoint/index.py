@@ -64,11 +64,11 @@ def read_index(path: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise ValueError(f"{path} must have a weight_map that names the file of each tensor, got {shown(files)}")
     for name, file in files.items():
-        check_indexed_file(path, name, file)
+        check_index_entry(path, name, file)
     return files
 
 
-def check_indexed_file(index_path: Path, tensor_name: str, file: object) -> None:
+def check_index_entry(index_path: Path, tensor_name: str, file: object) -> None:
     """Check that a tensor's file is in the same folder: an index must not make the shard read other files."""
     if not tensor_name or not tensor_name.isprintable():
         raise ValueError(f"{index_path}: a tensor's name is made of printable characters, got {tensor_name!a}")

@@ -23,7 +23,7 @@ from shard.checkpoint.safetensors_header import Shape, TensorEntry
 from shard.lora.targets import LoraTargets
 from shard.ops.int8_linear import DequantBuffers
 from shard.quantization.format import MatrixSlice, QuantizationFormat, QuantizedSlice
-from shard.quantization.quantized import QuantizedWeights
+from shard.quantization.quantized_weights import QuantizedWeightReader
 
 COMPUTE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 PACKED_DTYPES = {  # in quantised checkpoints
@@ -90,7 +90,7 @@ class CheckpointReader:
         self.dtype, self.device = dtype, device
         self.lora_targets = lora_targets or LoraTargets()
         self.dequant_buffers = DequantBuffers(dtype, device)  # shared by linears whose weights are kept as codes
-        self._quantized_weights = QuantizedWeights(quantization_format, quantize_on_load)
+        self._quantized_weights = QuantizedWeightReader(quantization_format, quantize_on_load)
         self._folder = folder
         self._stored_tensors: dict[str, StoredTensor] = {}
         self._claimed_names: set[str] = set()
@@ -173,7 +173,7 @@ class CheckpointReader:
 
     def read_quantized_slices(self, matrix_slices: Sequence[MatrixSlice]) -> list[QuantizedSlice] | None:
         """Return the codes of all parts for one linear, or None if it is not to be kept as codes."""
-        return self._quantized_weights.read_kept_slices(self, matrix_slices)
+        return self._quantized_weights.read_quantized_slices(self, matrix_slices)
 
     @property
     def quantization_summary(self) -> str:

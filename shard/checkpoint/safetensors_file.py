@@ -18,7 +18,7 @@ from shard.checkpoint.safetensors_header import (
 )
 
 
-class FileState(NamedTuple):
+class FileStamp(NamedTuple):
     """Size and time of modification of a file; an equal stamp means that the file has not changed."""
 
     size: int
@@ -54,9 +54,9 @@ class SafetensorsFile:
         except OSError as error:
             raise ValueError(f"{self.path}: {description} cannot be read: {error.strerror}") from error
 
-    def _read_file_state(self) -> FileState:
+    def _read_file_state(self) -> FileStamp:
         found = os.fstat(self._descriptor)
-        return FileState(found.st_size, found.st_mtime_ns)
+        return FileStamp(found.st_size, found.st_mtime_ns)
 
     def _read_header(self) -> dict[str, TensorEntry]:
         size = self._state_at_open.size

@@ -166,8 +166,8 @@ def make_damaged_header_error(position: int, reason: str) -> ValueError:
 def read_tensor_entry(name: str, entry_text: HeaderText, data_start: int, file_size: int) -> TensorEntry:
     """Read and check one entry, whose offsets count from `data_start`."""
     fields = parse_entry_fields(name, entry_text)
-    dtype, shape = check_dtype(name, fields["dtype"]), check_shape(name, fields["shape"])
-    first, last = check_offsets(name, fields["data_offsets"])
+    dtype, shape = parse_dtype(name, fields["dtype"]), parse_shape(name, fields["shape"])
+    first, last = parse_data_offsets(name, fields["data_offsets"])
     size = count_tensor_bytes(name, dtype, shape)
     if last - first != size:
         raise ValueError(f"{name} is {dtype} {shown(list(shape))}, which takes {size} bytes; its data_offsets "
@@ -190,13 +190,13 @@ def parse_entry_fields(name: str, entry_text: HeaderText) -> dict[str, Any]:
     return dict(pairs)
 
 
-def check_dtype(name: str, dtype: object) -> str:
+def parse_dtype(name: str, dtype: object) -> str:
     if not isinstance(dtype, str) or dtype not in BITS_BY_DTYPE:
         raise ValueError(f"the dtype of {name} must be one of {', '.join(BITS_BY_DTYPE)}, got {shown(dtype)}")
     return dtype
 
 
-def check_shape(name: str, shape: object) -> Shape:
+def parse_shape(name: str, shape: object) -> Shape:
     if not isinstance(shape, list):
         raise ValueError(f"the shape of {name} must be a list, got {shown(shape)}")
     if len(shape) > MAX_DIMENSIONS:
@@ -208,7 +208,7 @@ def check_shape(name: str, shape: object) -> Shape:
     return tuple(shape)
 
 
-def check_offsets(name: str, offsets: object) -> tuple[int, int]:
+def parse_data_offsets(name: str, offsets: object) -> tuple[int, int]:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_valid_size, offsets)):
         raise ValueError(f"data_offsets of {name} must be two whole numbers from 0 to {MAX_SIZE}, got {shown(offsets)}")
     first, last = offsets

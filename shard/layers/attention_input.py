@@ -47,11 +47,11 @@ class FusedRotaryEmbedding(RotaryEmbedding):
 
     def __init__(self, fused_kernels: ModuleType, make_unfused: Callable[[], RotaryEmbedding], cos_sin_table: Tensor,
                  positions: Tensor, *, interleaved: bool) -> None:
-        """`fused_kernels` is the module `shard.ops.fused`; `make_unfused` is used for norms that its kernel does
+        """`fused_kernels` is the module `shard.ops.fused_ops`; `make_unfused` is used for norms that its kernel does
         not support."""
         self._fused_kernels = fused_kernels
         self._make_unfused = make_unfused
-        self._angles = fused_kernels.RotaryAngles(cos_sin_table, positions, interleaved)
+        self._angles = fused_kernels.RotaryArguments(cos_sin_table, positions, interleaved)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._make_unfused()(x)
@@ -59,7 +59,8 @@ class FusedRotaryEmbedding(RotaryEmbedding):
     def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
                          slots: Tensor) -> Tensor:
         if isinstance(qk_norm, RMSNorm):
-            fused_norm = self._fused_kernels.FusedHeadNorm(qk_norm.weight, qk_norm.epsilon, qk_norm.rounds_after_weight)
+            fused_norm = self._fused_kernels.HeadNormArguments(qk_norm.weight, qk_norm.epsilon,
+                                                               qk_norm.rounds_after_weight)
         elif qk_norm is not None:
             return super().rotate_and_cache(qkv_heads, qk_norm, cache, layer, slots)
         else:

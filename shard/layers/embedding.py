@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
-from shard.lora.weight_slices import WeightSlice
+from shard.lora.fused_linear_parts import WeightSlice
 from shard.ops.linear import Linear, make_linear, should_pack
-from shard.parallel.group import RankGroup, padded_share
+from shard.parallel.group import RankGroup, padded_rank_range
 
 LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 
@@ -24,7 +24,7 @@ class VocabParallelEmbedding:
         """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
         than the compute dtype."""
         self._group = group
-        self.id_range = padded_share(shape[0], group.rank, group.size)
+        self.id_range = padded_rank_range(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
         stored = weights.stored_dtype(name)
         smaller = stored in COMPUTE_DTYPES.values() and stored.itemsize < weights.dtype.itemsize
@@ -46,7 +46,7 @@ class VocabParallelEmbedding:
         local_ids = tokens - self.id_range.start
         is_local = (local_ids >= 0) & (local_ids < len(self.id_range))
         rows = self.weight.index_select(0, local_ids.where(is_local, 0)).to(self._dtype)
-        return self._group.sum(rows.where(is_local.unsqueeze(1), 0))
+        return self._group.all_reduce_sum(rows.where(is_local.unsqueeze(1), 0))
 
 
 class PositionedEmbedding:
@@ -89,7 +89,7 @@ class LMHead:
 def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
                  weight_name: str = "") -> LMHead:
     """Read the head `name`. `weight_name`: name of its weight in the files, if different."""
-    ids = padded_share(shape[0], group.rank, group.size)
+    ids = padded_rank_range(shape[0], group.rank, group.size)
     weight = weights.read_rows(weight_name or name, shape, ids, scratch=should_pack(weights.dtype, weights.device))
     return make_lm_head(weights, group, name, shape, id_range=ids, weight=weight)
 

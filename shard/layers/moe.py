@@ -67,7 +67,7 @@ class RoutedExperts:
         experts, routing_weights = self._expert_gate(x)
         # [tokens, chosen, hidden]
         expert_outputs = self._run_chosen_experts(x, experts.flatten()).view(*experts.shape, -1)
-        return self._group.sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
+        return self._group.all_reduce_sum(sum_choices_in_order(expert_outputs, routing_weights).to(x.dtype))
 
     def _run_chosen_experts(self, x: Tensor, chosen_experts: Tensor) -> Tensor:
         """Return the experts' outputs, one row per element of `chosen_experts: [tokens * chosen]`."""

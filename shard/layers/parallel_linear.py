@@ -11,8 +11,7 @@ from functools import partial
 from torch import Tensor, float32
 
 from shard.checkpoint.reader import CheckpointReader, RowSelection
-from shard.lora.weight_slices import WeightSlice
-from shard.ops.activations import ExactGeluLinear, GeluLinear, PackedGeluLinear
+from shard.lora.fused_linear_parts import WeightSlice
 from shard.ops.gated_activations import (
     GATED_ACTIVATIONS,
     GatedLinear,
@@ -20,6 +19,7 @@ from shard.ops.gated_activations import (
     apply_and_round,
     apply_in_float32,
 )
+from shard.ops.gelu_linear import ExactGeluLinear, GeluLinear, PackedGeluLinear
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.triton_support import import_kernels
@@ -124,7 +124,7 @@ class RowParallelLinear:
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.sum(self.forward_partial(x))
+        return self._group.all_reduce_sum(self.forward_partial(x))
 
     def forward_partial(self, x: Tensor) -> Tensor:
         """Return this rank's summand of the result, for callers that sum several linears in one all-reduce."""

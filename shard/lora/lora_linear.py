@@ -6,15 +6,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shard.lora.lora_torch import TorchLoraWeights
+from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
+from shard.lora.lora_torch import TorchLoraStore
 from shard.lora.routing import AdapterRouting
 from shard.lora.slots import AdapterSlot
-from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 
 
-class LoraStore(Protocol):
+class LinearLoraStore(Protocol):
     """LoRA matrices of all adapters for one linear: `lora_a: [rank, in]` and `lora_b: [out, rank]` for each of its
     parts."""
 
@@ -26,7 +26,7 @@ class LoraStore(Protocol):
     def clear_slot(self, slot: AdapterSlot) -> None:
         """Remove the matrices of a slot that no row uses any more."""
 
-    def add_updates(self, x: Tensor, y: Tensor) -> None:
+    def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
         """Add the updates of the current rows' adapters to `y`, the linear's output for `x`."""
 
 
@@ -37,8 +37,8 @@ class LoraTarget:
                  device: torch.device) -> None:
         self.parts = group_slices_into_parts(weight_slices)
         triton_module = import_kernels(device, "shard.lora.lora_triton")
-        self.lora_weights: LoraStore = (TorchLoraWeights if triton_module is None
-                                          else triton_module.TritonLoraWeights)(adapter_routing, self.parts,
+        self.lora_weights: LinearLoraStore = (TorchLoraStore if triton_module is None
+                                          else triton_module.TritonLoraStore)(adapter_routing, self.parts,
                                                                                 dtype, device)
         self._adapter_routing = adapter_routing
         self._replacements: dict[int, Linear] = {}
@@ -47,12 +47,12 @@ class LoraTarget:
         """Use `linear` instead of the model's for rows of this adapter."""
         self._replacements[adapter] = linear
 
-    def remove_adapter(self, adapter: int) -> None:
+    def remove_replacement(self, adapter: int) -> None:
         self._replacements.pop(adapter, None)
 
     def apply_adapters(self, x: Tensor, y: Tensor) -> Tensor:
         """Apply the rows' adapters to `y`, the linear's output for `x`, in place and return it."""
-        self.lora_weights.add_updates(x, y)
+        self.lora_weights.add_updates_to_output(x, y)
         if self._replacements:
             for adapter_rows in self._adapter_routing.adapter_rows:
                 if (replacement := self._replacements.get(adapter_rows.adapter)) is not None:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shard.lora.routing import ROWS_PER_TILE, AdapterRouting, LoraTiles
+from shard.lora.fused_linear_parts import FusedLinearPart
+from shard.lora.routing import ROWS_PER_TILE, AdapterRouting, LoraRowTiles
 from shard.lora.slots import SLOTS_PER_BUCKET, AdapterSlot, RankBucket
-from shard.lora.weight_slices import FusedLinearPart
 
 
 class LoraStack(NamedTuple):
@@ -26,7 +26,7 @@ class LoraStack(NamedTuple):
     lora_b: Tensor  # [SLOTS_PER_BUCKET, padded_rank, out], transposed: few rows are multiplied up to twice as fast
 
 
-class TorchLoraWeights:
+class TorchLoraStore:
     """Implementation of `LinearLoraStore` by torch's batched matmul."""
 
     is_capturable = False
@@ -51,11 +51,11 @@ class TorchLoraWeights:
             if bucket == slot.bucket:
                 stack.lora_a[slot.index_in_bucket].zero_()
 
-    def add_updates(self, x: Tensor, y: Tensor) -> None:
+    def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
         for tiles in self._adapter_routing.tiles:
             self._add_tile_updates(tiles, x, y)
 
-    def _add_tile_updates(self, tiles: LoraTiles, x: Tensor, y: Tensor) -> None:
+    def _add_tile_updates(self, tiles: LoraRowTiles, x: Tensor, y: Tensor) -> None:
         stacks = [(part, stack) for number, part in enumerate(self._parts)
                   if (stack := self._stacks.get((tiles.bucket, number))) is not None]
         if not stacks:

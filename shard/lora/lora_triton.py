@@ -10,12 +10,12 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from shard.host.device import device_guard, to_device_int32
+from shard.hardware.device import device_guard, to_device_int32
+from shard.lora.fused_linear_parts import FusedLinearPart
 from shard.lora.lora_kernels import lora_expand, lora_shrink
-from shard.lora.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWork
+from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWorkList
 from shard.lora.routing import AdapterRouting
 from shard.lora.slots import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
-from shard.lora.weight_slices import FusedLinearPart
 
 RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
 INPUTS_PER_PROGRAM = 1024  # inputs per shrink program
@@ -26,8 +26,8 @@ MAX_ADAPTERS = 1024  # loaded at once
 TARGET_PROGRAMS = 1024  # target number of programs in a launch whose number of entries is unknown
 
 
-class TritonLoraWeights:
-    """Implementation of `LoraStore` by Triton kernels, which read the matrices through tables of addresses."""
+class TritonLoraStore:
+    """Implementation of `LinearLoraStore` by Triton kernels, which read the matrices through tables of addresses."""
 
     is_capturable = True
 
@@ -76,12 +76,12 @@ class TritonLoraWeights:
             for table in self._address_tables:
                 table[slot.table_row] = 0
 
-    def add_updates(self, x: Tensor, y: Tensor) -> None:
+    def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
         work = self._adapter_routing.lora_work
         if work is not None and (work.used_slots is None or any(place in self._matrices for place in work.used_slots)):
             self._launch_kernels(work, x, y)
 
-    def _launch_kernels(self, work: LoraWork, x: Tensor, y: Tensor) -> None:
+    def _launch_kernels(self, work: LoraWorkList, x: Tensor, y: Tensor) -> None:
         lora_a_addresses, lora_b_addresses = self._address_tables
         num_splits, num_parts = -(-self._num_inputs // INPUTS_PER_PROGRAM), len(self._parts)
         shrunk = torch.empty(num_splits, num_parts, work.shrunk_size, dtype=torch.float32, device=self._device)
@@ -101,7 +101,7 @@ class TritonLoraWeights:
         Some linears' outputs are still float32 when the update is added, so both types of `y` are compiled.
         """
         entries, rows, number = to_device_int32([[0] * INTS_PER_ENTRY, [0], [0]], self._device)
-        work = LoraWork(entries.view(1, INTS_PER_ENTRY), rows, number, MIN_PADDED_RANK, None)
+        work = LoraWorkList(entries.view(1, INTS_PER_ENTRY), rows, number, MIN_PADDED_RANK, None)
         with device_guard(self._device):
             for dtype in (self._dtype, torch.float32):
                 self._launch_kernels(work, self._make_zeros(1, self._num_inputs),
@@ -112,7 +112,7 @@ class TritonLoraWeights:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
 
-def choose_num_programs(work: LoraWork, other_grid_size: int) -> int:
+def choose_num_programs(work: LoraWorkList, other_grid_size: int) -> int:
     """Return the number of programs that share the entries, if each is launched `other_grid_size` times on the other
     axes.
 

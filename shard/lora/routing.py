@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.lora.lora_work import LoraWork, RowsBySlot, StaticLoraWork
+from shard.lora.lora_work_list import LoraWorkList, RowsBySlot, StaticLoraWorkList
 from shard.lora.slots import AdapterSlots, RankBucket
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
@@ -20,7 +20,7 @@ NO_ADAPTER = 0  # adapter number of rows without an adapter
 ROWS_PER_TILE = 4
 
 
-class AdapterRun(NamedTuple):
+class AdapterRowSpan(NamedTuple):
     """Consecutive rows with one adapter."""
 
     adapter: int
@@ -34,7 +34,7 @@ class AdapterRows(NamedTuple):
     rows: Tensor
 
 
-class LoraTiles(NamedTuple):
+class LoraRowTiles(NamedTuple):
     """Tiles of rows whose adapters have adjacent slots: one tile per slot, or several tiles of a single slot."""
 
     bucket: RankBucket
@@ -48,8 +48,8 @@ class LoraTiles(NamedTuple):
 class RowAdapters:
     """Adapters of the rows of one forward pass. Derived tensors are built on first use."""
 
-    def __init__(self, runs: Sequence[AdapterRun], device: torch.device, adapter_slots: AdapterSlots,
-                 static_work: LoraWork | None = None) -> None:
+    def __init__(self, runs: Sequence[AdapterRowSpan], device: torch.device, adapter_slots: AdapterSlots,
+                 static_work: LoraWorkList | None = None) -> None:
         """`static_work`: work list for rows that are not known yet, used instead of one made of `runs`."""
         self.runs = runs
         self._static_work = static_work
@@ -62,28 +62,28 @@ class RowAdapters:
         return tuple(AdapterRows(adapter, self._make_tensor(rows)) for adapter, rows in self._rows_by_adapter.items())
 
     @cached_property
-    def tiles(self) -> tuple[LoraTiles, ...]:
+    def tiles(self) -> tuple[LoraRowTiles, ...]:
         return tuple(self._make_tiles(sum(run.length for run in self.runs)))
 
     @cached_property
-    def lora_work(self) -> LoraWork | None:
+    def lora_work(self) -> LoraWorkList | None:
         if self._static_work is not None:
             return self._static_work
         rows_by_slot = self._rows_by_slot()
-        return LoraWork.from_rows_by_slot(rows_by_slot, self._device) if rows_by_slot else None
+        return LoraWorkList.from_rows_by_slot(rows_by_slot, self._device) if rows_by_slot else None
 
     def _rows_by_slot(self) -> RowsBySlot:
         return group_rows_by_slot(self._adapter_slots, self._rows_by_adapter)
 
-    def _make_tiles(self, num_rows: int) -> Iterator[LoraTiles]:
+    def _make_tiles(self, num_rows: int) -> Iterator[LoraRowTiles]:
         for adjacent in group_adjacent_slots(self._rows_by_slot()):
             first, last = adjacent[0][0], adjacent[-1][0]
             rows, index_of_row = pack_groups_into_tiles([rows for _, rows in adjacent])
             targets = sorted(index_of_row)
-            yield LoraTiles(first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
-                            self._tensor_unless_all(rows, num_rows),
-                            self._tensor_unless_all([index_of_row[row] for row in targets], len(rows)),
-                            self._tensor_unless_all(targets, num_rows))
+            yield LoraRowTiles(first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
+                               self._tensor_unless_all(rows, num_rows),
+                               self._tensor_unless_all([index_of_row[row] for row in targets], len(rows)),
+                               self._tensor_unless_all(targets, num_rows))
 
     def _tensor_unless_all(self, indices: list[int], count: int) -> Tensor | None:
         return None if indices == [*range(count)] else self._make_tensor(indices)
@@ -106,24 +106,24 @@ class AdapterRouting:
         return self._current.adapter_rows
 
     @property
-    def tiles(self) -> tuple[LoraTiles, ...]:
+    def tiles(self) -> tuple[LoraRowTiles, ...]:
         return self._current.tiles
 
     @property
-    def lora_work(self) -> LoraWork | None:
+    def lora_work(self) -> LoraWorkList | None:
         """Work list of the LoRA kernels; None if no row has an adapter."""
         return self._current.lora_work
 
-    def route_rows(self, runs: Sequence[AdapterRun]) -> AbstractContextManager[None]:
+    def route_rows(self, runs: Sequence[AdapterRowSpan]) -> AbstractContextManager[None]:
         """Set the adapters of all rows computed within the context."""
         return self._use_row_adapters(self._make_row_adapters(runs))
 
-    def use_static_work(self, static_work: LoraWork) -> AbstractContextManager[None]:
+    def use_static_work(self, static_work: LoraWorkList) -> AbstractContextManager[None]:
         """Within the context, make launched kernels read `static_work` when they run, as a captured CUDA graph
         needs."""
         return self._use_row_adapters(self._make_row_adapters((), static_work))
 
-    def write_static_work(self, static_work: StaticLoraWork, adapters: Sequence[int]) -> bool:
+    def write_static_work(self, static_work: StaticLoraWorkList, adapters: Sequence[int]) -> bool:
         """Write the work list for rows with these adapters, in order.
 
         Return False, without writing, if an adapter also replaces a head or changes an embedding.
@@ -131,7 +131,7 @@ class AdapterRouting:
         if not self.head_or_embedding_adapters.isdisjoint(adapters):
             return False
         static_work.write_rows_by_slot(group_rows_by_slot(
-            self._adapter_slots, group_rows_by_adapter([AdapterRun(adapter, 1) for adapter in adapters])))
+            self._adapter_slots, group_rows_by_adapter([AdapterRowSpan(adapter, 1) for adapter in adapters])))
         return True
 
     @contextmanager
@@ -141,7 +141,7 @@ class AdapterRouting:
             yield
             return
         adapters = [run.adapter for run in self._current.runs for _ in range(run.length)]
-        with self.route_rows([AdapterRun(adapters[place], 1) for place in selected_rows.tolist()]):
+        with self.route_rows([AdapterRowSpan(adapters[place], 1) for place in selected_rows.tolist()]):
             yield
 
     @contextmanager
@@ -152,7 +152,8 @@ class AdapterRouting:
         finally:
             self._current = before
 
-    def _make_row_adapters(self, runs: Sequence[AdapterRun], static_work: LoraWork | None = None) -> RowAdapters:
+    def _make_row_adapters(self, runs: Sequence[AdapterRowSpan],
+                           static_work: LoraWorkList | None = None) -> RowAdapters:
         return RowAdapters(runs, self._device, self._adapter_slots, static_work)
 
 
@@ -161,7 +162,7 @@ def group_rows_by_slot(adapter_slots: AdapterSlots, rows_of_adapters: Mapping[in
                   if (place := adapter_slots.find(adapter)) is not None)
 
 
-def group_rows_by_adapter(runs: Sequence[AdapterRun]) -> dict[int, list[int]]:
+def group_rows_by_adapter(runs: Sequence[AdapterRowSpan]) -> dict[int, list[int]]:
     rows_of_adapter: dict[int, list[int]] = {}
     first = 0
     for adapter, length in runs:

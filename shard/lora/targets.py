@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.lora.fused_linear_parts import WeightSlice
 from shard.lora.lora_linear import LinearWithAdapters, LoraTarget
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting
-from shard.lora.weight_slices import WeightSlice
 from shard.ops.linear import Linear
 
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from shard.json_config import JsonConfig
-from shard.models.decoder import ModelSource
-from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, read_encoder, with_token_labels
-from shard.models.gpt import compute_head_dim, read_gelu_approximation
-from shard.models.hf_config import parse_common_config
+from shard.models.common_config import parse_common_config
+from shard.models.decoder import ModelReader
+from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, add_labels_to_config, read_encoder
+from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation
 
 MODULE_NAMES = EncoderModuleNames(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -17,8 +17,8 @@ def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
     for name in ("is_decoder", "add_cross_attention"):
         if hf_config.get_bool(name, default=False):
             raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: encoders without a decoder")
-    hf_config.check_supported("position_embedding_type", hf_config.get("position_embedding_type") or "absolute",
-                              ("absolute",))
+    hf_config.require_supported("position_embedding_type", hf_config.get("position_embedding_type") or "absolute",
+                                ("absolute",))
     hidden_size, num_heads = (hf_config.get_positive_int("hidden_size"),
                               hf_config.get_positive_int("num_attention_heads"))
     config: EncoderConfig = parse_common_config(hf_config, EncoderConfig, **{
@@ -31,9 +31,9 @@ def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
     return config
 
 
-def parse_bert_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
-    return with_token_labels(hf_config, parse_bert_config(hf_config))
+def parse_bert_token_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
+    return add_labels_to_config(hf_config, parse_bert_config(hf_config))
 
 
-def read_bert(source: ModelSource[EncoderConfig]) -> Encoder:
+def read_bert(source: ModelReader[EncoderConfig]) -> Encoder:
     return read_encoder(source, "bert.", MODULE_NAMES)

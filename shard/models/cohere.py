@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import RotaryEmbedding
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention
 from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import LayerNorm
@@ -36,14 +36,14 @@ class CohereConfig(ModelConfig):
 class CohereLayer:
     """Decoder layer with attention and MLP in parallel after one norm."""
 
-    def __init__(self, source: ModelSource[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+    def __init__(self, source: ModelReader[CohereConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         self._input_norm = read_cohere_norm(source, f"{source.prefix}.layers.{layer}.input_layernorm")
         self._attention, self._mlp = attention, mlp
         self.linears = attention.linears + mlp.linears
 
     def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
                  attention: AttentionBackend) -> None:
-        normed = x.add_pending_and_norm(self._input_norm)
+        normed = x.apply_pending_and_norm(self._input_norm)
         x.add_deferred(self._attention(normed, rotary, inputs, cache, attention))
         x.add_deferred(self._mlp(normed))
 
@@ -61,11 +61,11 @@ def parse_cohere_config(hf_config: JsonConfig) -> CohereConfig:
     return config
 
 
-def read_cohere_norm(source: ModelSource[Any], name: str) -> LayerNorm:
+def read_cohere_norm(source: ModelReader[Any], name: str) -> LayerNorm:
     return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon)
 
 
-def read_qk_norm(source: ModelSource[CohereConfig], layer: int) -> LayerNorm:
+def read_qk_norm(source: ModelReader[CohereConfig], layer: int) -> LayerNorm:
     """Return one norm for queries and keys together. Every head has weights of its own."""
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
     heads = (("q_norm", config.num_heads, source.head_range), ("k_norm", config.num_kv_heads, source.kv_head_range))
@@ -74,13 +74,13 @@ def read_qk_norm(source: ModelSource[CohereConfig], layer: int) -> LayerNorm:
     return LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
 
 
-def read_layer(source: ModelSource[CohereConfig], layer: int) -> CohereLayer:
+def read_layer(source: ModelReader[CohereConfig], layer: int) -> CohereLayer:
     bias = source.config.attention_bias
     norm = read_qk_norm(source, layer) if source.config.has_qk_norm else None
     attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=norm)
     return CohereLayer(source, layer, attention, GatedMlp(source, layer, bias=False))
 
 
-def read_cohere(source: ModelSource[CohereConfig]) -> Decoder:
+def read_cohere(source: ModelReader[CohereConfig]) -> Decoder:
     decoder, scale = read_decoder(source, read_layer, read_cohere_norm), source.config.logit_scale
     return replace(decoder, head=decoder.head.with_logits_transform(lambda logits: logits.mul_(scale)))

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.attention_input import NoRotaryEmbedding
@@ -17,7 +17,7 @@ from shard.models.config import ModelConfig
 from shard.ops.linear import Linear
 from shard.ops.norm import Norm, RMSNorm
 from shard.ops.residual import ResidualStream
-from shard.parallel.group import RankGroup, even_share, replicated_share, uneven_share
+from shard.parallel.group import RankGroup, even_rank_range, replicated_rank_range, uneven_rank_range
 
 SizedLinear = tuple[Linear, int]  # linear and its input width
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
@@ -71,7 +71,7 @@ class DecoderLayer(Protocol):
     def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
                  attention: AttentionBackend) -> None:
         """Add the layer's outputs to `x`, `[tokens, hidden]`. `rotary` is the result of
-        `PositionTable.select_positions` for the step."""
+        `RotaryTableLike.select_positions` for the step."""
 
 
 class TokenEmbedding(Protocol):
@@ -81,22 +81,22 @@ class TokenEmbedding(Protocol):
         """Return the tokens' embeddings, `[tokens, hidden]`, as a new tensor."""
 
 
-class PositionTable(Protocol):
+class RotaryTableLike(Protocol):
     """Interface of `RotaryTable`, and of what takes its place where layers need several tables or none."""
 
     def select_positions(self, positions: Tensor) -> Any:
         """Return the position embedding of a step, which its layers apply."""
 
 
-class NoPositionTable:
+class NoRotaryTable:
     """Positions of models whose queries and keys do not depend on them."""
 
-    def select_positions(self, positions: Tensor) -> NoRotaryEmbedding:  # noqa: ARG002 - signature of `PositionTable`
+    def select_positions(self, positions: Tensor) -> NoRotaryEmbedding:  # noqa: ARG002 - signature of `RotaryTableLike`
         return NoRotaryEmbedding()
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource(Generic[Config_co]):
+class ModelReader(Generic[Config_co]):
     """Reader of one rank's part of a model: its config, the checkpoint, and the group of ranks that share the model."""
 
     config: Config_co
@@ -106,22 +106,22 @@ class ModelSource(Generic[Config_co]):
 
     @property
     def head_range(self) -> range:
-        return even_share(self.config.num_heads, self.group.rank, self.group.size)
+        return even_rank_range(self.config.num_heads, self.group.rank, self.group.size)
 
     @property
     def kv_head_range(self) -> range:
-        return replicated_share(self.config.num_kv_heads, self.group.rank, self.group.size)
+        return replicated_rank_range(self.config.num_kv_heads, self.group.rank, self.group.size)
 
     @property
     def intermediate_range(self) -> range:
         """This rank's slice of the MLP's inner width. Sizes differ between ranks if it does not divide evenly."""
-        return uneven_share(self.config.intermediate_size, self.group.rank, self.group.size)
+        return uneven_rank_range(self.config.intermediate_size, self.group.rank, self.group.size)
 
     def make_rotary_table(self) -> RotaryTable:
         assert self.config.rotary is not None
-        return self.make_rotary_table_from(self.config.rotary)
+        return self.make_rotary_table_from_config(self.config.rotary)
 
-    def make_rotary_table_from(self, rotary_config: RotaryConfig) -> RotaryTable:
+    def make_rotary_table_from_config(self, rotary_config: RotaryConfig) -> RotaryTable:
         return RotaryTable(rotary_config, self.config.head_dim, self.config.max_positions, self.weights.device)
 
     def read_norm(self, name: str) -> Norm:
@@ -131,7 +131,7 @@ class ModelSource(Generic[Config_co]):
         return self.weights.read_tensor(f"{name}.weight", (self.config.hidden_size,))
 
 
-NormReader = Callable[[ModelSource[Any], str], Norm]
+NormReader = Callable[[ModelReader[Any], str], Norm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Decoder:
     config: ModelConfig
     num_kv_heads: int  # of this rank
     embedding: TokenEmbedding
-    position_table: PositionTable
+    position_table: RotaryTableLike
     layers: Sequence[DecoderLayer]
     norm: Norm
     head: LMHead
@@ -169,7 +169,7 @@ class Decoder:
         rotary = self.position_table.select_positions(inputs.positions)
         for layer in self.layers:
             layer(x, rotary, inputs, cache, attention)
-        return x.add_pending_and_norm(self.norm)
+        return x.apply_pending_and_norm(self.norm)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
@@ -189,14 +189,14 @@ def count_representative_layers(layer_linears: Iterable[Sequence[SizedLinear]]) 
     return 1 + max(kinds.index(kind) for kind in kinds)
 
 
-def read_embedding_and_head(source: ModelSource[Any], embedding_name: str,
+def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,
                             head_name: str) -> tuple[VocabParallelEmbedding, LMHead]:
     """Read embedding and head by the names of their tensors.
 
     They are read before the layers, because memory holds a head twice while it is packed.
     """
     config, weights, group = source.config, source.weights, source.group
-    check_head_split(config, group.size)
+    check_attention_head_split(config, group.size)
     shape = (config.vocabulary_size, config.hidden_size)
     token_embedding = VocabParallelEmbedding(weights, group, embedding_name, shape)
     if not config.tie_word_embeddings:
@@ -205,8 +205,9 @@ def read_embedding_and_head(source: ModelSource[Any], embedding_name: str,
     return token_embedding, make_tied_lm_head(weights, group, (head_name, embedding_name), shape, token_embedding)
 
 
-def read_decoder(source: ModelSource[Any], read_layer: Callable[[ModelSource[Any], int], DecoderLayer],
-                 read_norm: NormReader = ModelSource.read_norm, position_table: PositionTable | None = None) -> Decoder:
+def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
+                 read_norm: NormReader = ModelReader.read_norm,
+                 position_table: RotaryTableLike | None = None) -> Decoder:
     """Read a decoder whose tensors are named as in Llama."""
     config, prefix = source.config, source.prefix
     if source.weights.has_tensor("embed_tokens.weight"):
@@ -216,12 +217,12 @@ def read_decoder(source: ModelSource[Any], read_layer: Callable[[ModelSource[Any
                    read_layers(source, read_layer), read_norm(source, f"{prefix}.norm"), head)
 
 
-def read_layers(source: ModelSource[Any],
-                read_layer: Callable[[ModelSource[Any], int], DecoderLayer]) -> list[DecoderLayer]:
+def read_layers(source: ModelReader[Any],
+                read_layer: Callable[[ModelReader[Any], int], DecoderLayer]) -> list[DecoderLayer]:
     return [read_layer(source, number) for number in range(source.config.num_layers)]
 
 
-def check_head_split(config: ModelConfig, world_size: int) -> None:
+def check_attention_head_split(config: ModelConfig, world_size: int) -> None:
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     if num_heads % world_size or (num_kv_heads % world_size and world_size % num_kv_heads):
         raise ValueError(

@@ -1,10 +1,10 @@
 """DistilBERT: BERT with half of the layers, other names, and no token types."""
 
 from shard.json_config import JsonConfig
-from shard.models.decoder import ModelSource
-from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, read_encoder, with_token_labels
-from shard.models.gpt import compute_head_dim, read_gelu_approximation
-from shard.models.hf_config import parse_common_config
+from shard.models.common_config import parse_common_config
+from shard.models.decoder import ModelReader
+from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, add_labels_to_config, read_encoder
+from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation
 
 MODULE_NAMES = EncoderModuleNames(
     "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
@@ -24,9 +24,9 @@ def parse_distilbert_config(hf_config: JsonConfig) -> EncoderConfig:
     return config
 
 
-def parse_distilbert_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
-    return with_token_labels(hf_config, parse_distilbert_config(hf_config))
+def parse_distilbert_token_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
+    return add_labels_to_config(hf_config, parse_distilbert_config(hf_config))
 
 
-def read_distilbert(source: ModelSource[EncoderConfig]) -> Encoder:
+def read_distilbert(source: ModelReader[EncoderConfig]) -> Encoder:
     return read_encoder(source, "distilbert.", MODULE_NAMES)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from shard.attention.encoder import bidirectional_attention
-from shard.attention.span import make_int64_tensor
+from shard.attention.token_span import make_int64_tensor
 from shard.json_config import JsonConfig
 from shard.layers.embedding import VocabParallelEmbedding
 from shard.layers.parallel_linear import LinearRows, read_column_parallel_linear, read_row_parallel_linear
-from shard.models.decoder import ModelSource, check_head_split
-from shard.models.gpt import GeluMlp, GptConfig
-from shard.models.llama import select_head_rows
+from shard.models.decoder import ModelReader, check_attention_head_split
+from shard.models.gpt_layers import GeluMlp, GptConfig
+from shard.models.llama import compute_head_rows
 from shard.ops.linear import Linear, make_linear
 from shard.ops.norm import LayerNorm, Norm
 from shard.state.pooling_text import PoolingText
@@ -80,7 +80,7 @@ def build_encoder_inputs(texts: Sequence[PoolingText], config: EncoderConfig, de
 class EncoderEmbedding:
     """Sum of word, position and token type embeddings, and a norm."""
 
-    def __init__(self, source: ModelSource[EncoderConfig], name: str) -> None:
+    def __init__(self, source: ModelReader[EncoderConfig], name: str) -> None:
         config, weights, hidden = source.config, source.weights, source.config.hidden_size
         self._word_embedding = VocabParallelEmbedding(weights, source.group, f"{name}.word_embeddings.weight",
                                                       (config.vocabulary_size, hidden))
@@ -103,9 +103,9 @@ class EncoderEmbedding:
 class EncoderLayer:
     """Encoder layer: bidirectional attention and MLP, each followed by a norm."""
 
-    def __init__(self, source: ModelSource[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
+    def __init__(self, source: ModelReader[EncoderConfig], name: str, module_names: EncoderModuleNames) -> None:
         config, hidden = source.config, source.config.hidden_size
-        head_rows = select_head_rows(source.head_range, config.head_dim)
+        head_rows = compute_head_rows(source.head_range, config.head_dim)
         self._head_dim = config.head_dim
         self._qkv = read_column_parallel_linear(source.weights, [
             LinearRows(f"{name}.{part}", (hidden, hidden), head_rows, has_bias=True)
@@ -150,7 +150,7 @@ class Encoder:
         return replace(self, layers=self.layers[:num_layers])
 
 
-def read_encoder_layer_norm(source: ModelSource[EncoderConfig], name: str) -> Norm:
+def read_encoder_layer_norm(source: ModelReader[EncoderConfig], name: str) -> Norm:
     """Read a layer norm. In old files its tensors are named gamma and beta."""
     weight, bias = ("weight", "bias") if source.weights.has_tensor(f"{name}.weight") else ("gamma", "beta")
     shape = (source.config.hidden_size,)
@@ -158,26 +158,26 @@ def read_encoder_layer_norm(source: ModelSource[EncoderConfig], name: str) -> No
                      source.weights.read_tensor(f"{name}.{bias}", shape))
 
 
-def read_encoder(source: ModelSource[EncoderConfig], prefix: str, module_names: EncoderModuleNames) -> Encoder:
+def read_encoder(source: ModelReader[EncoderConfig], prefix: str, module_names: EncoderModuleNames) -> Encoder:
     """Read an encoder. All tensor names but the classifier's begin with `prefix`, unless only the encoder was saved."""
     config, weights = source.config, source.weights
-    check_head_split(config, source.group.size)
+    check_attention_head_split(config, source.group.size)
     found_prefix = prefix if weights.has_tensor(f"{prefix}embeddings.word_embeddings.weight") else ""
     weights.ignore_prefix(f"{found_prefix}pooler.")
     embedding = EncoderEmbedding(source, f"{found_prefix}embeddings")
     layers = [EncoderLayer(source, f"{found_prefix}{module_names.layers}.{number}", module_names)
               for number in range(config.num_layers)]
-    return Encoder(config, embedding, layers, read_classifier(source) if config.labels else None)
+    return Encoder(config, embedding, layers, read_token_classifier(source) if config.labels else None)
 
 
-def read_classifier(source: ModelSource[EncoderConfig]) -> Linear:
+def read_token_classifier(source: ModelReader[EncoderConfig]) -> Linear:
     """Read the classifier, whole on every rank because it is small."""
     shape = (len(source.config.labels), source.config.hidden_size)
     return make_linear(source.weights.read_tensor("classifier.weight", shape),
                        source.weights.read_tensor("classifier.bias", shape[:1]))
 
 
-def with_token_labels(hf_config: JsonConfig, config: EncoderConfig) -> EncoderConfig:
+def add_labels_to_config(hf_config: JsonConfig, config: EncoderConfig) -> EncoderConfig:
     """Return a copy of the config with the labels of token classification."""
     names = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     numbers = {str(number) for number in range(len(names))}

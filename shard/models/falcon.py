@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import read_row_parallel_linear
-from shard.models.decoder import Decoder, DecoderLayer, ModelSource, read_embedding_and_head, read_layers
-from shard.models.gpt import (
+from shard.models.common_config import parse_common_config
+from shard.models.decoder import Decoder, DecoderLayer, ModelReader, read_embedding_and_head, read_layers
+from shard.models.gpt_layers import (
     FusedQkvAttention,
     GeluMlp,
     GptConfig,
@@ -20,8 +21,7 @@ from shard.models.gpt import (
     read_gelu_approximation,
     read_layer_norm,
 )
-from shard.models.hf_config import parse_common_config
-from shard.models.llama import select_head_rows
+from shard.models.llama import compute_head_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,16 @@ def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:
     return count
 
 
-def read_attention(source: ModelSource[FalconConfig], layer: int, name: str) -> FusedQkvAttention:
+def read_attention(source: ModelReader[FalconConfig], layer: int, name: str) -> FusedQkvAttention:
     config, bias = source.config, source.config.attention_bias
     source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")  # older files have it
     output = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
                                       (config.hidden_size, config.hidden_size),
-                                      select_head_rows(source.head_range, config.head_dim), bias=bias)
+                                      compute_head_rows(source.head_range, config.head_dim), bias=bias)
     return FusedQkvAttention(source, layer, list_grouped_qkv_rows(source, f"{name}.query_key_value", bias=bias), output)
 
 
-def read_layer(source: ModelSource[FalconConfig], layer: int) -> DecoderLayer:
+def read_layer(source: ModelReader[FalconConfig], layer: int) -> DecoderLayer:
     config, name = source.config, f"transformer.h.{layer}"
     attention = read_attention(source, layer, f"{name}.self_attention")
     mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", bias=config.mlp_bias)
@@ -97,7 +97,7 @@ def read_layer(source: ModelSource[FalconConfig], layer: int) -> DecoderLayer:
                                  read_layer_norm(source, f"{name}.ln_mlp"), mlp)
 
 
-def read_falcon(source: ModelSource[FalconConfig]) -> Decoder:
+def read_falcon(source: ModelReader[FalconConfig]) -> Decoder:
     embedding, head = read_embedding_and_head(source, "transformer.word_embeddings.weight", "lm_head.weight")
     return Decoder(source.config, len(source.kv_head_range), embedding, source.make_rotary_table(),
                    read_layers(source, read_layer), read_layer_norm(source, "transformer.ln_f"), head)

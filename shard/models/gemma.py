@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.json_config import JsonConfig
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, TokenEmbedding, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.decoder import Decoder, ModelReader, TokenEmbedding, read_decoder
 from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention
 from shard.ops.norm import Fp32WeightRMSNorm
 
@@ -52,7 +52,7 @@ def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[ModelCon
                                attention_bias=bias, **overrides)
 
 
-def read_gemma_norm(source: ModelSource[Any], name: str) -> Fp32WeightRMSNorm:
+def read_gemma_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
     return Fp32WeightRMSNorm(add_one_to_weight(source.read_norm_weight(name)), source.config.norm_epsilon)
 
 
@@ -60,17 +60,17 @@ def add_one_to_weight(weight: Tensor) -> Tensor:
     return weight.float() + 1
 
 
-def scale_embedding(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+def with_scaled_embedding(decoder: Decoder, dtype: torch.dtype) -> Decoder:
     """Scale the embedding by the square root of the hidden size, rounded to the embedding's dtype."""
     scale = float(torch.tensor(decoder.config.hidden_size ** 0.5, dtype=dtype))
     return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, scale))
 
 
-def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
                       GatedMlp(source, layer, bias=False, activation=ACTIVATION), read_gemma_norm)
 
 
-def read_gemma(source: ModelSource[ModelConfig]) -> Decoder:
-    return scale_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)
+def read_gemma(source: ModelReader[ModelConfig]) -> Decoder:
+    return with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)

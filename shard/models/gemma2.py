@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import RotaryEmbedding
 from shard.layers.embedding import LMHead
+from shard.models.common_config import check_activation, read_sliding_windows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, scale_embedding
-from shard.models.hf_config import check_activation, read_sliding_windows
+from shard.models.decoder import Decoder, ModelReader, read_decoder
+from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, with_scaled_embedding
 from shard.models.llama import GatedMlp, SelfAttention
 from shard.ops.residual import ResidualStream
 
@@ -32,7 +32,7 @@ class Gemma2Config(ModelConfig):
 class Gemma2Layer:
     """Decoder layer with norms before and after attention and MLP."""
 
-    def __init__(self, source: ModelSource[Any], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+    def __init__(self, source: ModelReader[Any], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._attention, self._mlp = attention, mlp
         self._pre_attention_norm = read_gemma_norm(source, f"{name}.input_layernorm")
@@ -44,8 +44,8 @@ class Gemma2Layer:
     def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
                  attention: AttentionBackend) -> None:
         x.add_deferred(self._post_attention_norm(
-            self._attention(x.add_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache, attention)))
-        x.add_deferred(self._post_mlp_norm(self._mlp(x.add_pending_and_norm(self._pre_mlp_norm))))
+            self._attention(x.apply_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache, attention)))
+        x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm))))
 
 
 def parse_gemma2_config(hf_config: JsonConfig) -> Gemma2Config:
@@ -53,7 +53,7 @@ def parse_gemma2_config(hf_config: JsonConfig) -> Gemma2Config:
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
     config: Gemma2Config = parse_common_gemma_config(settings, Gemma2Config,
                                                      sliding_windows=read_alternating_windows(settings, 2),
-                                                     attention_scale=read_query_scale(settings),
+                                                     attention_scale=read_attention_scale(settings),
                                                      attention_softcap=read_softcap(settings, "attn_logit_softcapping"),
                                                      logit_softcap=read_softcap(settings, "final_logit_softcapping"))
     return config
@@ -63,7 +63,7 @@ def read_softcap(hf_config: JsonConfig, name: str) -> float:
     return 0.0 if hf_config.get(name) is None else hf_config.get_positive_number(name)
 
 
-def read_query_scale(hf_config: JsonConfig) -> float:
+def read_attention_scale(hf_config: JsonConfig) -> float:
     return 1 / math.sqrt(hf_config.get_positive_number("query_pre_attn_scalar"))
 
 
@@ -77,17 +77,17 @@ def read_alternating_windows(hf_config: JsonConfig, period: int) -> tuple[int, .
                                 num_layers, enabled_by_default=True)
 
 
-def apply_logit_softcap(head: LMHead, softcap: float) -> LMHead:
+def with_logit_softcap(head: LMHead, softcap: float) -> LMHead:
     """Return the head with logits soft-capped at `softcap`; 0: unchanged."""
     return head.with_logits_transform(lambda logits: logits.div_(softcap).tanh_().mul_(softcap)) if softcap else head
 
 
-def read_layer(source: ModelSource[Gemma2Config], layer: int) -> Gemma2Layer:
+def read_layer(source: ModelReader[Gemma2Config], layer: int) -> Gemma2Layer:
     bias = source.config.attention_bias
     return Gemma2Layer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
                        GatedMlp(source, layer, bias=False, activation=ACTIVATION))
 
 
-def read_gemma2(source: ModelSource[Gemma2Config]) -> Decoder:
-    decoder = scale_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)
-    return replace(decoder, head=apply_logit_softcap(decoder.head, source.config.logit_softcap))
+def read_gemma2(source: ModelReader[Gemma2Config]) -> Decoder:
+    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)
+    return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))

@@ -10,28 +10,28 @@ from typing import Any
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import RotaryEmbedding
 from shard.layers.rotary import RotaryConfig, RotaryTable
-from shard.models.decoder import Decoder, ModelSource, read_decoder
+from shard.models.common_config import check_activation
+from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.gemma import (
     ACTIVATION,
     add_one_to_weight,
     parse_common_gemma_config,
     read_gemma_norm,
-    scale_embedding,
+    with_scaled_embedding,
 )
 from shard.models.gemma2 import (
     Gemma2Config,
     Gemma2Layer,
-    apply_logit_softcap,
     read_alternating_windows,
-    read_query_scale,
+    read_attention_scale,
     read_softcap,
+    with_logit_softcap,
 )
-from shard.models.hf_config import check_activation
 from shard.models.llama import GatedMlp, SelfAttention
 from shard.models.qwen3 import read_qk_norm_weights
 from shard.models.rope_config import read_rotary_config
@@ -72,7 +72,7 @@ class GlobalLocalRotaryTables:
 class Gemma3Layer(Gemma2Layer):
     """Gemma 2's layer that picks the rotary embedding of its kind of attention."""
 
-    def __init__(self, source: ModelSource[Gemma3Config], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+    def __init__(self, source: ModelReader[Gemma3Config], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         super().__init__(source, layer, attention, mlp)
         windows = source.config.sliding_windows
         # index in the result of `GlobalLocalRotaryTables.select_positions`
@@ -92,7 +92,7 @@ def parse_gemma3_config(hf_config: JsonConfig) -> Gemma3Config:
     config: Gemma3Config = parse_common_gemma_config(
         settings, Gemma3Config,
         sliding_windows=read_alternating_windows(settings, settings.get_positive_int("sliding_window_pattern")),
-        attention_scale=read_query_scale(settings), logit_softcap=read_softcap(settings, "final_logit_softcapping"),
+        attention_scale=read_attention_scale(settings), logit_softcap=read_softcap(settings, "final_logit_softcapping"),
         max_positions=positions, rotary=read_rotary_config(settings, positions),
         local_rotary=read_local_rotary_config(settings, positions))
     return config
@@ -106,7 +106,7 @@ def read_local_rotary_config(hf_config: JsonConfig, max_positions: int) -> Rotar
                               max_positions)
 
 
-def parse_multimodal_config(hf_config: JsonConfig) -> Gemma3Config:
+def parse_multimodal_text_config(hf_config: JsonConfig) -> Gemma3Config:
     text = hf_config.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(f"{hf_config.source}: text_config must be an object, got {text}")
@@ -118,21 +118,21 @@ def parse_multimodal_config(hf_config: JsonConfig) -> Gemma3Config:
     return config
 
 
-def read_layer(source: ModelSource[Gemma3Config], layer: int) -> Gemma3Layer:
+def read_layer(source: ModelReader[Gemma3Config], layer: int) -> Gemma3Layer:
     bias = source.config.attention_bias
     norm = Fp32WeightRMSNorm(add_one_to_weight(read_qk_norm_weights(source, layer)), source.config.norm_epsilon)
     attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=norm)
     return Gemma3Layer(source, layer, attention, GatedMlp(source, layer, bias=False, activation=ACTIVATION))
 
 
-def read_gemma3(source: ModelSource[Gemma3Config]) -> Decoder:
+def read_gemma3(source: ModelReader[Gemma3Config]) -> Decoder:
     tables = GlobalLocalRotaryTables(source.make_rotary_table(),
-                                     source.make_rotary_table_from(source.config.local_rotary))
-    decoder = scale_embedding(read_decoder(source, read_layer, read_gemma_norm, tables), source.weights.dtype)
-    return replace(decoder, head=apply_logit_softcap(decoder.head, source.config.logit_softcap))
+                                     source.make_rotary_table_from_config(source.config.local_rotary))
+    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm, tables), source.weights.dtype)
+    return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))
 
 
-def read_multimodal_gemma3(source: ModelSource[Gemma3Config]) -> Decoder:
+def read_multimodal_text_model(source: ModelReader[Gemma3Config]) -> Decoder:
     logger.info("only the text's part of this model is read: it is served without images")
     for prefix in VISION_PREFIXES:
         source.weights.ignore_prefix(prefix)

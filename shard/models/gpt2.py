@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from shard.json_config import JsonConfig
 from shard.layers.embedding import PositionedEmbedding
 from shard.layers.parallel_linear import LinearRows, read_row_parallel_linear
+from shard.models.common_config import parse_common_config
 from shard.models.decoder import (
     Decoder,
     DecoderLayer,
-    ModelSource,
-    NoPositionTable,
+    ModelReader,
+    NoRotaryTable,
     read_embedding_and_head,
     read_layers,
 )
-from shard.models.gpt import (
+from shard.models.gpt_layers import (
     FusedQkvAttention,
     GeluMlp,
     GptConfig,
@@ -22,8 +23,7 @@ from shard.models.gpt import (
     read_gelu_approximation,
     read_layer_norm,
 )
-from shard.models.hf_config import parse_common_config
-from shard.models.llama import select_head_rows
+from shard.models.llama import compute_head_rows
 
 TENSOR_PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files
 
@@ -52,9 +52,9 @@ def parse_gpt2_config(hf_config: JsonConfig) -> Gpt2Config:
     return config
 
 
-def read_attention(source: ModelSource[Gpt2Config], layer: int, name: str) -> FusedQkvAttention:
+def read_attention(source: ModelReader[Gpt2Config], layer: int, name: str) -> FusedQkvAttention:
     config, hidden = source.config, source.config.hidden_size
-    head_rows = select_head_rows(source.head_range, config.head_dim)
+    head_rows = compute_head_rows(source.head_range, config.head_dim)
     for buffer in ("bias", "masked_bias"):  # older files have them
         source.weights.ignore_tensor(f"{name}.{buffer}")
     qkv = [LinearRows(f"{name}.c_attn", (3 * hidden, hidden), range(first + head_rows.start, first + head_rows.stop),
@@ -64,7 +64,7 @@ def read_attention(source: ModelSource[Gpt2Config], layer: int, name: str) -> Fu
     return FusedQkvAttention(source, layer, qkv, output, 1 / (layer + 1) if config.scale_by_inverse_layer else 1.0)
 
 
-def read_layer(source: ModelSource[Gpt2Config], layer: int) -> DecoderLayer:
+def read_layer(source: ModelReader[Gpt2Config], layer: int) -> DecoderLayer:
     name = f"{find_tensor_prefix(source)}h.{layer}"
     return SequentialDecoderLayer(
         read_layer_norm(source, f"{name}.ln_1"), read_attention(source, layer, f"{name}.attn"),
@@ -72,15 +72,15 @@ def read_layer(source: ModelSource[Gpt2Config], layer: int) -> DecoderLayer:
         GeluMlp(source, f"{name}.mlp.c_fc", f"{name}.mlp.c_proj", bias=True, transposed=True))
 
 
-def find_tensor_prefix(source: ModelSource[Gpt2Config]) -> str:
+def find_tensor_prefix(source: ModelReader[Gpt2Config]) -> str:
     return TENSOR_PREFIX if source.weights.has_tensor(f"{TENSOR_PREFIX}wte.weight") else ""
 
 
-def read_gpt2(source: ModelSource[Gpt2Config]) -> Decoder:
+def read_gpt2(source: ModelReader[Gpt2Config]) -> Decoder:
     config, tensor_prefix = source.config, find_tensor_prefix(source)
     embedding, head = read_embedding_and_head(source, f"{tensor_prefix}wte.weight", "lm_head.weight")
     position_weight = source.weights.read_tensor(f"{tensor_prefix}wpe.weight",
                                                  (config.max_positions, config.hidden_size))
     return Decoder(config, len(source.kv_head_range), PositionedEmbedding(embedding, position_weight),
-                   NoPositionTable(), read_layers(source, read_layer),
+                   NoRotaryTable(), read_layers(source, read_layer),
                    read_layer_norm(source, f"{tensor_prefix}ln_f"), head)

@@ -3,8 +3,9 @@ MLP."""
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import read_row_parallel_linear
-from shard.models.decoder import Decoder, DecoderLayer, ModelSource, read_embedding_and_head, read_layers
-from shard.models.gpt import (
+from shard.models.common_config import parse_common_config
+from shard.models.decoder import Decoder, DecoderLayer, ModelReader, read_embedding_and_head, read_layers
+from shard.models.gpt_layers import (
     FusedQkvAttention,
     GeluMlp,
     GptConfig,
@@ -15,8 +16,7 @@ from shard.models.gpt import (
     read_gelu_approximation,
     read_layer_norm,
 )
-from shard.models.hf_config import parse_common_config
-from shard.models.llama import select_head_rows
+from shard.models.llama import compute_head_rows
 from shard.models.rope_config import read_rotary_config
 
 HEAD_NAMES = ("lm_head.weight", "embed_out.weight")  # the newer and the older name
@@ -43,17 +43,17 @@ def parse_gpt_neox_config(hf_config: JsonConfig) -> GptConfig:
     return config
 
 
-def read_attention(source: ModelSource[GptConfig], layer: int, name: str) -> FusedQkvAttention:
+def read_attention(source: ModelReader[GptConfig], layer: int, name: str) -> FusedQkvAttention:
     config, bias = source.config, source.config.attention_bias
     for buffer in ("bias", "masked_bias", "rotary_emb.inv_freq"):  # older files have them
         source.weights.ignore_tensor(f"{name}.{buffer}")
     output = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
                                       (config.hidden_size, config.hidden_size),
-                                      select_head_rows(source.head_range, config.head_dim), bias=bias)
+                                      compute_head_rows(source.head_range, config.head_dim), bias=bias)
     return FusedQkvAttention(source, layer, list_grouped_qkv_rows(source, f"{name}.query_key_value", bias=bias), output)
 
 
-def read_layer(source: ModelSource[GptConfig], layer: int) -> DecoderLayer:
+def read_layer(source: ModelReader[GptConfig], layer: int) -> DecoderLayer:
     name = f"gpt_neox.layers.{layer}"
     attention = read_attention(source, layer, f"{name}.attention")
     mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", bias=source.config.mlp_bias)
@@ -64,7 +64,7 @@ def read_layer(source: ModelSource[GptConfig], layer: int) -> DecoderLayer:
     return SequentialDecoderLayer(before_attention, attention, before_mlp, mlp)
 
 
-def read_gpt_neox(source: ModelSource[GptConfig]) -> Decoder:
+def read_gpt_neox(source: ModelReader[GptConfig]) -> Decoder:
     newer, older = HEAD_NAMES
     embedding, head = read_embedding_and_head(source, "gpt_neox.embed_in.weight",
                                               newer if source.weights.has_tensor(newer) else older)

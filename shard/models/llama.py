@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import QKNorm, RotaryEmbedding
@@ -19,16 +19,16 @@ from shard.layers.parallel_linear import (
     read_gated_linear,
     read_row_parallel_linear,
 )
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, NormReader, SizedLinear, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.decoder import Decoder, ModelReader, NormReader, SizedLinear, read_decoder
 from shard.ops.residual import ResidualStream
 
 
 class SelfAttention:
     """Self-attention with rotary embedding and an optional QK norm."""
 
-    def __init__(self, source: ModelSource[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
+    def __init__(self, source: ModelReader[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
                  qk_norm: QKNorm | None = None, qkv_rows: Sequence[LinearRows] = ()) -> None:
         """`qkv_rows`: queries, keys and values, if the checkpoint has them in one tensor."""
         config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
@@ -37,7 +37,7 @@ class SelfAttention:
         self._qkv = read_column_parallel_linear(source.weights, qkv_rows or list_qkv_rows(source, name, bias=qkv_bias))
         self._output_linear = read_row_parallel_linear(
             source.weights, source.group, f"{name}.o_proj", (hidden, config.num_heads * config.head_dim),
-            select_head_rows(source.head_range, config.head_dim), bias=output_bias)
+            compute_head_rows(source.head_range, config.head_dim), bias=output_bias)
         # older files have it, and it follows from the config
         source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")
 
@@ -55,7 +55,7 @@ class SelfAttention:
 class GatedMlp:
     """MLP with a gate, up and down projection (SwiGLU or GeGLU)."""
 
-    def __init__(self, source: ModelSource[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
+    def __init__(self, source: ModelReader[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
                  gate_up_rows: Sequence[LinearRows] = ()) -> None:
         """`gate_up_rows`: gate and up, if the checkpoint has them in one tensor."""
         config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
@@ -82,8 +82,8 @@ class FeedForward(Protocol):
 class LlamaLayer:
     """Decoder layer of Llama: attention and a gated MLP, each behind a norm and with a residual."""
 
-    def __init__(self, source: ModelSource[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
-                 read_norm: NormReader = ModelSource.read_norm) -> None:
+    def __init__(self, source: ModelReader[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
+                 read_norm: NormReader = ModelReader.read_norm) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._pre_attention_norm = read_norm(source, f"{name}.input_layernorm")
         self._attention = attention
@@ -93,21 +93,21 @@ class LlamaLayer:
 
     def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
                  attention: AttentionBackend) -> None:
-        x.add_deferred(self._attention(x.add_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache,
+        x.add_deferred(self._attention(x.apply_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache,
                                        attention))
-        x.add_deferred(self._mlp(x.add_pending_and_norm(self._pre_mlp_norm)))
+        x.add_deferred(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm)))
 
 
-def list_qkv_rows(source: ModelSource[ModelConfig], name: str, *, bias: bool) -> list[LinearRows]:
+def list_qkv_rows(source: ModelReader[ModelConfig], name: str, *, bias: bool) -> list[LinearRows]:
     """Return this rank's heads of separate weights for queries, keys and values."""
     config = source.config
     heads = ((source.head_range, config.num_heads), *2 * [(source.kv_head_range, config.num_kv_heads)])
     return [LinearRows(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
-                       select_head_rows(mine, config.head_dim), bias)
+                       compute_head_rows(mine, config.head_dim), bias)
             for projection, (mine, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
 
 
-def select_head_rows(head_range: range, head_dim: int) -> range:
+def compute_head_rows(head_range: range, head_dim: int) -> range:
     """Return the rows of a projection's weight that belong to these heads."""
     return range(head_range.start * head_dim, head_range.stop * head_dim)
 
@@ -128,11 +128,11 @@ def reject_sliding_windows(hf_config: JsonConfig) -> None:
             f"supported: full_attention in every layer")
 
 
-def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
                       GatedMlp(source, layer, bias=source.config.mlp_bias))
 
 
-def read_llama(source: ModelSource[ModelConfig]) -> Decoder:
+def read_llama(source: ModelReader[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

@@ -1,9 +1,9 @@
 """Mistral: Llama with the same sliding window in all layers, or none."""
 
 from shard.json_config import JsonConfig
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource
-from shard.models.hf_config import check_activation, parse_common_config
+from shard.models.decoder import Decoder, ModelReader
 from shard.models.llama import read_llama
 
 DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
@@ -28,5 +28,5 @@ def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
             else (hf_config.get_positive_int("sliding_window"),) * hf_config.get_positive_int("num_hidden_layers"))
 
 
-def read_mistral(source: ModelSource[ModelConfig]) -> Decoder:
+def read_mistral(source: ModelReader[ModelConfig]) -> Decoder:
     return read_llama(source)

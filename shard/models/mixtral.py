@@ -15,11 +15,11 @@ from shard.layers.parallel_linear import (
     read_gated_linear,
     read_row_parallel_linear,
 )
+from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, SizedLinear, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config, read_sliding_windows
+from shard.models.decoder import Decoder, ModelReader, SizedLinear, read_decoder
 from shard.models.llama import LlamaLayer, SelfAttention
-from shard.parallel.group import SingleRankGroup, uneven_share
+from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ MODULE_NAMES = MoeModuleNames("block_sparse_moe", "w1", "w3", "w2")
 class MoeBlock:
     """Mixture of experts of one layer, read from a checkpoint."""
 
-    def __init__(self, source: ModelSource[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
+    def __init__(self, source: ModelReader[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
         config, name = source.config, f"model.layers.{layer}.{module_names.moe_block}"
         gate = read_column_parallel_linear(source.weights,
                                            [LinearRows(f"{name}.gate", (config.num_experts, config.hidden_size),
@@ -62,15 +62,16 @@ class MoeBlock:
         # The linears that one token uses.
         self.linears: list[SizedLinear] = [(gate, config.hidden_size)]
         for expert in experts[:config.num_experts_per_token]:
-            self.linears += [(expert.gate_up, config.hidden_size), (expert.down, len(self._expert_range(source)))]
+            self.linears += [(expert.gate_up, config.hidden_size),
+                             (expert.down, len(self._expert_intermediate_range(source)))]
 
     @staticmethod
-    def _expert_range(source: ModelSource[MoeConfig]) -> range:
-        return uneven_share(source.config.expert_intermediate_size, source.group.rank, source.group.size)
+    def _expert_intermediate_range(source: ModelReader[MoeConfig]) -> range:
+        return uneven_rank_range(source.config.expert_intermediate_size, source.group.rank, source.group.size)
 
-    def _read_expert(self, source: ModelSource[MoeConfig], name: str, module_names: MoeModuleNames) -> Expert:
+    def _read_expert(self, source: ModelReader[MoeConfig], name: str, module_names: MoeModuleNames) -> Expert:
         wide, narrow, expert_range = (source.config.expert_intermediate_size, source.config.hidden_size,
-                                      self._expert_range(source))
+                                      self._expert_intermediate_range(source))
         gate, up = (LinearRows(f"{name}.{projection}", (wide, narrow), expert_range, has_bias=False)
                     for projection in (module_names.gate, module_names.up))
         gated = read_gated_linear(source.weights, gate, up)
@@ -91,17 +92,17 @@ def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
         num_experts=hf_config.get_positive_int("num_local_experts", 8),
         num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 2),
         expert_intermediate_size=hf_config.get_positive_int("intermediate_size"))
-    return check_experts_per_token(config, hf_config)
+    return validate_moe_config(config, hf_config)
 
 
-def check_experts_per_token(config: MoeConfig, hf_config: JsonConfig) -> MoeConfig:
+def validate_moe_config(config: MoeConfig, hf_config: JsonConfig) -> MoeConfig:
     if config.num_experts_per_token > config.num_experts:
         raise ValueError(f"{hf_config.source}: num_experts_per_tok must be at most the number of experts "
                          f"({config.num_experts}), got {config.num_experts_per_token}")
     return config
 
 
-def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[MoeConfig], layer: int) -> LlamaLayer:
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=False, output_bias=False),
                       MoeBlock(source, layer, MODULE_NAMES))
 
@@ -111,5 +112,5 @@ def mark_not_capturable(decoder: Decoder) -> Decoder:
     return replace(decoder, is_capturable=False)
 
 
-def read_mixtral(source: ModelSource[MoeConfig]) -> Decoder:
+def read_mixtral(source: ModelReader[MoeConfig]) -> Decoder:
     return mark_not_capturable(read_decoder(source, read_layer))

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.attention_input import RotaryEmbedding
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config
-from shard.models.llama import GatedMlp, SelfAttention, reject_sliding_windows, select_head_rows
+from shard.models.decoder import Decoder, ModelReader, read_decoder
+from shard.models.llama import GatedMlp, SelfAttention, compute_head_rows, reject_sliding_windows
 from shard.ops.norm import Fp32WeightRMSNorm
 from shard.ops.residual import ResidualStream
 
@@ -25,20 +25,20 @@ from shard.ops.residual import ResidualStream
 class GlobalQKNorm:
     """Two RMS norms at once: over all queries and over all keys of a token, including those on other ranks."""
 
-    def __init__(self, source: ModelSource[ModelConfig], layer: int) -> None:
+    def __init__(self, source: ModelReader[ModelConfig], layer: int) -> None:
         config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
         projections = (("q_norm", config.num_heads, source.head_range),
                        ("k_norm", config.num_kv_heads, source.kv_head_range))
         self._weight = torch.cat([  # [heads + kv heads, head_dim]
             source.weights.read_rows(f"{name}.{norm}.weight", (number * config.head_dim,),
-                                     select_head_rows(mine, config.head_dim))
+                                     compute_head_rows(mine, config.head_dim))
             for norm, number, mine in projections]).float().view(-1, config.head_dim)
         self._group = source.group
         self._rank_widths = [len(mine) * config.head_dim for _, _, mine in projections]  # on this rank
         device = self._weight.device
         shares = [1 / (number * config.head_dim) for _, number, _ in projections]
         self._inverse_widths = torch.tensor(shares, device=device)
-        self._sum_weights = torch.tensor([1.0, key_sum_weight(source)], device=device)
+        self._sum_weights = torch.tensor([1.0, compute_key_replica_weight(source)], device=device)
         self._epsilon = torch.tensor(config.norm_epsilon, device=device)
         self._scale_index_of_head = torch.tensor([kind for kind, (_, _, mine) in enumerate(projections) for _ in mine],
                                                  device=device)
@@ -49,11 +49,11 @@ class GlobalQKNorm:
         queries_and_keys = torch.split(wide.flatten(1), self._rank_widths, dim=-1)
         lengths = [torch.linalg.vector_norm(values, dim=-1) for values in queries_and_keys]
         squares = torch.stack(lengths, dim=-1).square_().mul_(self._sum_weights)  # [tokens, 2]
-        scale = self._group.sum(squares).mul(self._inverse_widths).add_(self._epsilon).rsqrt_()
+        scale = self._group.all_reduce_sum(squares).mul(self._inverse_widths).add_(self._epsilon).rsqrt_()
         return (wide * scale.index_select(1, self._scale_index_of_head).unsqueeze(-1)).mul_(self._weight).to(x.dtype)
 
 
-def key_sum_weight(source: ModelSource[ModelConfig]) -> float:
+def compute_key_replica_weight(source: ModelReader[ModelConfig]) -> float:
     """Return 1 on the first of the ranks that hold copies of the same keys, 0 on the others."""
     copies = max(1, source.group.size // source.config.num_kv_heads)
     return float(source.group.rank % copies == 0)
@@ -62,7 +62,7 @@ def key_sum_weight(source: ModelSource[ModelConfig]) -> float:
 class Olmo2Layer:
     """Decoder layer with norms after attention and MLP."""
 
-    def __init__(self, source: ModelSource[ModelConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+    def __init__(self, source: ModelReader[ModelConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
         name = f"{source.prefix}.layers.{layer}"
         self._attention, self._mlp = attention, mlp
         self._post_attention_norm = read_olmo2_norm(source, f"{name}.post_attention_layernorm")
@@ -71,8 +71,8 @@ class Olmo2Layer:
 
     def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
                  attention: AttentionBackend) -> None:
-        x.add_deferred(self._post_attention_norm(self._attention(x.add_pending(), rotary, inputs, cache, attention)))
-        x.add_deferred(self._post_mlp_norm(self._mlp(x.add_pending())))
+        x.add_deferred(self._post_attention_norm(self._attention(x.apply_pending(), rotary, inputs, cache, attention)))
+        x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending())))
 
 
 def parse_olmo2_config(hf_config: JsonConfig) -> ModelConfig:
@@ -83,15 +83,15 @@ def parse_olmo2_config(hf_config: JsonConfig) -> ModelConfig:
     return config
 
 
-def read_olmo2_norm(source: ModelSource[Any], name: str) -> Fp32WeightRMSNorm:
+def read_olmo2_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
     return Fp32WeightRMSNorm(source.read_norm_weight(name).float(), source.config.norm_epsilon)
 
 
-def read_layer(source: ModelSource[ModelConfig], layer: int) -> Olmo2Layer:
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> Olmo2Layer:
     bias = source.config.attention_bias
     attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=GlobalQKNorm(source, layer))
     return Olmo2Layer(source, layer, attention, GatedMlp(source, layer, bias=False))
 
 
-def read_olmo2(source: ModelSource[ModelConfig]) -> Decoder:
+def read_olmo2(source: ModelReader[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer, read_olmo2_norm)

@@ -2,10 +2,10 @@
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows
+from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config
-from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention, select_head_rows
+from shard.models.decoder import Decoder, ModelReader, read_decoder
+from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention, compute_head_rows
 from shard.models.mistral import read_uniform_window
 from shard.models.rope_config import read_rotary_config
 
@@ -18,7 +18,7 @@ def parse_phi3_config(hf_config: JsonConfig) -> ModelConfig:
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
     rotary = read_rotary_config(settings, settings.get_positive_int("max_position_embeddings"),
                                 rope_type_aliases=ROPE_TYPE_ALIASES)
-    settings.check_supported("rope_type", rotary.rope_type, ("default", "longrope"))
+    settings.require_supported("rope_type", rotary.rope_type, ("default", "longrope"))
     config: ModelConfig = parse_common_config(settings, rotary=rotary, sliding_windows=read_uniform_window(settings))
     return config
 
@@ -27,29 +27,29 @@ def shift_range(rows: range, offset: int) -> range:
     return range(rows.start + offset, rows.stop + offset)
 
 
-def list_fused_qkv_rows(source: ModelSource[ModelConfig], layer: int) -> list[LinearRows]:
+def list_fused_qkv_rows(source: ModelReader[ModelConfig], layer: int) -> list[LinearRows]:
     """Return this rank's heads of one weight that holds all queries, then all keys, then all values."""
     config = source.config
     firsts = (0, config.num_heads, config.num_heads + config.num_kv_heads)
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
     return [LinearRows(f"{source.prefix}.layers.{layer}.self_attn.qkv_proj", shape,
-                       select_head_rows(shift_range(heads, first), config.head_dim), has_bias=False)
+                       compute_head_rows(shift_range(heads, first), config.head_dim), has_bias=False)
             for first, heads in zip(firsts, (source.head_range, source.kv_head_range, source.kv_head_range),
                                     strict=True)]
 
 
-def list_gate_up_rows(source: ModelSource[ModelConfig], layer: int) -> list[LinearRows]:
+def list_gate_up_rows(source: ModelReader[ModelConfig], layer: int) -> list[LinearRows]:
     wide = source.config.intermediate_size
     return [LinearRows(f"{source.prefix}.layers.{layer}.mlp.gate_up_proj", (2 * wide, source.config.hidden_size),
                        shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
 
 
-def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
     attention = SelfAttention(source, layer, qkv_bias=False, output_bias=False,
                               qkv_rows=list_fused_qkv_rows(source, layer))
     return LlamaLayer(source, layer, attention,
                       GatedMlp(source, layer, bias=False, gate_up_rows=list_gate_up_rows(source, layer)))
 
 
-def read_phi3(source: ModelSource[ModelConfig]) -> Decoder:
+def read_phi3(source: ModelReader[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

@@ -1,9 +1,9 @@
 """Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
 
 from shard.json_config import JsonConfig
+from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config, read_sliding_windows
+from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention
 
 
@@ -22,10 +22,10 @@ def read_qwen_windows(hf_config: JsonConfig) -> tuple[int, ...]:
     return tuple(size if layer >= (28 if first is None else first) else 0 for layer in range(num_layers))
 
 
-def read_layer(source: ModelSource[ModelConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=True, output_bias=False),
                       GatedMlp(source, layer, bias=False))
 
 
-def read_qwen2(source: ModelSource[ModelConfig]) -> Decoder:
+def read_qwen2(source: ModelReader[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

@@ -1,10 +1,10 @@
 """Qwen3-MoE: Qwen3 with a mixture of experts in all layers but those that config.json names."""
 
 from shard.json_config import JsonConfig
-from shard.models.decoder import Decoder, ModelSource, read_decoder
-from shard.models.hf_config import check_activation, parse_common_config, read_sliding_windows
+from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
+from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention
-from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, check_experts_per_token, mark_not_capturable
+from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, mark_not_capturable, validate_moe_config
 from shard.models.qwen3 import read_qk_norm
 
 MODULE_NAMES = MoeModuleNames("mlp", "gate_proj", "up_proj", "down_proj")
@@ -22,16 +22,16 @@ def parse_qwen3_moe_config(hf_config: JsonConfig) -> MoeConfig:
         num_experts_per_token=hf_config.get_positive_int("num_experts_per_tok", 8),
         expert_intermediate_size=hf_config.get_positive_int("moe_intermediate_size", 768),
         normalize_routing_weights=hf_config.get_bool("norm_topk_prob", default=False),
-        dense_layers=read_dense_layers(hf_config, num_layers))
-    return check_experts_per_token(config, hf_config)
+        dense_layers=list_dense_layer_indices(hf_config, num_layers))
+    return validate_moe_config(config, hf_config)
 
 
-def read_dense_layers(hf_config: JsonConfig, num_layers: int) -> tuple[int, ...]:
+def list_dense_layer_indices(hf_config: JsonConfig, num_layers: int) -> tuple[int, ...]:
     named, step = hf_config.get("mlp_only_layers") or (), hf_config.get_positive_int("decoder_sparse_step", 1)
     return tuple(layer for layer in range(num_layers) if layer in named or (layer + 1) % step)
 
 
-def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
+def read_layer(source: ModelReader[MoeConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=read_qk_norm(source, layer))
     is_dense = layer in source.config.dense_layers
@@ -39,5 +39,5 @@ def read_layer(source: ModelSource[MoeConfig], layer: int) -> LlamaLayer:
                       GatedMlp(source, layer, bias=False) if is_dense else MoeBlock(source, layer, MODULE_NAMES))
 
 
-def read_qwen3_moe(source: ModelSource[MoeConfig]) -> Decoder:
+def read_qwen3_moe(source: ModelReader[MoeConfig]) -> Decoder:
     return mark_not_capturable(read_decoder(source, read_layer))

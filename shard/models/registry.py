@@ -27,7 +27,7 @@ from shard.models import (
     xlm_roberta,
 )
 from shard.models.config import ModelConfig
-from shard.models.decoder import LanguageModel, ModelSource
+from shard.models.decoder import LanguageModel, ModelReader
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
 from shard.models.hf_fallback.probe import UnsupportedModel
@@ -38,14 +38,14 @@ class DecoderArchitecture(NamedTuple):
     """Functions that parse the config and read the weights of an architecture that generates."""
 
     parse_config: Callable[[JsonConfig], ModelConfig]
-    read_model: Callable[[ModelSource[Any]], LanguageModel]
+    read_model: Callable[[ModelReader[Any]], LanguageModel]
 
 
 class EncoderArchitecture(NamedTuple):
     """Functions that parse the config and read the weights of an encoder architecture."""
 
     parse_config: Callable[[JsonConfig], EncoderConfig]
-    read_model: Callable[[ModelSource[Any]], Encoder]
+    read_model: Callable[[ModelReader[Any]], Encoder]
 
 
 DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
@@ -55,8 +55,8 @@ DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
     "GPTNeoXForCausalLM": DecoderArchitecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
     "Gemma2ForCausalLM": DecoderArchitecture(gemma2.parse_gemma2_config, gemma2.read_gemma2),
     "Gemma3ForCausalLM": DecoderArchitecture(gemma3.parse_gemma3_config, gemma3.read_gemma3),
-    "Gemma3ForConditionalGeneration": DecoderArchitecture(gemma3.parse_multimodal_config,
-                                                          gemma3.read_multimodal_gemma3),
+    "Gemma3ForConditionalGeneration": DecoderArchitecture(gemma3.parse_multimodal_text_config,
+                                                          gemma3.read_multimodal_text_model),
     "GemmaForCausalLM": DecoderArchitecture(gemma.parse_gemma_config, gemma.read_gemma),
     "LlamaForCausalLM": DecoderArchitecture(llama.parse_llama_config, llama.read_llama),
     "MistralForCausalLM": DecoderArchitecture(mistral.parse_mistral_config, mistral.read_mistral),
@@ -70,13 +70,13 @@ DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
 }
 
 ENCODER_ARCHITECTURES: dict[str, EncoderArchitecture] = {
-    "BertForTokenClassification": EncoderArchitecture(bert.parse_bert_classifier_config, bert.read_bert),
+    "BertForTokenClassification": EncoderArchitecture(bert.parse_bert_token_classifier_config, bert.read_bert),
     "BertModel": EncoderArchitecture(bert.parse_bert_config, bert.read_bert),
     "DistilBertForTokenClassification": EncoderArchitecture(
-        distilbert.parse_distilbert_classifier_config, distilbert.read_distilbert),
+        distilbert.parse_distilbert_token_classifier_config, distilbert.read_distilbert),
     "DistilBertModel": EncoderArchitecture(distilbert.parse_distilbert_config, distilbert.read_distilbert),
     "XLMRobertaForTokenClassification": EncoderArchitecture(
-        xlm_roberta.parse_xlm_roberta_classifier_config, xlm_roberta.read_xlm_roberta),
+        xlm_roberta.parse_xlm_roberta_token_classifier_config, xlm_roberta.read_xlm_roberta),
     "XLMRobertaModel": EncoderArchitecture(xlm_roberta.parse_xlm_roberta_config, xlm_roberta.read_xlm_roberta),
 }
 
@@ -113,8 +113,8 @@ def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
 
 def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> LanguageModel:
     """Load this rank's part of the model, in the dtype and on the device of `weights`."""
-    return find_decoder_architecture(config.architecture).read_model(ModelSource(config, weights, group))
+    return find_decoder_architecture(config.architecture).read_model(ModelReader(config, weights, group))
 
 
 def load_encoder(config: EncoderConfig, weights: CheckpointReader, group: RankGroup) -> Encoder:
-    return ENCODER_ARCHITECTURES[config.architecture].read_model(ModelSource(config, weights, group))
+    return ENCODER_ARCHITECTURES[config.architecture].read_model(ModelReader(config, weights, group))

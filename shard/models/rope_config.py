@@ -30,7 +30,7 @@ def read_rotary_config(hf_config: JsonConfig, max_positions: int, layer_type: st
     rope_settings = hf_config.make_subconfig(values.values, "rope_parameters")
     kind = rope_settings.get("rope_type", "type") or "default"
     kind = rope_type_aliases.get(str(kind), kind)
-    rope_settings.check_supported("rope_type", kind, ROPE_TYPE_SETTINGS)
+    rope_settings.require_supported("rope_type", kind, ROPE_TYPE_SETTINGS)
     share = rope_settings.get_positive_number("partial_rotary_factor",
                                               hf_config.get_positive_number("partial_rotary_factor", 1.0))
     theta = rope_settings.get_positive_number("rope_theta", hf_config.get_positive_number("rope_theta", 10000.0))
@@ -62,11 +62,11 @@ def read_longrope_config(hf_config: JsonConfig, rope_settings: JsonConfig, max_p
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     name = "long_factor" if max_positions > original else "short_factor"
     return replace(rotary_config, scaling_factor=factor, original_max_positions=original,
-                   frequency_divisors=read_frequency_divisors(rope_settings, name),
+                   frequency_divisors=read_longrope_factors(rope_settings, name),
                    attention_factor=rope_settings.get_positive_number("attention_factor", grown))
 
 
-def read_frequency_divisors(rope_settings: JsonConfig, key: str) -> tuple[float, ...]:
+def read_longrope_factors(rope_settings: JsonConfig, key: str) -> tuple[float, ...]:
     factors = rope_settings.get(key)
     if not isinstance(factors, list) or not all(isinstance(each, int | float) and each > 0 for each in factors):
         raise ValueError(f"{rope_settings.source}: {key} must be a list of numbers above 0, got {factors}")

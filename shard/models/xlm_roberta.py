@@ -2,8 +2,8 @@
 
 from shard.json_config import JsonConfig
 from shard.models.bert import MODULE_NAMES, parse_bert_config
-from shard.models.decoder import ModelSource
-from shard.models.encoder import Encoder, EncoderConfig, read_encoder, with_token_labels
+from shard.models.decoder import ModelReader
+from shard.models.encoder import Encoder, EncoderConfig, add_labels_to_config, read_encoder
 
 
 def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
@@ -16,9 +16,9 @@ def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
                              num_token_types=hf_config.get_positive_int("type_vocab_size", 1))
 
 
-def parse_xlm_roberta_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
-    return with_token_labels(hf_config, parse_xlm_roberta_config(hf_config))
+def parse_xlm_roberta_token_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
+    return add_labels_to_config(hf_config, parse_xlm_roberta_config(hf_config))
 
 
-def read_xlm_roberta(source: ModelSource[EncoderConfig]) -> Encoder:
+def read_xlm_roberta(source: ModelReader[EncoderConfig]) -> Encoder:
     return read_encoder(source, "roberta.", MODULE_NAMES)

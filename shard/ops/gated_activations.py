@@ -21,7 +21,7 @@ def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def exact_silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+def batch_invariant_silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up. For float32 only: smaller types would be rounded in between."""
     return (gate * up).div_(gate.neg().exp_().add_(1))
 
@@ -30,7 +30,7 @@ def gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-def exact_gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+def batch_invariant_gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute gelu(gate) * up like silu: with tanh, gelu is x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 *
     x^3)."""
     bent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
@@ -46,8 +46,8 @@ class ActivationVariants(NamedTuple):
 
 
 GATED_ACTIVATIONS = {  # by their names in config.json
-    "silu": ActivationVariants(silu_and_mul, exact_silu_and_mul, ("swish", "")),
-    "gelu_pytorch_tanh": ActivationVariants(gelu_tanh_and_mul, exact_gelu_tanh_and_mul, ("gelu", "tanh")),
+    "silu": ActivationVariants(silu_and_mul, batch_invariant_silu_and_mul, ("swish", "")),
+    "gelu_pytorch_tanh": ActivationVariants(gelu_tanh_and_mul, batch_invariant_gelu_tanh_and_mul, ("gelu", "tanh")),
 }
 
 

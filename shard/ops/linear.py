@@ -52,7 +52,7 @@ DEFAULT_TRIAL = RowIndependenceTrial(((4864, 896), (2048, 2048)), (33, 48, 300))
 
 
 @cache
-def max_exact_rows(dtype: torch.dtype) -> int | None:
+def find_max_exact_rows(dtype: torch.dtype) -> int | None:
     """Return how many rows a packed product may have for each row to get the same bits as in a product of two rows;
     None: any number. A short trial determines it."""
     trial = FLOAT32_TRIAL if dtype == torch.float32 else DEFAULT_TRIAL
@@ -77,9 +77,9 @@ def has_independent_rows(dtype: torch.dtype, num_outputs: int, num_inputs: int, 
 
 
 def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
-    """Apply `linear` to at most `max_exact_rows` rows at once: docs/exactness.md, "Products with independent rows" and
-    "A single row is computed as two"."""
-    max_rows = max_exact_rows(x.dtype)
+    """Apply `linear` to at most `find_max_exact_rows` rows at once: docs/exactness.md, "Products with independent rows"
+    and "A single row is computed as two"."""
+    max_rows = find_max_exact_rows(x.dtype)
     if len(x) == 1:
         return linear(x.repeat(2, 1))[:1]
     if max_rows is None or len(x) <= max_rows:

@@ -14,14 +14,14 @@ class ResidualStream:
         self._pending_delta: Tensor | None = None  # yet to be added
 
     def add_deferred(self, delta: Tensor) -> None:
-        self.add_pending()
+        self.apply_pending()
         self._pending_delta = delta
 
-    def add_pending_and_norm(self, norm: Norm) -> Tensor:
+    def apply_pending_and_norm(self, norm: Norm) -> Tensor:
         delta, self._pending_delta = self._pending_delta, None
         return norm(self._stream) if delta is None else norm.add_and_norm(self._stream, delta)
 
-    def add_pending(self) -> Tensor:
+    def apply_pending(self) -> Tensor:
         """Apply the deferred addition and return the stream."""
         delta, self._pending_delta = self._pending_delta, None
         if delta is not None:

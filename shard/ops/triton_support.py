@@ -13,6 +13,6 @@ def has_triton() -> bool:
     return find_spec("triton") is not None and any(map(which, ("gcc", "clang")))
 
 
-def import_kernels(device: torch.device, module: str = "shard.ops.fused") -> ModuleType | None:
+def import_kernels(device: torch.device, module: str = "shard.ops.fused_ops") -> ModuleType | None:
     """Import and return a module that needs Triton; None if `device` cannot use it."""
     return import_module(module) if device.type == "cuda" and has_triton() else None

@@ -24,7 +24,7 @@ class RankGroup(Protocol):
     rank: int
     size: int
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the ranks' partial results, added in rank order."""
 
     def gather(self, x: Tensor) -> Tensor | None:
@@ -33,7 +33,7 @@ class RankGroup(Protocol):
     def broadcast(self, x: Tensor) -> Tensor:
         """Overwrite `x` with rank 0's values and return it."""
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """Return the least of the ranks' numbers, once every rank has called."""
 
     def close(self) -> None: ...
@@ -45,7 +45,7 @@ class SingleRankGroup:
     rank = 0
     size = 1
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         return x
 
     def gather(self, x: Tensor) -> Tensor | None:
@@ -54,7 +54,7 @@ class SingleRankGroup:
     def broadcast(self, x: Tensor) -> Tensor:
         return x
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         return number
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class SharedMemoryGroup:
         self.rank, self.size = rank, world_size
         self._exchange = SharedMemoryExchange(rank, world_size, meeting_point, COLLECTIVE_TIMEOUT.total_seconds())
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         return concatenate_pieces([sum_in_rank_order(parts)
                                    for parts in self._exchange.all_gather(x.cpu())]).view(x.shape).to(x.device)
 
@@ -85,7 +85,7 @@ class SharedMemoryGroup:
         pieces = [part.clone() for parts in self._exchange.all_gather(x.cpu()) for part in parts[:num_parts]]
         return x.copy_(concatenate_pieces(pieces).view(x.shape)) if self.rank else x
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         [parts] = self._exchange.all_gather(torch.tensor([number]))
         return min(int(part) for part in parts)
 
@@ -104,7 +104,7 @@ class NcclGroup:
         distributed.init_process_group(
             "nccl", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, device_id=device)
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         if self.size > 2:
             return sum_in_rank_order(self._all_gather(x))
         total = x.clone()
@@ -119,7 +119,7 @@ class NcclGroup:
         distributed.broadcast(x, 0)
         return x
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         least = torch.tensor([number], device="cuda")
         distributed.all_reduce(least, distributed.ReduceOp.MIN)
         return int(least)
@@ -169,7 +169,7 @@ def concatenate_pieces(pieces: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def even_share(num_items: int, rank: int, world_size: int) -> range:
+def even_rank_range(num_items: int, rank: int, world_size: int) -> range:
     """Return a rank's part of `num_items` items that must be shared evenly."""
     if num_items % world_size:
         raise ValueError(
@@ -177,22 +177,22 @@ def even_share(num_items: int, rank: int, world_size: int) -> range:
     return range(num_items // world_size * rank, num_items // world_size * (rank + 1))
 
 
-def uneven_share(num_items: int, rank: int, world_size: int) -> range:
+def uneven_rank_range(num_items: int, rank: int, world_size: int) -> range:
     """Return a rank's part of `num_items` items that need not be shared evenly."""
     return range(num_items * rank // world_size, num_items * (rank + 1) // world_size)
 
 
-def padded_share(num_items: int, rank: int, world_size: int) -> range:
+def padded_rank_range(num_items: int, rank: int, world_size: int) -> range:
     """Return a rank's part of `num_items` items. All parts have one length; the last ones may be partly or wholly past
     the end."""
     width = -(-num_items // world_size)
     return range(width * rank, width * (rank + 1))
 
 
-def replicated_share(num_items: int, rank: int, world_size: int) -> range:
+def replicated_rank_range(num_items: int, rank: int, world_size: int) -> range:
     """Return a rank's part of `num_items` items. If there are fewer items than ranks, neighbours hold copies of one."""
     if num_items >= world_size:
-        return even_share(num_items, rank, world_size)
+        return even_rank_range(num_items, rank, world_size)
     if world_size % num_items:
         raise ValueError(
             f"{num_items} cannot be copied evenly to {world_size} shards; choose a --num-shard that it divides")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
+from shard.quantization.config_fields import parse_group_size
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import (
     find_word_range,
@@ -18,7 +19,6 @@ from shard.quantization.packing import (
     trim_to_codes,
     unpack_words,
 )
-from shard.quantization.settings import check_group_size
 
 CODES_PER_WORD = 8
 CODE_ORDER_IN_WORD = (0, 4, 1, 5, 2, 6, 3, 7)  # by output, the index of its code among the eight of a word
@@ -73,7 +73,7 @@ class AwqFormat:
 
 
 def parse_awq_config(quant_config: JsonConfig) -> AwqFormat:
-    quant_config.check_supported("bits", quant_config.get("bits", "w_bit"), (4,))
-    quant_config.check_supported("version", str(quant_config.get("version") or SUPPORTED_VERSION).lower(),
-                                 (SUPPORTED_VERSION,))
-    return AwqFormat(check_group_size(quant_config, quant_config.get("group_size", "q_group_size")))
+    quant_config.require_supported("bits", quant_config.get("bits", "w_bit"), (4,))
+    quant_config.require_supported("version", str(quant_config.get("version") or SUPPORTED_VERSION).lower(),
+                                   (SUPPORTED_VERSION,))
+    return AwqFormat(parse_group_size(quant_config, quant_config.get("group_size", "q_group_size")))

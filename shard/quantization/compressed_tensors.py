@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
+from shard.quantization.config_fields import read_block_shape
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.fp8 import ACTIVATION_SCALE_SUFFIXES
-from shard.quantization.gptq import check_column_groups
+from shard.quantization.gptq import parse_column_groups
 from shard.quantization.packing import (
     SUPPORTED_BITS,
     find_word_range,
@@ -23,8 +24,7 @@ from shard.quantization.packing import (
     trim_to_codes,
     unpack_words,
 )
-from shard.quantization.scaled import FLOAT8_DTYPES, BlockShape, read_byte_codes, read_float8_slice, read_scales
-from shard.quantization.settings import read_block_shape
+from shard.quantization.scaled_weights import FLOAT8_DTYPES, BlockShape, read_byte_codes, read_float8_slice, read_scales
 
 SUPPORTED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
                      "dense")
@@ -124,14 +124,14 @@ def read_column_groups(reader: TensorReader, matrix_slice: MatrixSlice, scales: 
         return default_groups
     column_groups = reader.read_rows(name, (matrix_slice.shape[1],), matrix_slice.columns, stored[0])
     return (default_groups if bool((column_groups == -1).all())
-            else check_column_groups(name, column_groups, scales.shape[1]))
+            else parse_column_groups(name, column_groups, scales.shape[1]))
 
 
 def parse_compressed_tensors_config(quant_config: JsonConfig) -> CompressedTensorsFormat:
-    format_name = quant_config.check_supported("format", quant_config.get("format"), SUPPORTED_FORMATS)
+    format_name = quant_config.require_supported("format", quant_config.get("format"), SUPPORTED_FORMATS)
     sparsity_config, config_groups = (quant_config.get_subconfig("sparsity_config"),
                                       quant_config.get_subconfig("config_groups"))
-    sparsity_config.check_supported("format", sparsity_config.get("format") or "dense", ("dense",))
+    sparsity_config.require_supported("format", sparsity_config.get("format") or "dense", ("dense",))
     groups = [parse_weight_group(config_groups.get_subconfig(name), format_name)
               for name in sorted(config_groups.values)]
     if not groups:
@@ -155,9 +155,10 @@ class WeightGroupConfig(NamedTuple):
 def parse_weight_group(quant_config: JsonConfig, default_format: str) -> WeightGroupConfig:
     """Read one of `config_groups`. `default_format`: its format if it names none."""
     weights = quant_config.get_subconfig("weights")
-    number_type = weights.check_supported("type", weights.get("type") or "int", ("int", "float"))
-    weights.check_supported("strategy", weights.get("strategy") or "tensor", SUPPORTED_STRATEGIES)
-    return WeightGroupConfig(
-        quant_config.check_supported("format", quant_config.get("format") or default_format, SUPPORTED_FORMATS),
-        weights.check_supported("num_bits", weights.get("num_bits"), SUPPORTED_BITS if number_type == "int" else (8,)),
-        read_block_shape(weights, "block_structure"))
+    number_type = weights.require_supported("type", weights.get("type") or "int", ("int", "float"))
+    weights.require_supported("strategy", weights.get("strategy") or "tensor", SUPPORTED_STRATEGIES)
+    return WeightGroupConfig(quant_config.require_supported("format", quant_config.get("format") or default_format,
+                                                            SUPPORTED_FORMATS),
+                             weights.require_supported("num_bits", weights.get("num_bits"),
+                                                       SUPPORTED_BITS if number_type == "int" else (8,)),
+                             read_block_shape(weights, "block_structure"))

@@ -6,9 +6,9 @@ Only weights are quantised. Activations and KV cache are not, even if the checkp
 from dataclasses import dataclass
 
 from shard.json_config import JsonConfig
+from shard.quantization.config_fields import read_block_shape
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
-from shard.quantization.scaled import FLOAT8_DTYPES, BlockShape, read_float8_slice, read_scales
-from shard.quantization.settings import read_block_shape
+from shard.quantization.scaled_weights import FLOAT8_DTYPES, BlockShape, read_float8_slice, read_scales
 
 ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale",
                              ".output_scale")
@@ -42,5 +42,5 @@ class Fp8Format:
 
 
 def parse_fp8_config(quant_config: JsonConfig) -> Fp8Format:
-    quant_config.check_supported("fmt", quant_config.get("fmt") or "e4m3", ("e4m3", "e5m2"))
+    quant_config.require_supported("fmt", quant_config.get("fmt") or "e4m3", ("e4m3", "e5m2"))
     return Fp8Format(read_block_shape(quant_config, "weight_block_size"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
+from shard.quantization.config_fields import parse_group_size
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import (
     SUPPORTED_BITS,
@@ -20,7 +21,6 @@ from shard.quantization.packing import (
     trim_to_codes,
     unpack_words,
 )
-from shard.quantization.settings import check_group_size
 
 GPTQ_V1_FORMAT = "gptq"  # the older format, which stores zero points minus one
 CHECKPOINT_FORMATS = (GPTQ_V1_FORMAT, "gptq_v2")
@@ -81,11 +81,11 @@ class GptqFormat:
         if reader.find_dtype_and_shape(name) is None:
             return make_consecutive_groups(matrix_slice, inputs if self.group_size == -1 else self.group_size,
                                            reader.device)
-        return check_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns, torch.int32),
+        return parse_column_groups(name, reader.read_rows(name, (inputs,), matrix_slice.columns, torch.int32),
                                    self._count_groups(matrix_slice))
 
 
-def check_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Tensor:
+def parse_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Tensor:
     if len(column_groups) and not 0 <= int(column_groups.min()) <= int(column_groups.max()) < num_groups:
         raise ValueError(f"{name} names groups from {int(column_groups.min())} to {int(column_groups.max())}; there "
                          f"are {num_groups}")
@@ -93,13 +93,13 @@ def check_column_groups(name: str, column_groups: Tensor, num_groups: int) -> Te
 
 
 def parse_gptq_config(quant_config: JsonConfig) -> GptqFormat:
-    bits = quant_config.check_supported("bits", quant_config.get("bits"), SUPPORTED_BITS)
-    checkpoint_format = quant_config.check_supported("checkpoint_format",
-                                                     quant_config.get("checkpoint_format", "format") or GPTQ_V1_FORMAT,
-                                                     CHECKPOINT_FORMATS)
-    quant_config.check_supported("pack_dtype", quant_config.get("pack_dtype") or "int32", ("int32",))
+    bits = quant_config.require_supported("bits", quant_config.get("bits"), SUPPORTED_BITS)
+    checkpoint_format = quant_config.require_supported("checkpoint_format",
+                                                       quant_config.get("checkpoint_format", "format")
+                                                       or GPTQ_V1_FORMAT, CHECKPOINT_FORMATS)
+    quant_config.require_supported("pack_dtype", quant_config.get("pack_dtype") or "int32", ("int32",))
     if overriding_rules := [rule for rule in quant_config.get_subconfig("dynamic").values if not rule.startswith("-:")]:
         raise ValueError(f"{quant_config.source}: dynamic gives {overriding_rules[0]} a quantisation of its own, which "
                          f"is not supported" f"; supported: one for all, and rules that leave weights out (-:)")
-    return GptqFormat(bits, check_group_size(quant_config, quant_config.get("group_size")),
+    return GptqFormat(bits, parse_group_size(quant_config, quant_config.get("group_size")),
                       zero_point_offset=int(checkpoint_format == GPTQ_V1_FORMAT))

@@ -44,7 +44,7 @@ def subtract_zero_points(codes: Tensor, zero_points: Tensor, column_groups: Tens
     return codes.to(torch.int16) - expand_groups_to_columns(zero_points, column_groups)
 
 
-def fit_into_int8(zero_points: Tensor, bits: int) -> bool:
+def can_fit_int8(zero_points: Tensor, bits: int) -> bool:
     """Return whether codes minus zero points fit into int8."""
     return bits < 8 or bool((zero_points == 128).all())
 
@@ -57,7 +57,7 @@ def make_consecutive_groups(matrix_slice: MatrixSlice, group_size: int, device: 
 def make_integer_slice(read_codes: CodesReader, zero_points: Tensor, scales: Tensor, column_groups: Tensor,
                        bits: int) -> QuantizedSlice:
     """Return the quantised slice of integers with zero points. `zero_points` and `scales` are `[rows, groups]`."""
-    is_int8 = fit_into_int8(zero_points, bits)
+    is_int8 = can_fit_int8(zero_points, bits)
 
     def unpack_codes(first: int, last: int) -> Tensor:
         return subtract_zero_points(read_codes(first, last), zero_points[first:last], column_groups, is_int8=is_int8)

@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from shard.deferred import PendingResult
 from shard.errors import MalformedMessage, RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 
 StatusCode = grpc.StatusCode
 Answer = TypeVar("Answer")
@@ -39,7 +39,7 @@ SHARD_STOPPING = RpcFailure(StatusCode.UNAVAILABLE, "the shard stops")
 
 
 @dataclass(slots=True)
-class ReceivedMessage(Generic[Answer]):
+class PendingCall(Generic[Answer]):
     """A received message and the future of its outcome. It is applied even if the client disconnects, since the other
     ranks apply it too."""
 
@@ -56,7 +56,7 @@ class Epoch:
     failure_reason: str = ""  # why nothing more is applied; written by the compute thread
     discard_reason: str = ""  # why results of steps under way are discarded: a step with a `PendingResult` failed
     next_order: int = 1  # the lowest order that is not queued yet
-    early_messages: dict[int, ReceivedMessage[Any]] = field(default_factory=dict)  # held back until their turn
+    early_messages: dict[int, PendingCall[Any]] = field(default_factory=dict)  # held back until their turn
     rejected_orders: set[int] = field(default_factory=set)  # orders that came after the end
     gap_timer: "asyncio.TimerHandle | None" = None
     missing_order: int = 0  # the order that the timer waits for
@@ -80,7 +80,7 @@ class MessageSequencer:
         self._gap_timeout = gap_timeout
         self.epoch = Epoch(0, closed_reason="there was no Reset yet")
 
-    def begin_epoch(self, number: int, reset: Callable[[], Answer]) -> ReceivedMessage[Answer]:
+    def begin_epoch(self, number: int, reset: Callable[[], Answer]) -> PendingCall[Answer]:
         """Begin an epoch, which is current at once, though steps of the one before may still be under way."""
         self.end_epoch("another epoch was started")
         self.epoch = Epoch(number)
@@ -95,7 +95,7 @@ class MessageSequencer:
         return f"the message is of epoch {number}, in force is {self.epoch.number}"
 
     def receive(self, request: OrderedRequest,
-                verb: Callable[[Any], Answer | PendingResult[Answer]]) -> ReceivedMessage[Answer]:
+                verb: Callable[[Any], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:
         epoch, received = self.epoch, make_received_message(partial(verb, request))
         if request.epoch != epoch.number:
             fail_message(received, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
@@ -105,24 +105,24 @@ class MessageSequencer:
             fail_message(received, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
             epoch.early_messages[request.order] = received
-            self._queue_ready(epoch)
+            self._queue_ready_messages(epoch)
         return received
 
-    def _queue_ready(self, epoch: Epoch) -> None:
+    def _queue_ready_messages(self, epoch: Epoch) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
         while not epoch.end_reason and epoch.next_order in epoch.early_messages:
             self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
             epoch.next_order += 1
         if epoch.end_reason:
-            self._reject_early(epoch)
+            self._reject_early_messages(epoch)
         self._update_gap_timer(epoch)
 
-    def _queue_message(self, epoch: Epoch, received: ReceivedMessage[Any]) -> None:
+    def _queue_message(self, epoch: Epoch, received: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch, received)
         job.add_done_callback(partial(self._on_applied, epoch, received))
 
     def _apply_message(self, epoch: Epoch,
-                       received: ReceivedMessage[Answer]) -> Answer | RpcFailure | PendingResult[Answer]:
+                       received: PendingCall[Answer]) -> Answer | RpcFailure | PendingResult[Answer]:
         """Apply a message in the compute thread, and so in order."""
         outcome = call_unless_failed(epoch, received.call)
         if isinstance(outcome, PendingResult):
@@ -130,7 +130,7 @@ class MessageSequencer:
             self._waiting_executor.submit(self._wait_and_finish, epoch, received, outcome)
         return outcome
 
-    def _wait_and_finish(self, epoch: Epoch, received: ReceivedMessage[Any],
+    def _wait_and_finish(self, epoch: Epoch, received: PendingCall[Any],
                          pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `finish_without_raising` meets the same error
@@ -142,7 +142,7 @@ class MessageSequencer:
         except RuntimeError:  # the compute thread has been shut down
             post_stopping()
 
-    def _post_pending_result(self, epoch: Epoch, received: ReceivedMessage[Any], future: "Future[Any]") -> None:
+    def _post_pending_result(self, epoch: Epoch, received: PendingCall[Any], future: "Future[Any]") -> None:
         """Post the outcome of a `PendingResult`, in the compute thread. A failure of a message behind it does not
         matter, a failed `PendingResult` before it does."""
         outcome: Any = make_epoch_over_failure(epoch, epoch.discard_reason) or call_or_failure(future.result)
@@ -151,19 +151,19 @@ class MessageSequencer:
             epoch.failure_reason = epoch.failure_reason or outcome.reason
         self._post_outcome(epoch, received, outcome)
 
-    def _post_outcome(self, epoch: Epoch, received: ReceivedMessage[Any], outcome: object) -> None:
+    def _post_outcome(self, epoch: Epoch, received: PendingCall[Any], outcome: object) -> None:
         received.outcome.get_loop().call_soon_threadsafe(self._set_outcome, epoch, received, outcome)
 
-    def _on_applied(self, epoch: Epoch, received: ReceivedMessage[Any], job: "asyncio.Future[Any]") -> None:
+    def _on_applied(self, epoch: Epoch, received: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
         outcome = get_job_outcome(job)
         if not isinstance(outcome, PendingResult):
             self._set_outcome(epoch, received, outcome)
 
-    def _set_outcome(self, epoch: Epoch, received: ReceivedMessage[Any], outcome: object) -> None:
+    def _set_outcome(self, epoch: Epoch, received: PendingCall[Any], outcome: object) -> None:
         if not received.outcome.done():  # the shard may stop while a step ends
             received.outcome.set_result(outcome)
         if epoch.failure_reason:
-            self._queue_ready(epoch)
+            self._queue_ready_messages(epoch)
 
     def _update_gap_timer(self, epoch: Epoch) -> None:
         """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
@@ -178,20 +178,20 @@ class MessageSequencer:
     def _close_epoch(self, epoch: Epoch, reason: str) -> None:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.closed_reason = epoch.closed_reason or reason
-        self._queue_ready(epoch)
+        self._queue_ready_messages(epoch)
 
-    def _reject_early(self, epoch: Epoch) -> None:
+    def _reject_early_messages(self, epoch: Epoch) -> None:
         for received in epoch.early_messages.values():
             received.outcome.set_result(make_epoch_over_failure(epoch, epoch.end_reason))
         epoch.rejected_orders.update(epoch.early_messages)
         epoch.early_messages.clear()
 
 
-def make_received_message(call: Callable[[], Answer | PendingResult[Answer]]) -> ReceivedMessage[Answer]:
-    return ReceivedMessage(call, asyncio.get_running_loop().create_future())
+def make_received_message(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:
+    return PendingCall(call, asyncio.get_running_loop().create_future())
 
 
-def set_outcome(received: ReceivedMessage[Any], job: "asyncio.Future[Any]") -> None:
+def set_outcome(received: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
     received.outcome.set_result(get_job_outcome(job))
 
 
@@ -199,7 +199,7 @@ def get_job_outcome(job: "asyncio.Future[Any]") -> Any:
     return SHARD_STOPPING if job.cancelled() else job.result()
 
 
-def fail_message(received: ReceivedMessage[Any], code: Any, reason: str) -> None:
+def fail_message(received: PendingCall[Any], code: Any, reason: str) -> None:
     received.outcome.set_result(RpcFailure(code, reason))
 
 

@@ -38,7 +38,7 @@ from shard.telemetry.startup_progress import (
 )
 from shard.telemetry.step_log import open_step_log
 from shard.telemetry.step_spans import trace_steps
-from shard.telemetry.traces import SpanSender, make_span_sender
+from shard.telemetry.tracing import SpanSender, make_span_sender
 
 MODEL_WORKER_FACTORY = "shard.workers.factory:make_worker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -146,7 +146,7 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
                 asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
             freeze_garbage_collector()
             on_progress(WARM_UP_PHASE, 0, 0)
-            write_last_line(config.ready_fd, "ready")
+            write_line_and_close_pipe(config.ready_fd, "ready")
             await stop_event.wait()
             force_exit_after(MAX_STOP_SECONDS)
 
@@ -211,12 +211,12 @@ def report_start_failure(descriptor: int, reason: str) -> None:
     """Report once why the shard does not start: to the parent, or to stderr if there is none."""
     line = " ".join(reason.split())
     if descriptor >= 0:
-        write_last_line(descriptor, f"failed {line}")
+        write_line_and_close_pipe(descriptor, f"failed {line}")
     else:
         sys.stderr.write(f"weft: {line}\n")
 
 
-def write_last_line(descriptor: int, line: str) -> None:
+def write_line_and_close_pipe(descriptor: int, line: str) -> None:
     """Write the last line for the parent, and close the pipe."""
     if descriptor >= 0:
         os.write(descriptor, f"{line}\n".encode())

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from shard.deferred import PendingResult
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
+from shard.pending_result import PendingResult
 from shard.rpc.ordering import (
     Answer,
     MessageSequencer,
-    ReceivedMessage,
+    PendingCall,
     RpcFailure,
     StatusCode,
     call_or_failure,
@@ -53,8 +53,8 @@ class Worker(Protocol):
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement: ...
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement: ...
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer: ...
-    def load(self, request: pb.LoadRequest) -> pb.LoadAnswer: ...
-    def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer: ...
+    def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer: ...
+    def unload_resource(self, request: pb.UnloadRequest) -> pb.UnloadAnswer: ...
     def close(self) -> None: ...
 
 
@@ -62,7 +62,7 @@ class Worker(Protocol):
 class StreamedMessage:
     """Message received on a `Steps` stream."""
 
-    received: ReceivedMessage[Any]
+    received: PendingCall[Any]
     step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
@@ -165,12 +165,12 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     async def Load(self, request: pb.LoadRequest, context: AbortableContext) -> pb.LoadAnswer:
         self.num_calls["Load"] += 1
         await self._check_epoch(request.epoch, context)
-        return await self._run_unordered(self._loading_executor, partial(self.worker.load, request), context)
+        return await self._run_unordered(self._loading_executor, partial(self.worker.load_resource, request), context)
 
     async def Unload(self, request: pb.UnloadRequest, context: AbortableContext) -> pb.UnloadAnswer:
         self.num_calls["Unload"] += 1
         await self._check_epoch(request.epoch, context)
-        return await self._run_unordered(self._loading_executor, partial(self.worker.unload, request), context)
+        return await self._run_unordered(self._loading_executor, partial(self.worker.unload_resource, request), context)
 
     def _track_call(self) -> None:
         call = asyncio.current_task()
@@ -178,7 +178,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._open_calls.add(call)
         call.add_done_callback(self._open_calls.discard)
 
-    async def _await_answer(self, received: ReceivedMessage[Answer], context: AbortableContext) -> Answer:
+    async def _await_answer(self, received: PendingCall[Answer], context: AbortableContext) -> Answer:
         self._track_call()
         outcome = await asyncio.shield(received.outcome)
         if isinstance(outcome, RpcFailure):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, cuda
 
 from shard.attention.backend import AttentionBackend, CapturableAttentionBackend
-from shard.attention.inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
+from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan
-from shard.host.device import HostCopier, HostCopy, StaticDeviceBuffers
-from shard.lora.lora_work import LoraWork, StaticLoraWork
+from shard.attention.token_span import TokenSpan
+from shard.hardware.device import HostCopier, HostCopy, StaticDeviceBuffers
+from shard.lora.lora_work_list import LoraWorkList, StaticLoraWorkList
 from shard.lora.routing import AdapterRouting
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
@@ -106,7 +106,7 @@ class CudaGraphRunner:
         # token, logprob, whether valid
         self._sampling_results = torch.zeros(max_rows, 3, dtype=torch.float64, device=cache.device)
         self._result_copier = HostCopier(self._sampling_results)
-        self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWork(max_rows, cache.device)
+        self._adapter_routing, self._lora_work = adapter_routing, StaticLoraWorkList(max_rows, cache.device)
         self._write_inputs([], max_rows)
         self._outputs = GraphOutputs(*map(torch.empty_like, self._forward(self._make_inputs(max_rows))))
         self._device_sampler = DeviceSampler(max_rows, self._outputs.logits.shape[-1], cache.device)
@@ -207,10 +207,10 @@ class CudaGraphRunner:
     def _make_inputs(self, num_rows: int) -> ForwardInputs:
         tokens, positions, slots = (column[:num_rows] for column in self._input_buffers.device_lists)
         return ForwardInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
-                             self._static_plans.plan_rows(num_rows))
+                             self._static_plans.make_plan(num_rows))
 
 
-def forward_with_adapters(adapter_routing: AdapterRouting, lora_work: LoraWork, forward: LaunchFunction) -> None:
+def forward_with_adapters(adapter_routing: AdapterRouting, lora_work: LoraWorkList, forward: LaunchFunction) -> None:
     with adapter_routing.use_static_work(lora_work):
         forward()
 
@@ -237,7 +237,7 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def make_cuda_graph_capture(device: torch.device) -> CaptureFunction:
+def make_capture_function(device: torch.device) -> CaptureFunction:
     """Return a function that captures CUDA graphs, which share their memory. All are captured on one stream, since
     libraries keep a workspace per stream."""
     pool, capture_stream = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import build_forward_inputs
+from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting
 from shard.runner.pooling import Pooling

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from shard.attention.encoder import iter_text_slices
-from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.pooling import Pooling
 from shard.state.pooling_text import PoolingText
-from shard.state.results import TokenLabels
+from shard.state.result_encoding import TokenLabels
 
 
 class EncoderRunner:
@@ -43,5 +43,5 @@ class EncoderRunner:
 
     def _compute_hidden_states(self, texts: Sequence[PoolingText]) -> Tensor:
         """Return the hidden states `[tokens, hidden]`."""
-        with self._adapter_routing.route_rows([AdapterRun(text.adapter_id, len(text.tokens)) for text in texts]):
+        with self._adapter_routing.route_rows([AdapterRowSpan(text.adapter_id, len(text.tokens)) for text in texts]):
             return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))

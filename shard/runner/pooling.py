@@ -77,7 +77,7 @@ def read_module_folders(folder: Path) -> dict[str, str]:
             raise ValueError(f"{path}: a module must be an object, got {module!r}")
         module_config = JsonConfig(dict(module), str(path))
         name = str(module_config.get("type")).rpartition(".")[2]
-        module_folders[module_config.check_supported("module", name, SUPPORTED_MODULES)] = str(
+        module_folders[module_config.require_supported("module", name, SUPPORTED_MODULES)] = str(
             module_config.get("path") or "")
     return module_folders
 
@@ -87,7 +87,7 @@ def read_reduction(config: JsonConfig) -> str:
              if value is True and MODE_KEY_PREFIX in name]
     if len(modes) != 1:
         raise ValueError(f"{config.source}: one way of pooling must be chosen, got {', '.join(modes) or 'none'}")
-    return REDUCTION_BY_MODE[config.check_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]
+    return REDUCTION_BY_MODE[config.require_supported("pooling_mode", modes[0], REDUCTION_BY_MODE)]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The model runner: from a step of the ledger to the tokens of every sequence, or its failure.
+"""The model runner: from a step of the shard's state to the tokens of every sequence, or its failure.
 
 Model, attention, sampling and the group of ranks meet here. All ranks run the same steps; rank 0 alone samples, and
 broadcasts the tokens: docs/exactness.md, "Collectives of a step".
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs, build_forward_inputs
+from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
-from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRun
+from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
-from shard.sampling.sampler import SampledBatch, Sampler
-from shard.state.results import PromptLogprobs, SequenceOutput
+from shard.sampling.sampler import Sampler, SamplerOutput
+from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
 from shard.state.transaction import PrefillChunk, Step
 
@@ -58,9 +58,9 @@ class ModelRunner:
         self._group = group
         self._adapter_routing = adapter_routing
         self._device = device
-        self.use_cuda_graphs(None)
+        self.set_cuda_graph_runner(None)
 
-    def use_cuda_graphs(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
+    def set_cuda_graph_runner(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
         """Use these captured steps from now on wherever they fit; None uses none."""
         self._cuda_graph_runner = cuda_graph_runner
 
@@ -69,7 +69,7 @@ class ModelRunner:
         graph_outputs = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(step, cache)
         hidden_states, logits = self._forward(step, cache) if graph_outputs is None else (graph_outputs.hidden_states,
                                                                                           lambda: graph_outputs.logits)
-        failed_ids = find_non_finite(step, hidden_states)
+        failed_ids = find_non_finite_sequences(step, hidden_states)
         for sequence, start, end in list_written_positions(step):
             if sequence.id in failed_ids:
                 cache.zero_blocks(find_blocks_between(sequence, start, end, cache.block_size))
@@ -97,7 +97,7 @@ class ModelRunner:
         return hidden_states, lambda: self._compute_logits(step.sampled_sequences, hidden_states[inputs.sampled_rows])
 
     def _compute_logits(self, sequences: list[Sequence], hidden_states: Tensor) -> Tensor | None:
-        with self._adapter_routing.route_rows([AdapterRun(sequence.adapter_id, 1) for sequence in sequences]):
+        with self._adapter_routing.route_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences]):
             return self.model.compute_logits(hidden_states)  # [sequences, vocabulary]
 
     def _sample_tokens(self, sequences: list[Sequence],
@@ -135,7 +135,7 @@ class ModelRunner:
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = rows.start + first
-            with self._adapter_routing.route_rows([AdapterRun(sequence.adapter_id, len(target_tokens))]):
+            with self._adapter_routing.route_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))]):
                 logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
                 logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
@@ -149,7 +149,7 @@ def encode_token_or_failure(token: int, is_finite: bool, fits_grammar: bool) -> 
     return token if is_finite else -pb.NON_FINITE
 
 
-def make_sequence_output(sampled: SampledBatch, row: int) -> SequenceOutput:
+def make_sequence_output(sampled: SamplerOutput, row: int) -> SequenceOutput:
     logprob, top_tokens = sampled.logprobs[row], sampled.top_tokens[row]
     tops = ([top_tokens], [sampled.top_logprobs[row]]) if top_tokens else ([], [])
     return SequenceOutput([sampled.tokens[row]], [logprob], *tops)
@@ -159,12 +159,12 @@ def needs_prompt_logprobs(chunk: PrefillChunk) -> bool:
     return chunk.sequence.wants_prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
 
 
-def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRun]:
+def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRowSpan]:
     """Return the adapters of the rows on the token axis, the dummy row of `build_forward_inputs` included."""
-    runs = [AdapterRun(sequence.adapter_id, 1) for sequence in step.decodes]
-    runs += [AdapterRun(chunk.sequence.adapter_id, chunk.length) for chunk in step.chunks]
+    runs = [AdapterRowSpan(sequence.adapter_id, 1) for sequence in step.decodes]
+    runs += [AdapterRowSpan(chunk.sequence.adapter_id, chunk.length) for chunk in step.chunks]
     num_dummies = num_tokens - sum(run.length for run in runs)
-    return [*runs, AdapterRun(NO_ADAPTER, num_dummies)] if num_dummies else runs
+    return [*runs, AdapterRowSpan(NO_ADAPTER, num_dummies)] if num_dummies else runs
 
 
 def find_chunk_rows(step: Step) -> list[tuple[PrefillChunk, range]]:
@@ -182,7 +182,7 @@ def list_written_positions(step: Step) -> list[tuple[Sequence, int, int]]:
         (chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
 
 
-def find_non_finite(step: Step, hidden_states: Tensor) -> set[int]:
+def find_non_finite_sequences(step: Step, hidden_states: Tensor) -> set[int]:
     """Return the sequences with non-finite hidden states. One sum over all is enough to find that there are none."""
     if bool(hidden_states.sum(dtype=torch.float32).isfinite()):
         return set()

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.host.device import StaticDeviceBuffers
+from shard.hardware.device import StaticDeviceBuffers
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
-from shard.sampling.penalties import needs_processing
+from shard.sampling.logits_processors import needs_processing
 from shard.sampling.random_draws import draw_uniforms
 from shard.sampling.sampler import compute_logit_divisor, needs_raw_logprobs
 from shard.sampling.selection import SamplingColumns, select_tokens

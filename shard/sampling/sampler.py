@@ -17,9 +17,9 @@ from shard.sampling.best_candidates import (
     sort_whole_vocabulary,
 )
 from shard.sampling.grammar import GrammarRegistry
-from shard.sampling.penalties import needs_processing, process_logits
+from shard.sampling.logits_processors import needs_processing, process_logits
 from shard.sampling.random_draws import draw_uniforms
-from shard.sampling.selection import SampledToken, sample_candidates
+from shard.sampling.selection import SampledToken, sample_from_candidates
 from shard.state.sequence import SamplingParams, Sequence
 
 MAX_ROWS_AT_ONCE = 32  # sampled at a time, which bounds the memory for copies of logits
@@ -27,7 +27,7 @@ MIN_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only 
 
 
 @dataclass(slots=True)
-class SampledBatch:
+class SamplerOutput:
     """Results of sampling: one entry per row."""
 
     tokens: list[int] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Sampler:
         self._logprob_buffer = torch.empty(MAX_ROWS_AT_ONCE, vocabulary_size, device=device)
         self._raw_logprob_buffer = torch.empty_like(self._logprob_buffer)
 
-    def sample(self, logits: Tensor, sequences: list[Sequence]) -> SampledBatch:
+    def sample(self, logits: Tensor, sequences: list[Sequence]) -> SamplerOutput:
         """Choose a token for each row. The logits [rows, vocabulary] are float32 and are overwritten."""
-        sampled_batch = SampledBatch()
+        sampled_batch = SamplerOutput()
         for start in range(0, len(sequences), MAX_ROWS_AT_ONCE):
             self._sample_rows(logits[start:start + MAX_ROWS_AT_ONCE], sequences[start:start + MAX_ROWS_AT_ONCE],
                               sampled_batch)
@@ -76,7 +76,7 @@ class Sampler:
             logprobs += gather_by_id(compute_log_softmax(logits[rows], self._logprob_buffer), ids)
         return logprobs
 
-    def _sample_rows(self, logits: Tensor, sequences: list[Sequence], sampled_batch: SampledBatch) -> None:
+    def _sample_rows(self, logits: Tensor, sequences: list[Sequence], sampled_batch: SamplerOutput) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
         raw_samples = self._sample_raw_greedy(logits, sequences) if any(map(needs_raw_logprobs, sequences)) else None
         process_logits(logits, sequences)
@@ -123,17 +123,18 @@ class Sampler:
     def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
                                 uniform_numbers: Tensor) -> list[SampledToken]:
         """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
-        sampled_tokens, decided = sample_candidates(
+        sampled_tokens, decided = sample_from_candidates(
             self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params,
             uniform_numbers)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
             row_slice = slice(row, row + 1)  # alone: which other rows are not decided must not matter
-            (sampled_tokens[row],), (is_enough,) = sample_candidates(
+            (sampled_tokens[row],), (is_enough,) = sample_from_candidates(
                 self._candidate_finder.find_candidates(logits[row_slice], logprobs[row_slice], NUM_MANY_CANDIDATES),
                 sampling_params[row_slice], uniform_numbers[row_slice])
             if not is_enough:
-                (sampled_tokens[row],), _ = sample_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
-                                                              sampling_params[row_slice], uniform_numbers[row_slice])
+                (sampled_tokens[row],), _ = sample_from_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
+                                                                   sampling_params[row_slice],
+                                                                   uniform_numbers[row_slice])
         return sampled_tokens
 
     def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:

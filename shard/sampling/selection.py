@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, Candidates
 from shard.sampling.filters import FILTERS, RemainingCandidates
-from shard.sampling.unfiltered import draw_from_candidates, draw_from_tail
+from shard.sampling.unfiltered_draws import draw_from_candidates, draw_from_tail
 from shard.state.sequence import SamplingParams
 
 
@@ -35,15 +35,15 @@ class SamplingColumns:
     filters: dict[str, Tensor]  # by name; only filters that some row uses
 
 
-class TokenSelection(NamedTuple):
+class SelectedTokens(NamedTuple):
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
     is_decided: Tensor  # [rows] bool, whether the candidates were enough
     candidate_logprobs: Tensor  # [rows, width], the candidates' logprobs
 
 
-def sample_candidates(candidates: Candidates, sampling_params: list[SamplingParams],
-                      uniforms: Tensor) -> tuple[list[SampledToken], list[bool]]:
+def sample_from_candidates(candidates: Candidates, sampling_params: list[SamplingParams],
+                           uniforms: Tensor) -> tuple[list[SampledToken], list[bool]]:
     """Return a choice for every row, and whether its candidates were enough to make it. `uniforms` [rows] are uniform
     from 0 to below 1; greedy rows ignore them."""
     selection = select_tokens(candidates, make_sampling_columns(sampling_params, uniforms, candidates.token_ids.device))
@@ -68,7 +68,7 @@ def make_sampling_columns(sampling_params: list[SamplingParams], uniforms: Tenso
 
 
 def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
-                  is_captured: bool = False) -> TokenSelection:
+                  is_captured: bool = False) -> SelectedTokens:
     """Filter the candidates and pick a token per row. If `is_captured`, run branches that few rows need for all rows: a
     CUDA graph cannot branch on data."""
     remaining = RemainingCandidates(candidates)
@@ -84,7 +84,7 @@ def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
                                   is_captured=is_captured)
         tokens = torch.where(is_unfiltered, drawn, tokens)
         logprobs = torch.where(is_unfiltered, candidates.all_logprobs.gather(-1, drawn[:, None])[:, 0], logprobs)
-    return TokenSelection(tokens, logprobs, remaining.is_decided | is_unfiltered, candidate_logprobs)
+    return SelectedTokens(tokens, logprobs, remaining.is_decided | is_unfiltered, candidate_logprobs)
 
 
 # [rows] tokens

@@ -1,4 +1,5 @@
-"""Worker without a model: it keeps the ledger, answers by a fixed rule, and takes the time that a cost model gives.
+"""Worker without a model: it keeps the shard's state, answers by a fixed rule, and takes the time that a cost model
+gives.
 
 It fails where a real worker would be wrong without notice: if a sequence reads cache slots that hold another's tokens
 or nothing, or re-enters with tokens that it never generated, the step fails. Scripted faults make it exit, block or
@@ -16,7 +17,7 @@ from shard.errors import StepOutOfMemory
 from shard.fault_script import Fault, FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
-from shard.simulator.text import (
+from shard.simulator.simulated_model import (
     NUM_USED_TOKENS,
     BlockTags,
     CacheTags,
@@ -25,9 +26,8 @@ from shard.simulator.text import (
     make_embedding,
     make_labels,
 )
-from shard.state.ledger import Ledger, PrefillChunk, RejectedMessage, Step
 from shard.state.pooling_text import PoolingText
-from shard.state.results import (
+from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
     TokenLabels,
@@ -36,7 +36,8 @@ from shard.state.results import (
     write_prompt_logprobs,
     write_sequence_outputs,
 )
-from shard.state.sequence import MessageLimits, Sequence
+from shard.state.sequence import ModelLimits, Sequence
+from shard.state.shard_state import PrefillChunk, RejectedMessage, ShardState, Step
 
 BYTES_PER_ADAPTER = 2**20
 StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest
@@ -79,14 +80,14 @@ class SimulatedWorker:
         self._block_tags: BlockTags = []
         self._answer_delays: dict[tuple[int, int], float] = {}
         self.faults = FaultScript(self._model_config.faults)
-        self.ledger = Ledger(make_limits(self._model_config))
+        self.shard_state = ShardState(make_limits(self._model_config))
 
     def close(self) -> None:
         """Wake up a call that sleeps, for good: later calls do not sleep."""
         self._closed_event.set()
 
     def info(self) -> pb.InfoAnswer:
-        model, loaded_ids = self._model_config, self.ledger.loaded_ids
+        model, loaded_ids = self._model_config, self.shard_state.loaded_ids
         return pb.InfoAnswer(
             model="simulated", device="cpu", dtype="float32", rank=self._rank, world_size=self._world_size,
             epoch=self._epoch, vocabulary_size=model.vocabulary_size, max_positions=model.max_positions,
@@ -98,8 +99,8 @@ class SimulatedWorker:
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self._apply_faults("warmup")
-        self.ledger.apply_warmup(request, self._model_config.num_blocks)
-        blocks, answer = self.ledger.block_usage, pb.WarmupAnswer()
+        self.shard_state.apply_warmup(request, self._model_config.num_blocks)
+        blocks, answer = self.shard_state.block_usage, pb.WarmupAnswer()
         answer.block_size, answer.num_blocks, answer.why = blocks.block_size, blocks.num_blocks, "simulated"
         answer.adapter_bytes = self._model_config.adapter_bytes
         rows, tokens, length = request.max_batch_size, request.max_prefill_tokens, max(request.max_total_tokens, 1)
@@ -113,32 +114,32 @@ class SimulatedWorker:
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self._apply_faults("reset")
-        self.ledger.reset()
+        self.shard_state.reset()
         self._block_tags = [None] * len(self._block_tags)
         self._epoch = request.epoch
         return pb.ResetAnswer(epoch=request.epoch)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
         faults = self._apply_faults("prefill")
-        return self._run_step(request, self.ledger.apply_prefill(request), faults)
+        return self._run_step(request, self.shard_state.apply_prefill(request), faults)
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
         faults = self._apply_faults("decode")
-        return self._run_step(request, self.ledger.apply_decode(request), faults)
+        return self._run_step(request, self.shard_state.apply_decode(request), faults)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
         self._apply_faults("filter")
-        self.ledger.apply_filter(request)
+        self.shard_state.apply_filter(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
         self._apply_faults("concat")
-        self.ledger.apply_concat(request)
+        self.shard_state.apply_concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         faults = self._apply_faults("embed")
-        self._step_started_at, texts = monotonic(), self.ledger.check_embed(request)
+        self._step_started_at, texts = monotonic(), self.shard_state.read_embed_texts(request)
         self._check_poison(texts)
         num_tokens = sum(len(text.tokens) for text in texts)
         step_seconds, extra_seconds = (self._compute_seconds(len(texts), num_tokens, num_tokens),
@@ -168,19 +169,19 @@ class SimulatedWorker:
             write_labels(answer, [TokenLabels(*make_labels(text, model.num_labels, model.seed)) if text else None
                                   for text in texts])
 
-    def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
-        if (preceding_unload := self.ledger.make_unload_if_loaded(request)) is not None:
-            self.ledger.mark_unloaded(preceding_unload)
+    def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        if (preceding_unload := self.shard_state.make_unload_if_loaded(request)) is not None:
+            self.shard_state.mark_unloaded(preceding_unload)
         self._apply_faults("load")
         if not {pb.KIND_ADAPTER: self._model_config.adapters,
                 pb.KIND_GRAMMAR: self._model_config.grammars}.get(request.kind, True):
             raise RejectedMessage(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        self.ledger.mark_loaded(request)
+        self.shard_state.mark_loaded(request)
         return pb.LoadAnswer(bytes=BYTES_PER_ADAPTER if request.kind == pb.KIND_ADAPTER else len(request.source))
 
-    def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
+    def unload_resource(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         self._apply_faults("unload")
-        self.ledger.mark_unloaded(request)
+        self.shard_state.mark_unloaded(request)
         return pb.UnloadAnswer()
 
     def pop_answer_delay(self, epoch: int, order: int) -> float:
@@ -189,7 +190,7 @@ class SimulatedWorker:
 
     def _apply_faults(self, verb: str) -> dict[str, str]:
         """Apply the faults that strike a call before it does anything; return all its faults, kind to argument."""
-        faults = {fault.kind: fault.argument for fault in self.faults.count_call(verb)}
+        faults = {fault.kind: fault.argument for fault in self.faults.take_due_faults(verb)}
         if "die" in faults:
             self._exit()
         if "hang" in faults:
@@ -214,7 +215,7 @@ class SimulatedWorker:
             [chunk for chunk in step.chunks if chunk.sequence.id not in failures])
         outputs = {sequence.id: self._generate_output(sequence) for sequence in step.sampled_sequences
                    if sequence.id not in failures}
-        self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)
+        self.shard_state.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)
         self._write_and_check_cache(sequences)
         if self._rank == 0:
             write_sequence_outputs(answer, step, outputs)
@@ -244,7 +245,7 @@ class SimulatedWorker:
                 raise StateMismatch(f"sequence {sequence.id} came with tokens that it never said")
             prompt = sequence.tokens[:sequence.num_prompt_tokens]
             sequence.worker_state = SimulatedSequenceState(text,
-                                                           CacheTags(sequence, self.ledger.block_usage.block_size),
+                                                           CacheTags(sequence, self.shard_state.block_usage.block_size),
                                                            self._find_poison(prompt))
         if sequence.worker_state.poison_fault is not None:
             sequence.worker_state.poison_fault.has_fired = True
@@ -256,8 +257,8 @@ class SimulatedWorker:
     def _generate_output(self, sequence: Sequence) -> SequenceOutput:
         text: SimulatedText = sequence.worker_state.text
         index = len(sequence.tokens) - sequence.num_prompt_tokens
-        tokens, logprobs = text.generate_tokens(index,
-                                                self.ledger.max_new_tokens(sequence) if sequence.is_prefilled else 1)
+        tokens, logprobs = text.generate_tokens(index, self.shard_state.max_tokens_per_decode(sequence)
+                                                if sequence.is_prefilled else 1)
         return make_output_with_top_tokens(tokens, logprobs, min(sequence.sampling.top_n_tokens, NUM_USED_TOKENS))
 
     def _choose_failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
@@ -299,8 +300,8 @@ def make_output_with_top_tokens(tokens: list[int], logprobs: list[float], num_to
                           [[logprob - i / 4 for i in range(num_top_tokens)] for logprob in logprobs])
 
 
-def make_limits(model_config: SimulatedConfig) -> MessageLimits:
+def make_limits(model_config: SimulatedConfig) -> ModelLimits:
     is_supported = {pb.VECTORS: model_config.embedding_width > 0, pb.LABELS: model_config.num_labels > 0}
     supported_wanted = frozenset(kind for kind, is_there in is_supported.items() if is_there)
-    return MessageLimits(model_config.vocabulary_size, model_config.max_positions, model_config.tokens_per_step,
-                         model_config.mixed_steps, model_config.generation, supported_wanted)
+    return ModelLimits(model_config.vocabulary_size, model_config.max_positions, model_config.tokens_per_step,
+                       model_config.mixed_steps, model_config.generation, supported_wanted)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.sequence import MessageLimits, read_column, split_by_counts
+from shard.state.sequence import ModelLimits, read_column, split_by_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class PoolingText:
     adapter_id: int = 0
 
 
-def read_texts(message: pb.EmbedRequest, limits: MessageLimits) -> list[PoolingText]:
+def read_texts(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
     if message.wanted not in pb.Wanted.values() or not message.wanted:
         raise MalformedMessage(f"wanted must be VECTORS or LABELS, got {message.wanted}")
     tokens = split_by_counts(message.tokens, list(message.num_tokens), "tokens")
@@ -31,7 +31,7 @@ def read_texts(message: pb.EmbedRequest, limits: MessageLimits) -> list[PoolingT
     return texts
 
 
-def _check_text(index: int, text: PoolingText, limits: MessageLimits) -> None:
+def _check_text(index: int, text: PoolingText, limits: ModelLimits) -> None:
     length = len(text.tokens)
     problems = {
         "has no tokens": not length,

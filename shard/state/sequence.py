@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.token_counts import TokenCounts
+from shard.state.token_occurrences import TokenOccurrences
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class MessageLimits:
+class ModelLimits:
     """Limits that no message may exceed."""
 
     vocabulary_size: int
@@ -81,7 +81,7 @@ class Sequence:
     failure: pb.Failure | None = None  # a failed sequence yields no more tokens
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
     # by the start index of the count
-    token_counts: dict[int, TokenCounts] = field(default_factory=dict, compare=False, repr=False)
+    token_counts: dict[int, TokenOccurrences] = field(default_factory=dict, compare=False, repr=False)
     # result of `device_sampler.can_sample_on_device`
     can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)
 
@@ -113,7 +113,7 @@ def read_distinct(values: Iterable[int], name: str) -> list[int]:
     return entries
 
 
-def read_sequences(message: pb.Sequences, limits: MessageLimits, block_size: int, num_blocks: int) -> list[Sequence]:
+def read_sequences(message: pb.Sequences, limits: ModelLimits, block_size: int, num_blocks: int) -> list[Sequence]:
     ids = read_distinct(message.ids, "sequences")
     num_tokens = read_column(message.num_tokens, len(ids), 0, "num_tokens")
     tokens = split_by_counts(message.tokens, num_tokens, "tokens")
@@ -154,7 +154,7 @@ def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> lis
     return list(map(tuple, split_by_counts(values, counts, name)))
 
 
-def _check_sequence(sequence: Sequence, limits: MessageLimits, block_size: int, num_blocks: int) -> None:
+def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, num_blocks: int) -> None:
     length, blocks = sequence.num_initial_tokens, sequence.blocks
     problems = {
         "has no tokens": not length,

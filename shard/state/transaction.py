@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.blocks import BlockClaims
+from shard.state.block_usage import BlockClaimChecker
 from shard.state.sequence import Sequence, read_column, read_distinct, split_by_counts
 
-if TYPE_CHECKING:  # the ledger makes changes, and each changes its ledger
-    from shard.state.ledger import Ledger
+if TYPE_CHECKING:  # ShardState makes transactions, and each changes its ShardState
+    from shard.state.shard_state import ShardState
 
 SequencesById = dict[int, Sequence]
 
@@ -61,15 +61,15 @@ class Step:
 
 
 class BatchTransaction:
-    """Checks of one message against the ledger, and its effects on one batch, which `apply` makes."""
+    """Checks of one message against the shard's state, and its effects on one batch, which `apply` makes."""
 
-    def __init__(self, ledger: "Ledger", batch_id: int) -> None:
-        if not ledger.block_usage.num_blocks:
+    def __init__(self, shard_state: "ShardState", batch_id: int) -> None:
+        if not shard_state.block_usage.num_blocks:
             raise RejectedMessage("there is no cache yet: Warmup comes first")
-        self._ledger = ledger
+        self._shard_state = shard_state
         self._batch_id = batch_id
-        self._sequences = ledger.batches.get(batch_id, {})
-        self._block_claims = BlockClaims(ledger.block_usage)
+        self._sequences = shard_state.batches.get(batch_id, {})
+        self._block_claims = BlockClaimChecker(shard_state.block_usage)
         self._dropped_sequences: SequencesById = {}
         self._joined_batch_ids: list[int] = []
         self._granted_blocks: dict[int, list[int]] = {}
@@ -104,20 +104,20 @@ class BatchTransaction:
             raise RejectedMessage(f"batch {self._batch_id} was forgotten")
         self._sequences = dict(self._sequences)
         for batch in self._joined_batch_ids:
-            self._sequences |= self._ledger.batches[batch]
+            self._sequences |= self._shard_state.batches[batch]
 
     def _grant_blocks(self, grants: pb.Grants) -> None:
         ids = read_distinct(grants.sequences, "granted sequences")
         self._check_in_batch(ids)
         blocks = split_by_counts(grants.blocks, read_column(grants.num_blocks, len(ids), 0, "num_blocks"), "blocks")
-        if max(grants.blocks, default=0) >= self._ledger.block_usage.num_blocks:
+        if max(grants.blocks, default=0) >= self._shard_state.block_usage.num_blocks:
             raise MalformedMessage("a granted block does not exist")
         self._block_claims.acquire(grants.blocks)
         self._granted_blocks = dict(zip(ids, blocks, strict=True))
 
     def add_decodes(self) -> None:
         """Let every ready sequence decode."""
-        decodes, max_new_tokens = self._step.decodes, self._ledger.max_new_tokens
+        decodes, max_new_tokens = self._step.decodes, self._shard_state.max_tokens_per_decode
         for sequence in self._sequences.values():
             if sequence.is_prefilled:
                 if sequence.failure is None and (num_new_tokens := max_new_tokens(sequence)) > 0:
@@ -125,24 +125,25 @@ class BatchTransaction:
                     decodes.append(sequence)
                 else:
                     self._step.failed_sequences.append(sequence)
-        if len(decodes) > self._ledger.max_decodes:
-            raise RejectedMessage(f"{len(decodes)} sequences would decode, warm-up allowed {self._ledger.max_decodes}")
+        if len(decodes) > self._shard_state.max_decodes:
+            raise RejectedMessage(
+                f"{len(decodes)} sequences would decode, warm-up allowed {self._shard_state.max_decodes}")
 
     def _check_enough_blocks(self, sequence: Sequence, num_slots: int) -> None:
         """Check that the blocks have slots for the last token and for all tokens that the step may yield but the last.
         """
-        num_blocks, block_size = len(sequence.blocks), self._ledger.block_usage.block_size
+        num_blocks, block_size = len(sequence.blocks), self._shard_state.block_usage.block_size
         if (num_slots > num_blocks * block_size
             and num_slots > (num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size):
             raise RejectedMessage(f"sequence {sequence.id} has too few blocks for {num_slots} places")
 
     def add_sequences(self, new_sequences: list[Sequence]) -> None:
         for sequence in new_sequences:
-            if sequence.id in self._ledger.sequences and sequence.id not in self._dropped_sequences:
+            if sequence.id in self._shard_state.sequences and sequence.id not in self._dropped_sequences:
                 raise RejectedMessage(f"sequence {sequence.id} is here already")
             self._check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
             self._check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
-            num_cached = sequence.num_cached_tokens // self._ledger.block_usage.block_size
+            num_cached = sequence.num_cached_tokens // self._shard_state.block_usage.block_size
             self._block_claims.share(sequence.blocks[:num_cached])
             self._block_claims.acquire(sequence.blocks[num_cached:])
         self._new_sequences = new_sequences
@@ -157,9 +158,9 @@ class BatchTransaction:
             chunk = PrefillChunk(self._sequences[i], start, length)
             self._check_chunk(chunk)
             self._step.chunks.append(chunk)
-        if sum(lengths) > self._ledger.max_chunk_tokens:
+        if sum(lengths) > self._shard_state.max_chunk_tokens:
             raise RejectedMessage(
-                f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._ledger.max_chunk_tokens}")
+                f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._shard_state.max_chunk_tokens}")
         self._skip_failed_chunks()
 
     def _skip_failed_chunks(self) -> None:
@@ -182,7 +183,7 @@ class BatchTransaction:
 
     def _check_batches_exist(self, batch_ids: Iterable[int]) -> None:
         for batch in batch_ids:
-            if batch not in self._ledger.batches:
+            if batch not in self._shard_state.batches:
                 raise RejectedMessage(f"batch {batch} is unknown")
 
     def _check_in_batch(self, sequence_ids: Iterable[int]) -> None:
@@ -191,7 +192,7 @@ class BatchTransaction:
                 raise RejectedMessage(f"sequence {i} is not in batch {self._batch_id}")
 
     def _check_resource_loaded(self, kind: pb.Kind, resource_id: int) -> None:
-        if resource_id and resource_id not in self._ledger.loaded_ids[kind]:
+        if resource_id and resource_id not in self._shard_state.loaded_ids[kind]:
             raise RejectedMessage(f"{pb.Kind.Name(kind)} {resource_id} is not loaded")
 
     def apply_step(self) -> Step:
@@ -206,20 +207,20 @@ class BatchTransaction:
         return self._step
 
     def apply(self) -> None:
-        ledger = self._ledger
+        shard_state = self._shard_state
         for sequence in self._dropped_sequences.values():
-            ledger.block_usage.release(sequence.blocks)
-            del ledger.sequences[sequence.id]
+            shard_state.block_usage.release(sequence.blocks)
+            del shard_state.sequences[sequence.id]
         for batch in self._joined_batch_ids:
-            del ledger.batches[batch]
+            del shard_state.batches[batch]
         for i, blocks in self._granted_blocks.items():
-            ledger.block_usage.acquire(blocks)
+            shard_state.block_usage.acquire(blocks)
             self._sequences[i].blocks += blocks
         for sequence in self._new_sequences:
-            num_cached = sequence.num_cached_tokens // ledger.block_usage.block_size
-            ledger.block_usage.share(sequence.blocks[:num_cached])
-            ledger.block_usage.acquire(sequence.blocks[num_cached:])
-            ledger.sequences[sequence.id] = sequence
-        ledger.batches.pop(self._batch_id, None)
+            num_cached = sequence.num_cached_tokens // shard_state.block_usage.block_size
+            shard_state.block_usage.share(sequence.blocks[:num_cached])
+            shard_state.block_usage.acquire(sequence.blocks[num_cached:])
+            shard_state.sequences[sequence.id] = sequence
+        shard_state.batches.pop(self._batch_id, None)
         if self._sequences:
-            ledger.batches[self._batch_id] = self._sequences
+            shard_state.batches[self._batch_id] = self._sequences

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shard.telemetry.traces import OnSpansLost, SpanAttributes, TraceSettings
+from shard.telemetry.tracing import OnSpansLost, SpanAttributes, TraceSettings
 
 W3C_PROPAGATOR = TraceContextTextMapPropagator()
 EXPORT_TIMEOUT_SECONDS = 5.0  # seconds for a batch, with all attempts
@@ -65,7 +65,7 @@ class ReportingExporter(SpanExporter):
 
 
 class ActiveSpan:
-    """Implementation of `shard.telemetry.traces.TraceSpan`."""
+    """Implementation of `shard.telemetry.tracing.TraceSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span

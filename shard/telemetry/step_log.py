@@ -7,7 +7,7 @@ from struct import pack
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
-from shard.deferred import PendingResult
+from shard.pending_result import PendingResult
 
 Answer = TypeVar("Answer")
 RunStep = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request

@@ -7,7 +7,7 @@ from typing import Any
 
 from shard.pb import shard_pb2 as pb
 from shard.telemetry.step_log import RunStep
-from shard.telemetry.traces import SpanSender
+from shard.telemetry.tracing import SpanSender
 
 
 def trace_steps(span_sender: SpanSender | None, rank: int, run_step: RunStep) -> RunStep:

@@ -1,6 +1,7 @@
-"""Worker with a real model: it applies messages to the ledger, runs steps (`runner/runner.py`) and returns answers.
+"""Worker with a real model: it applies messages to the shard's state, runs steps (`runner/runner.py`) and returns
+answers.
 
-It owns the cache whose blocks the ledger tracks. All calls but `info`, `close`, `load` and `unload` come from
+It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load` and `unload` come from
 one thread.
 """
 
@@ -11,25 +12,25 @@ from time import perf_counter
 
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.config import ShardConfig
-from shard.deferred import PendingResult
 from shard.errors import StartupOutOfMemory
-from shard.host.memory import check_any_block_fits, count_fitting_blocks, describe_cache_size, explain_num_blocks
+from shard.hardware.memory import check_any_block_fits, count_fitting_blocks, describe_cache_size, explain_num_blocks
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.runner.runner import StepOutputs
-from shard.state.ledger import RejectedMessage, Step, cap_num_blocks
-from shard.state.results import (
+from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
     write_embeddings,
     write_prompt_logprobs,
     write_sequence_outputs,
 )
-from shard.state.sequence import MessageLimits
+from shard.state.sequence import ModelLimits
+from shard.state.shard_state import RejectedMessage, Step, cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.base import BaseWorker
-from shard.workers.collective import exit_process
+from shard.workers.collective_failures import exit_process
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+from shard.workers.model_worker import ModelWorker
 from shard.workers.overlap import OverlapQueue
 from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes, write_measurements
 
@@ -39,18 +40,18 @@ NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory 
 logger = logging.getLogger(__name__)
 
 
-class DecoderWorker(BaseWorker[LoadedDecoder]):
+class DecoderWorker(ModelWorker[LoadedDecoder]):
     """Worker of a model that generates tokens."""
 
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded_model = load_decoder_model(config, on_progress)
-        limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
-                               mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
+        limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
+                             mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
         self._cache = loaded_model.make_cache(16, 0)
-        self._overlap_queue = OverlapQueue(self.ledger, loaded_model.runner, self._run_model)
+        self._overlap_queue = OverlapQueue(self.shard_state, loaded_model.runner, self._run_model)
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
@@ -58,8 +59,8 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         return answer
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
-        self.ledger.check_warmup(request)
-        self._loaded_model.runner.use_cuda_graphs(None)  # the captured steps hold the old cache
+        self.shard_state.check_warmup(request)
+        self._loaded_model.runner.set_cuda_graph_runner(None)  # the captured steps hold the old cache
         try:
             if self._loaded_model.device.type == "cuda":
                 self._run_warmup(partial(self._run_largest_step, request))
@@ -74,7 +75,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         answer.cache_bytes, answer.why = (
             cache.num_blocks * self._loaded_model.bytes_per_block(request.block_size), size_reason)
         answer.adapter_bytes = adapter_bytes
-        self.ledger.apply_warmup(request, num_blocks)
+        self.shard_state.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
         return answer
 
@@ -95,7 +96,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         budget, block_bytes = loaded.compute_cache_budget(), loaded.bytes_per_block(size)
         num_fitting_blocks = count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS)
         # before any rank raises: the others would wait for it forever
-        min_fitting_blocks = loaded.group.minimum(num_fitting_blocks)
+        min_fitting_blocks = loaded.group.all_reduce_min(num_fitting_blocks)
         check_any_block_fits(num_fitting_blocks, budget, block_bytes, NUM_RESERVED_BLOCKS)
         if min_fitting_blocks < 1:
             raise StartupOutOfMemory("another shard has no room for a cache")
@@ -107,14 +108,14 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
 
     def _max_sequence_length(self, request: pb.WarmupRequest) -> int:
         """Return the most tokens of one sequence."""
-        return request.max_total_tokens or self.ledger.limits.max_positions
+        return request.max_total_tokens or self.shard_state.limits.max_positions
 
     def _allocate_and_measure(self, request: pb.WarmupRequest, num_blocks: int) -> tuple[KVCache, pb.WarmupAnswer]:
         cache = self._loaded_model.make_cache(request.block_size, cap_num_blocks(request, num_blocks))
         max_sizes = MaxStepSizes.from_request(request, min(self._max_sequence_length(request),
                                                            cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
-        self._loaded_model.runner.use_cuda_graphs(self._loaded_model.capture_decode_steps(
+        self._loaded_model.runner.set_cuda_graph_runner(self._loaded_model.capture_decode_steps(
             cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length)))
         write_measurements(self._make_warmup(cache, max_sizes).measure_steps(), answer)
         return cache, answer
@@ -125,20 +126,21 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self._overlap_queue.discard_all()
-        for sequence in self.ledger.sequences.values():
+        for sequence in self.shard_state.sequences.values():
             # An aborted step may have left arbitrary values in their blocks.
-            self._cache.zero_blocks(sequence.blocks[sequence.num_cached_tokens // self.ledger.block_usage.block_size:])
+            self._cache.zero_blocks(sequence.blocks[sequence.num_cached_tokens
+                                                    // self.shard_state.block_usage.block_size:])
         return super().reset(request)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
         self._overlap_queue.finish_all()
-        return self._run_step(request, self.ledger.apply_prefill(request))
+        return self._run_step(request, self.shard_state.apply_prefill(request))
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | PendingResult[pb.StepAnswer]:
         """Run a decode step. If the device chooses the tokens, return a `PendingResult`: the next step need not wait
         for it."""
-        self._overlap_queue.wait_for_slot()
-        step = self.ledger.apply_decode(request)
+        self._overlap_queue.wait_for_capacity()
+        step = self.shard_state.apply_decode(request)
         pending_result = self._run_collective(partial(self._overlap_queue.begin_step, step, self._cache,
                                                       partial(self._make_answer, request)))
         if pending_result is not None:
@@ -157,7 +159,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         self._overlap_queue.finish_all()
-        texts, started_at = self.ledger.check_embed(request), perf_counter()
+        texts, started_at = self.shard_state.read_embed_texts(request), perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         embeddings = self._run_collective(partial(self._loaded_model.embedder.embed, texts))
         if self._loaded_model.group.rank == 0:
@@ -165,10 +167,10 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         answer.forward_seconds = perf_counter() - started_at
         return answer
 
-    def _load_resource(self, request: pb.LoadRequest) -> int:
+    def _load_by_kind(self, request: pb.LoadRequest) -> int:
         """Load the resource and return its size in bytes. Only rank 0, which chooses the tokens, compiles grammars."""
         if request.kind != pb.KIND_GRAMMAR or not self._supports_grammars:
-            return super()._load_resource(request)
+            return super()._load_by_kind(request)
         if self._loaded_model.grammars is not None:
             self._loaded_model.grammars.load(request.id, request.source)
         return len(request.source)
@@ -177,8 +179,8 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
     def _supports_grammars(self) -> bool:
         return self._loaded_model.grammars is not None or self._loaded_model.group.rank > 0
 
-    def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
-        answer = super().unload(request)
+    def unload_resource(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
+        answer = super().unload_resource(request)
         if request.kind == pb.KIND_GRAMMAR and self._loaded_model.grammars is not None:
             self._loaded_model.grammars.unload(request.id)
         return answer
@@ -188,7 +190,7 @@ class DecoderWorker(BaseWorker[LoadedDecoder]):
         if step.sequences:
             result = self._run_model(step)
             outputs, prompt_logprobs = result.outputs, result.prompt_logprobs
-            self.ledger.apply_results(step, {i: output.tokens for i, output in outputs.items()}, result.failures)
+            self.shard_state.apply_results(step, {i: output.tokens for i, output in outputs.items()}, result.failures)
         return self._make_answer(request, step, outputs, perf_counter() - started_at, prompt_logprobs)
 
     def _run_model(self, step: Step) -> StepOutputs:

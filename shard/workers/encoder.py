@@ -9,28 +9,28 @@ from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.state.ledger import cap_num_blocks
 from shard.state.pooling_text import PoolingText
-from shard.state.results import write_embeddings, write_labels
-from shard.state.sequence import MessageLimits
+from shard.state.result_encoding import write_embeddings, write_labels
+from shard.state.sequence import ModelLimits
+from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.base import BaseWorker
-from shard.workers.collective import exit_process
+from shard.workers.collective_failures import exit_process
 from shard.workers.encoder_warmup import EncoderWarmup
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
+from shard.workers.model_worker import ModelWorker
 from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 
-class EncoderWorker(BaseWorker[LoadedEncoder]):
+class EncoderWorker(ModelWorker[LoadedEncoder]):
     """Worker of a model that embeds or labels texts."""
 
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = exit_process,  # noqa: A002 - what it does
                  on_progress: OnProgress = ignore_progress) -> None:
         """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded_model = load_encoder_model(config, on_progress)
-        limits = MessageLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
-                               mixed_steps=False, generation=False,
-                               supported_wanted=frozenset({pb.LABELS if loaded_model.config.labels else pb.VECTORS}))
+        limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
+                             mixed_steps=False, generation=False,
+                             supported_wanted=frozenset({pb.LABELS if loaded_model.config.labels else pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
 
     def info(self) -> pb.InfoAnswer:
@@ -41,15 +41,15 @@ class EncoderWorker(BaseWorker[LoadedEncoder]):
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         """Measure steps. There is no cache; the answer has as many blocks as all texts together would need, since a
         router may rely on them."""
-        self.ledger.check_warmup(request)
-        longest = request.max_total_tokens or self.ledger.limits.max_positions
+        self.shard_state.check_warmup(request)
+        longest = request.max_total_tokens or self.shard_state.limits.max_positions
         num_blocks = request.max_batch_size * -(-longest // request.block_size)
         max_sizes = MaxStepSizes(request.max_batch_size, request.max_prefill_tokens, longest)
         answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=cap_num_blocks(request, num_blocks),
                                  why="an encoder keeps nothing, its cache takes no memory",
                                  adapter_bytes=self._loaded_model.compute_adapter_budget())
         write_measurements(self._run_warmup(self._make_warmup(max_sizes).measure_steps), answer)
-        self.ledger.apply_warmup(request, num_blocks)
+        self.shard_state.apply_warmup(request, num_blocks)
         self._warmup_answer = answer
         return answer
 
@@ -59,15 +59,15 @@ class EncoderWorker(BaseWorker[LoadedEncoder]):
         return EncoderWarmup(run_texts, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
-        self.ledger.apply_prefill(request)
-        raise AssertionError("the ledger refuses whatever generates")
+        self.shard_state.apply_prefill(request)
+        raise AssertionError("the shard's state refuses whatever generates")
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
-        self.ledger.apply_decode(request)
-        raise AssertionError("the ledger refuses whatever generates")
+        self.shard_state.apply_decode(request)
+        raise AssertionError("the shard's state refuses whatever generates")
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        texts, started_at = self.ledger.check_embed(request), perf_counter()
+        texts, started_at = self.shard_state.read_embed_texts(request), perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         self._run_collective(partial(self._run_and_write_results, texts, request.wanted, answer))
         answer.forward_seconds = perf_counter() - started_at

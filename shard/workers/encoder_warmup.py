@@ -60,4 +60,4 @@ class EncoderWarmup:
         """Return the time of the slowest rank, so that all ranks continue or stop alike."""
         started_at = perf_counter()
         self._run_texts(texts)
-        return -self._group.minimum(-round(1e9 * (perf_counter() - started_at))) / 1e9
+        return -self._group.all_reduce_min(-round(1e9 * (perf_counter() - started_at))) / 1e9

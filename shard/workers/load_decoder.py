@@ -19,14 +19,14 @@ from shard.attention.backend import (
     choose_attention_backend,
     make_attention_backend,
 )
-from shard.attention.kv_cache import KVCache, LayerSharedKVCache
-from shard.attention.variant import AttentionConfig
+from shard.attention.config import AttentionConfig
+from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
-from shard.host.cgroups import count_usable_cores
-from shard.host.cublas import disable_split_sums
-from shard.host.device import choose_device, choose_num_threads, count_ranks_on_gpu, name_device_model
-from shard.host.dtype import (
+from shard.hardware.cgroups import count_usable_cores
+from shard.hardware.cublas import disable_split_k
+from shard.hardware.device import choose_device, choose_num_threads, count_ranks_on_gpu, get_device_name
+from shard.hardware.dtype import (
     ProbeCache,
     agree_on_dtype,
     choose_dtype,
@@ -34,18 +34,18 @@ from shard.host.dtype import (
     make_packed_matmul,
     measure_fastest_dtype,
 )
-from shard.host.memory import (
+from shard.hardware.memory import (
     AvailableMemory,
     MemoryBudget,
     check_weights_fit,
     compute_adapter_budget,
-    compute_gpu_budget,
-    compute_host_budget,
+    compute_gpu_cache_budget,
+    compute_host_cache_budget,
     is_out_of_memory,
     read_gpu_memory,
     read_host_memory,
 )
-from shard.host.probe_cache import FileProbeCache, NoProbeCache, make_probe_key
+from shard.hardware.probe_cache import FileProbeCache, NoProbeCache, make_probe_key
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.read_config import read_model_config
@@ -53,9 +53,9 @@ from shard.models.registry import load_model
 from shard.ops.linear import can_pack
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
-from shard.runner.cuda_graphs import CudaGraphRunner, MaxDecodeSize, make_cuda_graph_capture
+from shard.runner.cuda_graphs import CudaGraphRunner, MaxDecodeSize, make_capture_function
 from shard.runner.decoder_embedder import DecoderEmbedder
-from shard.runner.exactness import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate
+from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate
 from shard.runner.pooling import read_pooling
 from shard.runner.runner import ModelRunner
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
@@ -102,7 +102,7 @@ class LoadedDecoder:
             or not self.model.is_capturable or not isinstance(self.attention, CapturableAttentionBackend)):
             return None
         try:
-            return CudaGraphRunner(self.model, self.attention, cache, max_size, make_cuda_graph_capture(self.device),
+            return CudaGraphRunner(self.model, self.attention, cache, max_size, make_capture_function(self.device),
                                    adapter_routing=self.adapter_registry.capturable_routing)
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -117,8 +117,9 @@ class LoadedDecoder:
     def compute_cache_budget(self) -> MemoryBudget:
         """Return the room for the cache; call this after the largest step has run."""
         if self.device.type != "cuda":
-            return compute_host_budget(read_host_memory(), self.memory_fraction, self.num_sharing_shards)
-        budget = compute_gpu_budget(*read_gpu_memory(self.device.index), self.memory_fraction, self.num_sharing_shards)
+            return compute_host_cache_budget(read_host_memory(), self.memory_fraction, self.num_sharing_shards)
+        budget = compute_gpu_cache_budget(*read_gpu_memory(self.device.index), self.memory_fraction,
+                                          self.num_sharing_shards)
         return replace(budget, bytes=max(0, budget.bytes - self.compute_adapter_budget()))
 
 
@@ -155,19 +156,19 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
                                        AttentionConfig(model_config.attention_scale, model_config.attention_softcap,
                                                        model_config.sliding_windows))
     subject = asdict(model_config) | {"dtype": dtype, "attention": backend, "ranks": group.size,
-                                      "device": name_device_model(device), "quantize": config.quantize,
+                                      "device": get_device_name(device), "quantize": config.quantize,
                                       "adaptable": config.adaptable, "exact": config.exact}
     gate_model = model.copy_first_layers(model.num_representative_layers)
     gate = ExactnessGate(gate_model, model_config, attention,
                          partial(make_cache, gate_model, 16, dtype=dtype, device=device), device,
                          sizes=THOROUGH_GATE_SIZES if config.exact and device.type == "cuda" else QUICK_GATE_SIZES)
     on_progress(CHECK_PHASE, 0, 0)
-    inexact_reason = check_exactness(lambda: gate.find_difference() or adapter_registry.find_batch_dependence(), group,
-                                     context.probe_cache, make_probe_key(subject), is_required=config.exact)
+    inexact_reason = find_inexact_reason(lambda: gate.find_difference() or adapter_registry.find_batch_dependence(),
+                                         group, context.probe_cache, make_probe_key(subject), is_required=config.exact)
     grammars = make_grammar_registry(Path(config.model), model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
     runner = ModelRunner(model, attention, sampler, group, adapter_registry.adapter_routing, device=device)
-    make_passing_cache = partial(make_cache, model, 16, dtype=dtype, device=device, cache_type=LayerSharedKVCache)
+    make_passing_cache = partial(make_cache, model, 16, dtype=dtype, device=device, cache_type=TransientKVCache)
     embedder = DecoderEmbedder(model, attention, pooling, adapter_registry.adapter_routing,
                                make_cache=make_passing_cache, device=device)
     return LoadedDecoder(config.model, model, attention, runner, embedder, group, device, dtype, inexact_reason,
@@ -197,7 +198,7 @@ def set_up_device(device: torch.device, config: ShardConfig) -> None:
         torch.set_num_threads(choose_num_threads(config.threads, count_usable_cores(), config.world_size))
         return
     if config.exact:
-        disable_split_sums()
+        disable_split_k()
     torch.cuda.set_device(device)
     if not has_triton():
         logger.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
@@ -220,7 +221,7 @@ def check_weight_memory(needed_bytes: int, device: torch.device, group: RankGrou
         needed_bytes = needed_bytes * num_sharing_shards // group.size
     else:
         available = read_host_memory()
-    min_available = group.minimum(available.bytes)
+    min_available = group.all_reduce_min(available.bytes)
     check_weights_fit(needed_bytes, replace(available, bytes=min_available), num_sharing_shards)
 
 
@@ -263,18 +264,18 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
                       num_blocks=num_blocks, dtype=dtype, device=device)
 
 
-def check_exactness(find_difference: Callable[[], str], group: RankGroup, probe_cache: ProbeCache, key: str, *,
-                    is_required: bool) -> str:
+def find_inexact_reason(find_difference: Callable[[], str], group: RankGroup, probe_cache: ProbeCache, key: str, *,
+                        is_required: bool) -> str:
     """Return why this model on this machine is not exact, or an empty string; cached if possible. Either all ranks run
     the gate or none does, and a difference on one counts for all. Raises ValueError if not exact but `is_required`.
     docs/exactness.md, "How it is checked", tells more."""
     cached = probe_cache.get(key)
-    if group.minimum(int(cached is not None)):
+    if group.all_reduce_min(int(cached is not None)):
         assert cached is not None
         difference = cached
     else:
         difference = find_difference()
-        if not group.minimum(int(not difference)):
+        if not group.all_reduce_min(int(not difference)):
             difference = difference or "another shard found a difference"
         probe_cache.put(key, difference)
     if difference and is_required:

@@ -1,7 +1,7 @@
 """Overlapped decode steps: the next step begins before the results of the last one are known.
 
 Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So the
-ledger advances as if the tokens of the step under way were known, and the next step reads them on the device. If a
+shard_state advances as if the tokens of the step under way were known, and the next step reads them on the device. If a
 result needs the host, that step and the one behind it are run again, one after the other, with the same results as
 without overlap. That costs two steps, so where it happens often, `OverlapBackoff` suspends overlap for some steps.
 """
@@ -13,12 +13,12 @@ from time import perf_counter
 from typing import Any
 
 from shard.attention.kv_cache import KVCache
-from shard.deferred import Answer, PendingResult
-from shard.host.device import MAX_IN_FLIGHT_STEPS
+from shard.hardware.device import MAX_IN_FLIGHT_STEPS
+from shard.pending_result import Answer, PendingResult
 from shard.runner.cuda_graphs import InFlightReplay
 from shard.runner.runner import ModelRunner, StepOutputs, find_blocks_between
-from shard.state.ledger import Ledger
-from shard.state.results import SequenceOutput
+from shard.state.result_encoding import SequenceOutput
+from shard.state.shard_state import ShardState
 from shard.state.transaction import Step
 
 NUM_AVERAGED_STEPS = 32  # steps that the moving average covers, about
@@ -48,7 +48,7 @@ class OverlapBackoff:
         self._rerun_share = 0.0  # moving average: share of overlapped steps that had to be run again
         self._num_suspended_left = 0
 
-    def take_suspended_step(self) -> bool:
+    def should_suspend_next_step(self) -> bool:
         """Return whether the next step must wait for the last one, and count that step."""
         if not self._num_suspended_left:
             return False
@@ -64,8 +64,8 @@ class OverlapBackoff:
 class OverlapQueue:
     """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread. None begins while one must be run again."""
 
-    def __init__(self, ledger: Ledger, runner: ModelRunner, run_synchronously: RunSynchronously) -> None:
-        self._ledger = ledger
+    def __init__(self, shard_state: ShardState, runner: ModelRunner, run_synchronously: RunSynchronously) -> None:
+        self._shard_state = shard_state
         self._runner = runner
         self._run_synchronously = run_synchronously
         self._in_flight_steps: deque[tuple[InFlightStep, PendingResult[Any]]] = deque()
@@ -73,7 +73,7 @@ class OverlapQueue:
         self._backoff = OverlapBackoff()
         self._first_error: Exception | None = None  # of a failed step; all steps behind it raise the same
 
-    def wait_for_slot(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Wait until another step may begin; raises the error of an earlier step."""
         if len(self._in_flight_steps) == MAX_IN_FLIGHT_STEPS:
             self._in_flight_steps[0][1].finish()
@@ -92,15 +92,15 @@ class OverlapQueue:
         self._first_error = None
 
     def begin_step(self, step: Step, cache: KVCache, make_answer: MakeAnswer[Answer]) -> PendingResult[Answer] | None:
-        """Begin the step; call `wait_for_slot` before. Return None if it can only be run after the last step has
+        """Begin the step; call `wait_for_capacity` before. Return None if it can only be run after the last step has
         ended."""
-        if self._backoff.take_suspended_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
+        if self._backoff.should_suspend_next_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
         previous = self._in_flight_steps[-1][0].replay if self._in_flight_steps else None
         started_at, replay = perf_counter(), self._runner.begin_step(step, cache, previous)
         if replay is None:
             return None
-        in_flight = InFlightStep(step, self._ledger.append_placeholders(step), started_at, replay)
+        in_flight = InFlightStep(step, self._shard_state.append_placeholders(step), started_at, replay)
         pending_result = PendingResult(replay.wait, lambda: self._end_step(in_flight, cache, make_answer))
         self._in_flight_steps.append((in_flight, pending_result))
         return pending_result
@@ -136,7 +136,8 @@ class OverlapQueue:
             self._drop_failed(in_flight, cache)
         elif (sampled_tokens := replay.get_sampled_tokens()) is not None:
             self._backoff.record_step(succeeded=True)
-            self._ledger.fill_placeholders(step, in_flight.placeholder_indices, [token for token, _ in sampled_tokens])
+            self._shard_state.fill_placeholders(step, in_flight.placeholder_indices,
+                                                [token for token, _ in sampled_tokens])
             return {sequence.id: SequenceOutput([token], [logprob])
                     for sequence, (token, logprob) in zip(step.decodes, sampled_tokens, strict=True)}
         else:
@@ -144,18 +145,18 @@ class OverlapQueue:
         if not step.decodes:
             return {}
         result = self._run_synchronously(step)
-        self._ledger.apply_results(step, {number: output.tokens for number, output in result.outputs.items()},
+        self._shard_state.apply_results(step, {number: output.tokens for number, output in result.outputs.items()},
                                    result.failures)
         return result.outputs
 
     def _roll_back_steps(self) -> None:
-        """Wait for all steps under way and roll them back in the ledger, the youngest first."""
+        """Wait for all steps under way and roll them back in the shard's state, the youngest first."""
         self._backoff.record_step(succeeded=False)
         for in_flight, _ in reversed(self._in_flight_steps):
             if in_flight.replay is not None:
                 in_flight.replay.wait()
                 in_flight.replay = None
-                self._ledger.roll_back_placeholders(in_flight.step, in_flight.placeholder_indices)
+                self._shard_state.roll_back_placeholders(in_flight.step, in_flight.placeholder_indices)
 
     def _drop_failed(self, in_flight: InFlightStep, cache: KVCache) -> None:
         """Drop sequences that failed in the step before. They ran in this one too, so zero the blocks they wrote to."""

@@ -105,7 +105,7 @@ class DecoderWarmup:
         """Return the time of the slowest rank, so that all ranks continue or stop alike."""
         started_at = perf_counter()
         self._runner.run(step, self._cache)
-        return -self._group.minimum(-round(1e9 * (perf_counter() - started_at))) / 1e9
+        return -self._group.all_reduce_min(-round(1e9 * (perf_counter() - started_at))) / 1e9
 
     def _make_decode_step(self, num_sequences: int, length: int) -> Step:
         return Step(decodes=[self._make_sequence(number, min(length, self._max_sizes.max_sequence_length))

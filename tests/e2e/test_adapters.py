@@ -47,7 +47,7 @@ def test_adapters_take_turns_when_there_are_fewer_slots_than_adapters(tmp_path):
                 for name in names] == [expected_text(weft, number) for number in range(1, 7)]
         answers = await asyncio.gather(*(generate_text(weft, name, max_new_tokens=30) for name in 4 * names))
         assert len(set(answers)) == 6
-        assert len(weft.ranks[0].worker.ledger.loaded_ids[1]) <= 2
+        assert len(weft.ranks[0].worker.shard_state.loaded_ids[1]) <= 2
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True, max_active_adapters=2, adapter_cycle_time_s=0.01,
                   store=FakeAdapterStore(*(f"a{number}" for number in range(1, 7))))
@@ -133,7 +133,7 @@ def test_disconnected_request_releases_its_adapter(tmp_path, steps):
         assert (await weft.generate("a loom", adapter_id="nobody")).status == 424
         [pinned] = weft.adapter_store.requests_of("pin")
         assert "d-a" not in pinned["digests"]
-        assert len(weft.ranks[0].worker.ledger.loaded_ids[1]) == 1
+        assert len(weft.ranks[0].worker.shard_state.loaded_ids[1]) == 1
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True, gated=True, max_active_adapters=1, max_concurrent_requests=2,
                   adapter_cycle_time_s=0.01, store=FakeAdapterStore("a", "b", "c"))

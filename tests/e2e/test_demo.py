@@ -12,7 +12,7 @@ from support.weft_process import WeftProcess, run_weft_process
 from transformers import PreTrainedTokenizerFast
 
 import launcher.demo
-from launcher.demo.training.card import CARD_PROMPTS, MAX_ANSWER_TOKENS
+from launcher.demo.training.model_card import CARD_PROMPTS, MAX_ANSWER_TOKENS
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 MODEL_FOLDER = Path(launcher.demo.__file__).with_name("model")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from support.in_process_server import make_generate_body, play_scenario
 
-from router.scheduler.events import TokensAccepted
+from router.scheduler.events import TokensGenerated
 
 STEPS_PER_WINDOW = 1000  # steps
 NUM_WINDOWS = 2
@@ -31,7 +31,7 @@ class TenantTokenCounter:
         tenants = {s.id: s.request.tenant.name for s in self._scheduler.sequences}
         events = self._complete(last_message_number, result, stop_token_counts, now)
         for event in events:
-            if isinstance(event, TokensAccepted):
+            if isinstance(event, TokensGenerated):
                 for number, count in event.token_counts.items():
                     self.tokens_by_tenant[tenants[number]] += count
         self._steps += 1

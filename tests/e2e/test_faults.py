@@ -67,7 +67,7 @@ def test_faults_of_any_rank_do_not_change_the_answers(tmp_path, rank, faults, tr
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lost_shards_are_noticed_while_idle(tmp_path, ranks):
     async def scenario(weft):
-        lost = weft.watch_scheduler_calls("shards_lost")
+        lost = weft.watch_scheduler_calls("on_shards_lost")
         await weft.replace_ranks()
         await lost.get()
         assert weft.engine.why_unavailable()

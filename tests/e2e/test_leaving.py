@@ -29,7 +29,7 @@ class StepRecordingWorker(SimulatedWorker):
         self.sequences_by_step = []
 
     def _run_step(self, *args):
-        self.sequences_by_step.append(set(self.ledger.sequences))
+        self.sequences_by_step.append(set(self.shard_state.sequences))
         return super()._run_step(*args)
 
 

@@ -17,7 +17,7 @@ def test_grammars_are_reloaded_when_shards_are_replaced(tmp_path: Path, faults: 
         grammars = [weft.engine.resource_controller.loader.get_or_create("grammar", source) for source in "ab"]
         await weft.check_streams(*(make_text_request(f"prompt {index}", 12, grammar=grammars[index % 2])
                                    for index in range(6)))
-        assert [sorted(rank.worker.ledger.loaded_ids[2]) for rank in weft.ranks] == [[1, 2]] * ranks
+        assert [sorted(rank.worker.shard_state.loaded_ids[2]) for rank in weft.ranks] == [[1, 2]] * ranks
         await weft.check_idle()
     play_scenario(scenario, tmp_path, ranks=ranks, faults=faults)
 

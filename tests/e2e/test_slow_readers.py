@@ -100,7 +100,7 @@ def test_buffers_of_a_slow_client_are_bounded(play_with_slow_reader):
         max_written = TRANSPORT_HIGH_WATER_BYTES + weft.config.slow_client_buffer + 3 * MAX_STEP_BYTES
         assert connection.transport.get_write_buffer_size() <= max_written
         await weft.wait_for_steps_in_flight()
-        assert not weft.ranks[0].worker.ledger.sequences
+        assert not weft.ranks[0].worker.shard_state.sequences
         await reader.read_all()
     play_with_slow_reader(scenario)
 

@@ -152,7 +152,7 @@ def test_health_reports_whether_shards_are_available(tmp_path):
 
         weft.engine._connect_shards = connect_shards_later
         waiting = asyncio.create_task(weft.generate_stream("a loom", 20))
-        lost = weft.watch_scheduler_calls("shards_lost")
+        lost = weft.watch_scheduler_calls("on_shards_lost")
         await lost.get()
         assert (await weft.http_session.get("/health")).status == 503
         may_come_back.set()

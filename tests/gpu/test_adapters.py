@@ -7,16 +7,16 @@ from torch import Tensor
 pytest.importorskip("triton")  # available on Linux only
 
 from shard.lora import lora_triton
-from shard.lora.lora_torch import TorchLoraWeights
-from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
+from shard.lora.lora_torch import TorchLoraStore
+from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.lora.slots import AdapterSlots
-from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 
 pytestmark = pytest.mark.gpu
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 NUM_INPUTS, OUTPUT_WIDTHS, LORA_RANKS = 2048, (2048, 512, 512), (4, 8, 16, 17, 64, 128)
-ADAPTER_RUNS = [AdapterRun(1, 1), AdapterRun(0, 2), AdapterRun(6, 1), AdapterRun(2, 40), AdapterRun(3, 16),
-                AdapterRun(1, 1), AdapterRun(4, 2), AdapterRun(5, 33)]
+ADAPTER_RUNS = [AdapterRowSpan(1, 1), AdapterRowSpan(0, 2), AdapterRowSpan(6, 1), AdapterRowSpan(2, 40),
+                AdapterRowSpan(3, 16), AdapterRowSpan(1, 1), AdapterRowSpan(4, 2), AdapterRowSpan(5, 33)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE_BY_DTYPE, ids=str)
@@ -28,7 +28,7 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
     parts = group_slices_into_parts([WeightSlice(str(number), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
                                      for number, width in enumerate(OUTPUT_WIDTHS)])
     implementations = [kind(adapter_routing, parts, dtype, torch_device)
-                       for kind in (lora_triton.TritonLoraWeights, TorchLoraWeights)]
+                       for kind in (lora_triton.TritonLoraStore, TorchLoraStore)]
     torch.manual_seed(0)
     for adapter, rank in enumerate(LORA_RANKS, 1):
         slot = adapter_slots.assign(adapter, rank)
@@ -39,10 +39,10 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
     num_rows = sum(run.length for run in ADAPTER_RUNS)
     x, y = (torch.randn(num_rows, width).to(torch_device, dtype) for width in (NUM_INPUTS, sum(OUTPUT_WIDTHS)))
 
-    def add_lora(lora: lora_triton.TritonLoraWeights | TorchLoraWeights, rows: slice, runs: list[AdapterRun]) -> Tensor:
+    def add_lora(lora: lora_triton.TritonLoraStore | TorchLoraStore, rows: slice, runs: list[AdapterRowSpan]) -> Tensor:
         changed = y[rows].clone()
         with adapter_routing.route_rows(runs):
-            lora.add_updates(x[rows], changed)
+            lora.add_updates_to_output(x[rows], changed)
         return changed
 
     triton_output, torch_output = (add_lora(kind, slice(None), ADAPTER_RUNS) for kind in implementations)
@@ -50,5 +50,5 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
                                atol=TOLERANCE_BY_DTYPE[dtype])
     adapters = [run.adapter for run in ADAPTER_RUNS for _ in range(run.length)]
     for row in range(0, num_rows, 7):
-        assert torch.equal(add_lora(implementations[0], slice(row, row + 1), [AdapterRun(adapters[row], 1)])[0],
+        assert torch.equal(add_lora(implementations[0], slice(row, row + 1), [AdapterRowSpan(adapters[row], 1)])[0],
                            triton_output[row])

@@ -7,7 +7,7 @@ import torch
 from support.attention_inputs import AttentionHarness
 from torch import Tensor
 
-from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")

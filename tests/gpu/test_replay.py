@@ -15,7 +15,7 @@ from support.small_checkpoints import make_tiny_checkpoint
 
 from router.request import Request, SamplingParams
 from router.shards.resource_loader import LoadableResource
-from shard.runner.cuda_graphs import make_cuda_graph_capture
+from shard.runner.cuda_graphs import make_capture_function
 from shard.state.sequence import SamplingParams as ShardSamplingParams
 from shard.state.transaction import Step
 
@@ -31,7 +31,7 @@ SEQUENCE_LENGTHS = [[1], [300], [17, 257], [16, 90, 255, 1], [40, 40, 2, 31, 5]]
 def test_replayed_step_equals_eager_step(
         family: str, more: dict[str, Any], tmp_path: Path, device: str) -> None:
     torch_device = torch.device(device)
-    capture = make_cuda_graph_capture(torch_device) if device == "cuda" else capture_by_calling
+    capture = make_capture_function(torch_device) if device == "cuda" else capture_by_calling
     model = ReplayableModel(make_tiny_checkpoint(tmp_path, family), capture, torch_device, max_rows=5, **more)
     for lengths in SEQUENCE_LENGTHS:
         model.check_replay_equals_eager(model.make_prefilled_sequences(lengths, len(lengths)), 1e-3)
@@ -39,7 +39,7 @@ def test_replayed_step_equals_eager_step(
 
 def test_steps_with_adapters_loaded_after_the_capture_are_replayed(tmp_path: Path, device: str) -> None:
     torch_device, folder = torch.device(device), make_tiny_checkpoint(tmp_path, "llama")
-    model = ReplayableModel(folder, make_cuda_graph_capture(torch_device) if device == "cuda" else capture_by_calling,
+    model = ReplayableModel(folder, make_capture_function(torch_device) if device == "cuda" else capture_by_calling,
                             torch_device, max_rows=5, adaptable=True)
     for number, rank in enumerate((4, 12, 40), 1):
         model.wardrobe.load(number, make_tiny_adapter(folder, seed=number, r=rank))
@@ -62,7 +62,7 @@ def test_overlapped_step_equals_step_that_waited_for_the_previous_one(
         sampling: ShardSamplingParams, tmp_path: Path, device: str) -> None:
     """No step has to wait for sampling on the host: the vocabulary is so small that few candidates suffice."""
     torch_device = torch.device(device)
-    capture = make_cuda_graph_capture(torch_device) if device == "cuda" else capture_by_calling
+    capture = make_capture_function(torch_device) if device == "cuda" else capture_by_calling
     model = ReplayableModel(make_tiny_checkpoint(tmp_path, "llama"), capture, torch_device, max_rows=5)
     for lengths in SEQUENCE_LENGTHS:
         sequences = model.make_prefilled_sequences(lengths, len(lengths), num_extra_tokens=8)

@@ -11,8 +11,8 @@ import pytest
 
 from launcher import cli, commands
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
-from router.model import ModelInfo
-from router.scheduler.settings import SchedulerSettings, find_unused_settings
+from router.model_info import ModelInfo
+from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_batching_compat_mode_sets_nothing_without_effect(batching: str) -> None
     """This mode used to warn about a flag that was not given."""
     own = cli.add_default_settings({"compat": "batching", "batching": batching})
     _, config, _ = cli.make_configs(own)
-    assert find_unused_settings(
+    assert describe_unused_settings(
         config, SchedulerSettings.from_config(config, ModelInfo("m", "cpu", "float32", 512, 4096, 16, 64))) == []
 
 

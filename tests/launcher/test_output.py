@@ -39,7 +39,7 @@ def test_banner_goes_to_stdout_or_into_the_json_log(capsys: pytest.CaptureFixtur
 
 
 def test_display_writes_plain_log_entries_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Output(as_json=True).make_stream()
+    screen = Output(as_json=True).make_progress_stream()
     screen.write("weft: load 5 % of 1.00 GiB\n")
     screen.flush()
     assert read_log_entries(capsys) == [("launcher", "INFO", "load 5 % of 1.00 GiB")]

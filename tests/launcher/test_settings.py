@@ -13,7 +13,7 @@ from launcher.settings import (
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.telemetry.logs import LogSettings
-from shard.telemetry.traces import TraceSettings
+from shard.telemetry.tracing import TraceSettings
 
 SETTINGS_BY_NAME = {setting.name: setting for group in SETTING_GROUPS.values() for setting in group}
 
@@ -45,16 +45,17 @@ def test_values_decided_by_the_launcher_are_no_settings() -> None:
 
 
 def test_otlp_settings_make_trace_settings() -> None:
-    assert LaunchConfig().traces == TraceSettings() == TraceSettings("", "weft")
+    assert LaunchConfig().trace_settings == TraceSettings() == TraceSettings("", "weft")
     given = {"otlp_endpoint": "http://a:4317", "otlp_service_name": "loom"}
-    assert make_configs(given)[0].traces == TraceSettings("http://a:4317", "loom")
+    assert make_configs(given)[0].trace_settings == TraceSettings("http://a:4317", "loom")
     with pytest.raises(ValueError, match=r"--otlp-endpoint must be .*, got ftp://a"):
         make_configs({"otlp_endpoint": "ftp://a"})
 
 
 def test_log_settings_apply_to_all_processes() -> None:
-    assert LaunchConfig().logs == LogSettings()
-    assert make_configs({"json_output": True, "log_level": "error"})[0].logs == LogSettings("error", as_json=True)
+    assert LaunchConfig().log_settings == LogSettings()
+    assert make_configs({"json_output": True,
+                         "log_level": "error"})[0].log_settings == LogSettings("error", as_json=True)
 
 
 def test_out_of_range_values_are_rejected() -> None:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from router.__main__ import describe_model, exit_code, wait_for_either
-from router.errors import CannotStartNow
-from router.model import ModelInfo, ShardLossReason
+from router.errors import RetryableStartupError
+from router.model_info import ModelInfo, ShardLossReason
 from router.shards.failures import ShardsLost
 
 
@@ -34,7 +34,7 @@ def test_ready_report_of_a_model_without_generation_names_what_it_does() -> None
     (ValueError("tokenizer.json is damaged"), 2), (PermissionError(13, "Permission denied"), 2),
     (ShardsLost(ShardLossReason.DEFECT, "--max-total-tokens must be at most 5", is_warmup_rejected=True), 2),
     (ShardsLost(ShardLossReason.DEFECT, "there is no room for a cache"), 1),
-    (CannotStartNow("the Hub does not answer"), 1),
+    (RetryableStartupError("the Hub does not answer"), 1),
     (OSError(98, "Address already in use"), 1)])
 def test_exit_code_tells_whether_a_restart_makes_sense(error, code):
     assert exit_code(error) == code

@@ -16,7 +16,7 @@ from support.shared_prefixes import (
 )
 from support.simulated_world import add_block_hashes
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.request import Request
 from router.scheduler.settings import SchedulerSettings
 
@@ -128,8 +128,8 @@ def test_nothing_is_found_after_a_shard_loss():
     core = make_prefix_scheduler(look_ahead=1)
     submit_prompt(core, make_prompt_tokens(64))
     run_until_idle(core)
-    core.shards_lost(0.0, ShardLossReason.DEFECT)
-    core.shards_ready(DEFAULT_MODEL_INFO, 2, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_ready(DEFAULT_MODEL_INFO, 2, 0.0)
     other = submit_prompt(core, make_prompt_tokens(64), now=1.0)
     assert run_until_idle(core) == {other: 0}
 

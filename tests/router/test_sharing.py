@@ -18,10 +18,10 @@ from support.shared_prefixes import (
     submit_prompt,
 )
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.request import Request
-from router.scheduler.events import TokensAccepted
-from router.scheduler.plan import Concat, StepPlan, StepResult, StepResultRow
+from router.scheduler.events import TokensGenerated
+from router.scheduler.messages import Concat, StepPlan, StepResult, StepResultRow
 
 EXTRA_REQUEST_FIELDS = st.fixed_dictionaries({
     "tenant": st.sampled_from(["one", "one", "two"]), "prompt_logprobs": st.sampled_from([False, False, False, True])})
@@ -132,12 +132,13 @@ class SharingMachine(RuleBasedStateMachine):
         rows = {number: StepResultRow(said, (0.0,) * len(said)) for number, said in tokens.items()
                 if number not in failed}
         before = self.sequences_with_blocks()
-        events = self.core.complete(step.plan.last_message_number, StepResult(self.epoch, 0.01, rows, failed), {}, 0.0)
+        events = self.core.complete_step(step.plan.last_message_number, StepResult(self.epoch, 0.01, rows, failed),
+                                         {}, 0.0)
         for sequence, end in step.computed_chunks:
             if sequence in before and sequence.id not in failed:
                 self.publish(sequence, end)
         for event in events:
-            if isinstance(event, TokensAccepted):
+            if isinstance(event, TokensGenerated):
                 self.accept(event.token_counts, tokens, before)
         self.settle()
 
@@ -167,9 +168,9 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule()
     def lose(self):
-        self.core.shards_lost(0.0, ShardLossReason.DEFECT)
+        self.core.on_shards_lost(0.0, ShardLossReason.DEFECT)
         self.epoch += 1
-        self.core.shards_ready(self.core._model_info, self.epoch, 0.0)
+        self.core.on_shards_ready(self.core._model_info, self.epoch, 0.0)
         self.forget()
 
     # -- messages

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from support.expected_streams import make_finished_timeline
 from support.small_tokenizers import TOKENIZER_CASES
 
-from router.engine.delivery import OutputBuilder
+from router.engine.output_builder import OutputBuilder
 from router.engine.stream import FinishedEvent, RequestStream, TokenEvent
 from router.request import FinishReason, Request
-from router.scheduler.plan import StepResultRow
-from router.telemetry.request_log import RequestRecord
+from router.scheduler.messages import StepResultRow
+from router.telemetry.request_records import RequestRecord
 from router.text.tokenizer import REPLACEMENT_CHARACTER
 
 for_every_style = pytest.mark.parametrize("style", TOKENIZER_CASES.values(), ids=TOKENIZER_CASES)

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from shard.attention.backend import make_attention_backend
-from shard.attention.inputs import build_forward_inputs
+from shard.attention.config import AttentionConfig
+from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
-from shard.attention.variant import AttentionConfig
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
 from shard.models.read_config import read_model_config

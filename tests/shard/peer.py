@@ -78,8 +78,8 @@ class ShardClient:
 
     def describe_state(self) -> str:
         """Return, as text, the state that must be equal on all ranks."""
-        ledger = self.worker.ledger
-        return f"{ledger.batches} {ledger.block_usage.num_holders} {ledger.block_usage.is_full}"
+        shard_state = self.worker.shard_state
+        return f"{shard_state.batches} {shard_state.block_usage.num_holders} {shard_state.block_usage.is_full}"
 
 
 async def await_status_code(call: Awaitable[Any]) -> grpc.StatusCode:

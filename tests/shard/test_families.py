@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from router.request import Request, SamplingParams
 from shard.attention.backend import make_attention_backend
-from shard.attention.variant import AttentionConfig
+from shard.attention.config import AttentionConfig
 from shard.models.read_config import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
-from shard.runner.exactness import ExactnessGate
+from shard.runner.exactness_gate import ExactnessGate
 from shard.workers.load_decoder import make_cache
 from tests.shard.forward import CPU, PROMPT_TOKENS, load_decoder_model
 from tests.shard.histories import given_random_histories, relaxed_settings

@@ -15,7 +15,7 @@ def test_omitted_parts_have_defaults() -> None:
 
 def test_fault_fires_once_at_the_nth_call_of_its_verb() -> None:
     faults = FaultScript("refuse@decode:2")
-    assert [len(faults.count_call(verb)) for verb in ("decode", "prefill", "decode", "decode")] == [0, 0, 1, 0]
+    assert [len(faults.take_due_faults(verb)) for verb in ("decode", "prefill", "decode", "decode")] == [0, 0, 1, 0]
     assert faults[0].has_fired
 
 

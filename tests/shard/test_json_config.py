@@ -40,7 +40,7 @@ def test_absent_subconfig_is_empty() -> None:
 
 def test_unsupported_value_is_rejected_with_the_supported_ones() -> None:
     with pytest.raises(ValueError, match=r"config.json: inner: bits 8 is not supported; supported: 2, 4$"):
-        JSON_CONFIG.get_subconfig("inner").check_supported("bits", 8, (2, 4))
+        JSON_CONFIG.get_subconfig("inner").require_supported("bits", 8, (2, 4))
 
 
 def test_subconfig_that_is_no_object_is_rejected_by_name() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shard.attention.backend import make_attention_backend
+from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan, make_int64_tensor
-from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.token_span import TokenSpan, make_int64_tensor
 
 CPU = torch.device("cpu")
 LAYER = 1

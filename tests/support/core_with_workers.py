@@ -20,17 +20,17 @@ import torch
 from support.shared_probe_cache import get_probe_cache_path
 
 from router.config import RouterConfig
-from router.model import ShardLossReason, StepMeasurement
+from router.model_info import ShardLossReason, StepMeasurement
 from router.request import Request
-from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFinished, TokensAccepted
-from router.scheduler.plan import Prefill, StepPlan, StepResult
+from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFinished, TokensGenerated
+from router.scheduler.messages import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.shards.answer_decoding import combine_rank_infos, decode_step_answer
 from router.shards.request_encoding import encode_plan
 from shard.config import ShardConfig
-from shard.deferred import PendingResult
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 from shard.workers.decoder import DecoderWorker
 
 WORKER_METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
@@ -111,11 +111,11 @@ class SchedulerWithWorkers:
         return self._rank_threads[0].submit(answer.finish).result() if isinstance(answer, PendingResult) else answer
 
     def load_adapter(self, number: int, folder: Path) -> None:
-        self.call_all_ranks("load",
+        self.call_all_ranks("load_resource",
                             pb.LoadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number, source=str(folder)))
 
     def unload_adapter(self, number: int) -> None:
-        self.call_all_ranks("unload", pb.UnloadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number))
+        self.call_all_ranks("unload_resource", pb.UnloadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number))
 
     def set_threads(self, num_threads: int) -> None:
         for thread in self._rank_threads:
@@ -166,9 +166,9 @@ class ScheduleRun:
         self._model_info = combine_rank_infos(workers.infos)
         self._scheduler = Scheduler(SchedulerSettings.from_config(config, self._model_info), self._model_info)
         self._scheduler.cost_model = type(self._scheduler.cost_model).from_measurements(STEP_TIME_MEASUREMENTS)
-        self._scheduler.shards_ready(self._model_info, workers.start_next_epoch(), 0.0)
+        self._scheduler.on_shards_ready(self._model_info, workers.start_next_epoch(), 0.0)
         for resource in {need for thread in scheduled_requests for need in thread.request.needed_resources}:
-            self._scheduler.resource_loaded(resource, 0.0)
+            self._scheduler.on_resource_loaded(resource, 0.0)
         self._outputs = [ReceivedOutput() for _ in scheduled_requests]
         self._index_by_sequence: dict[int, int] = {}
         self._steps_in_flight: deque[tuple[StepPlan, Any]] = deque()
@@ -219,19 +219,19 @@ class ScheduleRun:
     def _process_answer(self, plan: StepPlan, pending_answer: Any) -> None:
         message = self._workers.wait_for_answer(pending_answer)
         if not isinstance(message, pb.StepAnswer):
-            self._scheduler.complete(plan.last_message_number, StepResult(plan.epoch, 0.0, {}, {}), {}, 0.0)
+            self._scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.0, {}, {}), {}, 0.0)
             return
         message.forward_seconds = plan.predicted_seconds
         answer = decode_step_answer(message, plan, self._model_info)
         for part in answer.prompt_logprobs:
             prompt_logprobs = self._get_output(part.sequence_id).prompt_logprobs
             prompt_logprobs |= dict(enumerate(part.logprobs, part.start))
-        for event in self._scheduler.complete(plan.last_message_number, answer, {}, 0.0):
+        for event in self._scheduler.complete_step(plan.last_message_number, answer, {}, 0.0):
             self._apply_event(event, answer)
 
     def _apply_event(self, event: Any, answer: StepResult) -> None:
         match event:
-            case TokensAccepted():
+            case TokensGenerated():
                 for number, count in event.token_counts.items():
                     output, row = self._get_output(number), answer.rows[number]
                     output.tokens += row.tokens[:count]
@@ -246,8 +246,8 @@ class ScheduleRun:
     def _lose_shards(self) -> None:
         """Lose the state of the shards; steps in flight get no answer."""
         self._steps_in_flight.clear()
-        self._scheduler.shards_lost(0.0, ShardLossReason.DEFECT)
-        self._scheduler.shards_ready(self._model_info, self._workers.start_next_epoch(), 0.0)
+        self._scheduler.on_shards_lost(0.0, ShardLossReason.DEFECT)
+        self._scheduler.on_shards_ready(self._model_info, self._workers.start_next_epoch(), 0.0)
 
     def _get_output(self, sequence_id: int) -> ReceivedOutput:
         return self._outputs[self._index_by_sequence[sequence_id]]

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from router.model import ModelInfo, StepMeasurement
+from router.model_info import ModelInfo, StepMeasurement
 from router.request import Request
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensAccepted
-from router.scheduler.plan import Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensGenerated
+from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestTimeline
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.timeline import RUNNING_PHASES, RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SchedulerSimulation:
         self.now = 0.0
         model_info = true_costs.make_model_info(num_blocks, block_size)
         self.scheduler = make_scheduler(settings, model_info)
-        self.scheduler.shards_ready(model_info, 1, 0.0)
+        self.scheduler.on_shards_ready(model_info, 1, 0.0)
         self.histories: dict[int, RequestHistory] = {}
         self.timed_steps: list[TimedStep] = []
         self.num_rejected = 0
@@ -170,9 +170,9 @@ class SchedulerSimulation:
     def _complete(self, step: TimedStep) -> None:
         self.timed_steps.append(step)
         rows = {number: StepResultRow((7,), (0.0,)) for number in step.plan.members_with_output}
-        for event in self.scheduler.complete(step.plan.last_message_number, StepResult(1, step.seconds, rows, {}), {},
-                                             self.now):
-            if isinstance(event, TokensAccepted):
+        for event in self.scheduler.complete_step(step.plan.last_message_number, StepResult(1, step.seconds, rows, {}),
+                                                  {}, self.now):
+            if isinstance(event, TokensGenerated):
                 for history in map(self.histories.__getitem__, event.token_counts):
                     history.first_token_at = self.now if history.first_token_at is None else history.first_token_at
                     history.token_times.append(self.now)

@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 from launcher import cli
-from launcher.supervisor import plan
+from launcher.supervisor import launch_plan
 from shard.rpc import server
 from shard.runner import runner
 
 POISON_TOKEN = int(sys.argv.pop(1))
-start_module, run_step = plan.python_module_command, runner.ModelRunner.run
+start_module, run_step = launch_plan.python_module_command, runner.ModelRunner.run
 
 
 def make_shard_program(name: str) -> tuple[str, ...]:
@@ -28,6 +28,6 @@ def run_step_or_fail(self: runner.ModelRunner, step: Any, *args: Any) -> Any:
 
 
 if __name__ == "__main__":
-    plan.python_module_command = make_shard_program
+    launch_plan.python_module_command = make_shard_program
     runner.ModelRunner.run = run_step_or_fail  # type: ignore[method-assign]  # the one thing that is poisoned
     (cli if sys.argv[1] == "serve" else server).main()

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 from benchmarks.harness.processes import ServerProcesses
-from benchmarks.study.experiments import StudyRunner
+from benchmarks.study.compared_policies import NUM_HANDLERS
+from benchmarks.study.models import make_simulated_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
-from benchmarks.study.policies import NUM_HANDLERS
 from benchmarks.study.records import RunRecords, RunRecordStore
-from benchmarks.study.shapes import make_simulated_model
+from benchmarks.study.runner import StudyRunner
 
 RUN_METADATA = {"date": "2025-01-31", "hardware": "a machine", "command": "weft study batching",
                 "versions": {"weft": "0.1.0"}}

@@ -28,8 +28,8 @@ from router.config import RouterConfig
 from router.engine.engine import Engine
 from router.engine.stream import RequestStream
 from router.http.app import create_app
-from router.http.transport.generate import ServedModel
 from router.http.transport.server import HttpServer
+from router.http.transport.services import ServedModel
 from router.request import Request
 from router.text.chat_template import simulated_model_template
 from router.text.tokenizer import create_byte_tokenizer
@@ -141,8 +141,8 @@ class InProcessWeft:
         assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
         assert not self.engine._client_streams._slow_client_timers
         for rank in self.ranks:
-            assert not rank.worker.ledger.sequences
-            assert not any(rank.worker.ledger.block_usage.num_holders)
+            assert not rank.worker.shard_state.sequences
+            assert not any(rank.worker.shard_state.block_usage.num_holders)
 
     # -- the launcher's part
 

@@ -10,7 +10,7 @@ from support.cost_model_clock import SchedulerSimulation, TrueCosts
 from support.simulated_world import add_block_hashes
 
 from router.config import RouterConfig
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.recording.file import Recording, make_header, write_recording
 from router.recording.recorder import RecordingScheduler, RecordingSegment
 from router.request import Request

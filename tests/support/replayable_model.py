@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shard.adapters.registry import AdapterRegistry
 from shard.attention.backend import AttentionBackend, make_attention_backend
+from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.span import TokenSpan
-from shard.attention.variant import AttentionConfig
+from shard.attention.token_span import TokenSpan
 from shard.checkpoint.reader import CheckpointReader
-from shard.host.device import MAX_IN_FLIGHT_STEPS
+from shard.hardware.device import MAX_IN_FLIGHT_STEPS
 from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import SingleRankGroup
@@ -102,7 +102,7 @@ class ReplayableModel:
                        dtype=torch.float32, device=device)
 
     def run_step(self, step: Step, *, is_replayed: bool) -> StepOutputs:
-        self.runner.use_cuda_graphs(self.replays if is_replayed else None)
+        self.runner.set_cuda_graph_runner(self.replays if is_replayed else None)
         return self.runner.run(step, self.cache)
 
     def check_replay_equals_eager(self, sequences: list[Sequence], tolerance: float) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from support.simulated_world import add_block_hashes
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, SchedulerEvent
-from router.scheduler.plan import NewSequence, Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.messages import NewSequence, Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
@@ -31,7 +31,7 @@ def make_prompt_tokens(length: int, seed: int = 0) -> tuple[int, ...]:
 def make_prefix_scheduler(num_blocks: int = 64, tokens_per_step: int = 1, **settings: Any) -> Scheduler:
     model_info = replace(DEFAULT_MODEL_INFO, num_blocks=num_blocks, tokens_per_step=tokens_per_step)
     new_scheduler = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0), **settings), model_info)
-    new_scheduler.shards_ready(model_info, 1, 0.0)
+    new_scheduler.on_shards_ready(model_info, 1, 0.0)
     return new_scheduler
 
 
@@ -47,7 +47,7 @@ def submit_prompt(scheduler: Scheduler, prompt: Iterable[int], max_new_tokens: i
 def complete_plan(core: Scheduler, plan: StepPlan, token: int = 7, failed: Iterable[int] = ()) -> list[SchedulerEvent]:
     failures = dict.fromkeys(failed, "not a number")
     rows = {number: StepResultRow((token,), (0.0,)) for number in plan.members_with_output if number not in failures}
-    return core.complete(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, failures), {}, 0.0)
+    return core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, failures), {}, 0.0)
 
 
 def get_newcomers(plan: StepPlan) -> dict[int, NewSequence]:

@@ -17,7 +17,7 @@ from support.waiting_laws import WaitingLawChecker
 
 from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
-from router.model import ModelInfo, PoolingOutput, ShardLossReason, TokenLabels
+from router.model_info import ModelInfo, PoolingOutput, ShardLossReason, TokenClassificationOutput
 from router.request import POOLING_KINDS, FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import (
     RequestAccepted,
@@ -25,9 +25,9 @@ from router.scheduler.events import (
     SequenceExpired,
     SequenceFailed,
     SequenceFinished,
-    TokensAccepted,
+    TokensGenerated,
 )
-from router.scheduler.plan import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
+from router.scheduler.messages import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
@@ -42,11 +42,11 @@ from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
 from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.text import SimulatedText, make_embedding, make_labels
+from shard.simulator.simulated_model import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.ledger import MalformedMessage
-from shard.state.ledger import RejectedMessage as ShardRefused
 from shard.state.pooling_text import PoolingText
+from shard.state.shard_state import MalformedMessage
+from shard.state.shard_state import RejectedMessage as ShardRefused
 
 HANG_TIMEOUT_SECONDS = 5.0
 RESOURCE_KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
@@ -101,7 +101,7 @@ def compute_expected_pooled(request: Request, model: SimulatedConfig) -> Pooling
     text = PoolingText(list(request.prompt), request.adapter.id if request.adapter else 0)
     if request.kind is RequestKind.EMBED:
         return make_embedding(text, model.embedding_width, model.seed)
-    return TokenLabels(*make_labels(text, model.num_labels, model.seed))
+    return TokenClassificationOutput(*make_labels(text, model.num_labels, model.seed))
 
 
 def add_block_hashes(request: Request, block_size: int) -> Request:
@@ -224,26 +224,26 @@ class SimulatedWorld:
     def set_resource_present(self, resource: LoadableResource, present: bool = True) -> None:
         self.resource_presence[resource] = present
         if not present:
-            self._apply_events(self._call_scheduler("resource_failed", resource, "there is no such adapter", self.now),
-                               None)
+            self._apply_events(self._call_scheduler("on_resource_failed", resource, "there is no such adapter",
+                                                    self.now), None)
         elif self.is_scheduler_ready:
             self._load(resource)
 
     def _load(self, resource: LoadableResource) -> None:
         kind = RESOURCE_KINDS[resource.kind]
         try:
-            self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
+            self.worker.load_resource(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
         except ShardDied:
             self._lose_shards(ShardLossReason.DEATH)
         except (ShardHung, SimulatedStepError, ShardRefused) as trouble:
             if resource in self.resource_presence:
                 self.resource_presence[resource] = False
             self._loaded_resources.pop(resource, None)
-            self._apply_events(self._call_scheduler("resource_failed", resource, f"it was not loaded: {trouble}",
+            self._apply_events(self._call_scheduler("on_resource_failed", resource, f"it was not loaded: {trouble}",
                                                     self.now), None)
         else:
             self._loaded_resources[resource] = None
-            self._call_scheduler("resource_loaded", resource, self.now)
+            self._call_scheduler("on_resource_loaded", resource, self.now)
 
     # -- the engine's part
 
@@ -276,7 +276,8 @@ class SimulatedWorld:
         if isinstance(move, UnloadResource):
             self._unload(resource)
         elif self.fails_to_load(resource):
-            self._apply_events(self._call_scheduler("resource_failed", resource, "it cannot be loaded", self.now), None)
+            self._apply_events(self._call_scheduler("on_resource_failed", resource, "it cannot be loaded", self.now),
+                               None)
         else:
             self._load(resource)
 
@@ -284,13 +285,13 @@ class SimulatedWorld:
         """Unload a resource; failures are ignored, since no request will use the resource."""
         del self._loaded_resources[resource]
         try:
-            self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
+            self.worker.unload_resource(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
         except ShardDied:
             self._lose_shards(ShardLossReason.DEATH)
             return
         except (ShardHung, SimulatedStepError, ShardRefused):
             pass
-        self._call_scheduler("resource_unloaded", resource, self.now)
+        self._call_scheduler("on_resource_unloaded", resource, self.now)
 
     def _send(self, plan: StepPlan) -> None:
         self._check_pooling_step(plan)
@@ -382,7 +383,7 @@ class SimulatedWorld:
         for number, result in answer.pooling_outputs.items():
             self.clients[number].pooled_result = result
         stopped = {number: stop for number, row in answer.rows.items() if (stop := self._find_stop(number, row.tokens))}
-        self._apply_events(self._call_scheduler("complete", plan.last_message_number, answer, stopped, self.now),
+        self._apply_events(self._call_scheduler("complete_step", plan.last_message_number, answer, stopped, self.now),
                            answer)
         self._replay_old_answer(plan, answer)
         return True
@@ -391,9 +392,9 @@ class SimulatedWorld:
         """Check L7: an answer that arrives twice, or from an older epoch, changes nothing."""
         if self.random.random() < 0.05:
             digest_before = self.make_state_digest()
-            assert self.scheduler.complete(plan.last_message_number, answer, {}, self.now) == []
-            assert self.scheduler.complete(plan.last_message_number + 1, replace(answer, epoch=plan.epoch - 1), {},
-                                           self.now) == []
+            assert self.scheduler.complete_step(plan.last_message_number, answer, {}, self.now) == []
+            assert self.scheduler.complete_step(plan.last_message_number + 1, replace(answer, epoch=plan.epoch - 1), {},
+                                                self.now) == []
             assert self.make_state_digest() == digest_before
 
     def _find_stop(self, number: int, tokens: Any) -> int | None:
@@ -405,7 +406,7 @@ class SimulatedWorld:
 
     def _apply_events(self, events: list[Any], answer: StepResult | None) -> None:
         for event in events:
-            if isinstance(event, TokensAccepted):
+            if isinstance(event, TokensGenerated):
                 self._apply_tokens(event, answer)
                 continue
             client = self.clients[event.sequence_id]
@@ -418,7 +419,7 @@ class SimulatedWorld:
             elif isinstance(event, SequenceFailed):
                 client.end_reason, client.ended_at = f"failed: {event.reason}", self.now
 
-    def _apply_tokens(self, event: TokensAccepted, answer: StepResult | None) -> None:
+    def _apply_tokens(self, event: TokensGenerated, answer: StepResult | None) -> None:
         assert answer is not None
         for number, counted in event.token_counts.items():
             client = self.clients[number]
@@ -434,10 +435,10 @@ class SimulatedWorld:
             self._loaded_resources.clear()
         lost_plans = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
-        self._apply_events(self._call_scheduler("shards_lost", self.now, loss), None)
+        self._apply_events(self._call_scheduler("on_shards_lost", self.now, loss), None)
         for plan in lost_plans:
-            assert self.scheduler.complete(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
-                                           self.now) == []
+            assert self.scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
+                                                self.now) == []
         if loss is ShardLossReason.DEATH:
             self.worker = self._start_worker(replace(self.model, faults=self._remaining_faults()))
         self.schedule_at(self.now + (1.0 if loss is ShardLossReason.DEATH else 0.0), self._reset_shards)
@@ -483,7 +484,7 @@ class SimulatedWorld:
             self.schedule_at(self.now + 0.1, self._reset_shards)
             return
         self._busy_until = self.now
-        self._apply_events(self._call_scheduler("shards_ready", self.model_info, self.epoch, self.now), None)
+        self._apply_events(self._call_scheduler("on_shards_ready", self.model_info, self.epoch, self.now), None)
         for resource, present in self.resource_presence.items():
             if present and self.is_scheduler_ready:
                 self._load(resource)
@@ -491,8 +492,9 @@ class SimulatedWorld:
     def _reload_resources(self) -> None:
         """Load what the core believes to be loaded: a shard that replaced another one has nothing of it."""
         for resource in self._loaded_resources:
-            if resource.id not in self.worker.ledger.loaded_ids[RESOURCE_KINDS[resource.kind]]:
-                self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=RESOURCE_KINDS[resource.kind], id=resource.id))
+            if resource.id not in self.worker.shard_state.loaded_ids[RESOURCE_KINDS[resource.kind]]:
+                self.worker.load_resource(pb.LoadRequest(epoch=self.epoch, kind=RESOURCE_KINDS[resource.kind],
+                                                         id=resource.id))
 
     # -- the laws
 
@@ -539,11 +541,11 @@ class SimulatedWorld:
         """
         blocks = self.scheduler.running.block_pool
         for sequence in self.scheduler.running:
-            own = sequence.blocks[sequence.num_published_blocks:]
+            own = sequence.blocks[sequence.num_cached_blocks:]
             shared = any(blocks._hash_by_block[block] is not None for block in own)
             assert not shared, "L3: a block is written that others may find"
             assert all(holders[block] == 1 for block in own), "L3: a block is written that others hold"
-            assert len(sequence.block_hashes) >= sequence.num_published_blocks
+            assert len(sequence.block_hashes) >= sequence.num_cached_blocks
         held = {block for sequence in self.scheduler.sequences for block in sequence.blocks}
         assert set(blocks._reserved_hashes.values()) <= held, "somebody waits for what nobody computes"
 
@@ -567,8 +569,8 @@ class SimulatedWorld:
         assert scheduler.wake_at is None
         assert not scheduler.running.block_pool._reserved_hashes
         assert scheduler.running.block_pool.num_free == scheduler.running.block_pool.num_blocks
-        assert not self.worker.ledger.sequences
-        assert not self.worker.ledger.batches
+        assert not self.worker.shard_state.sequences
+        assert not self.worker.shard_state.batches
         assert all(client.end_reason is not None for client in self.all_clients)
 
     def check_end_reasons(self) -> None:

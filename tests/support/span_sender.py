@@ -1,9 +1,9 @@
-"""Fake `shard.telemetry.traces.SpanSender` that records spans and sends nothing."""
+"""Fake `shard.telemetry.tracing.SpanSender` that records spans and sends nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shard.telemetry.traces import SpanAttributes
+from shard.telemetry.tracing import SpanAttributes
 
 
 @dataclass

@@ -25,7 +25,7 @@ def iter_burst_times(rate: float, requests_per_burst: int, random: Random) -> It
         yield from [time] * requests_per_burst
 
 
-def iter_uniform_pause_times(max_pause: float, random: Random) -> Iterator[float]:
+def iter_times_with_uniform_pauses(max_pause: float, random: Random) -> Iterator[float]:
     """Yield times with uniformly random pauses of up to `max_pause`, as in the effective-batching study's client."""
     time = 0.0
     while True:

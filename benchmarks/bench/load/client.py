@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Protocol
 
 from benchmarks.bench.load.dialects import Dialect, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
-from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError, ResponseHead
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError, ResponseHead
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 
 MAX_ERROR_CHARS = 200  # characters that are kept
 
@@ -65,7 +65,7 @@ class LoadClient:
             async with asyncio.timeout(target.timeout):
                 head = await self.connection_pool.exchange(request_bytes, response_reader.feed)
             response_reader.finish(head)
-        except (NoResponseError, ValueError) as error:
+        except (RequestFailedError, ValueError) as error:
             record.error = str(error) or "the server closed the connection"
         except TimeoutError:
             record.error = f"no answer within {target.timeout:g} s"
@@ -96,7 +96,7 @@ class ResponseReader:
             for event in self._event_parser.feed(chunk):
                 self._record_event(event, arrived_at - self._started_at)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise NoResponseError(f"an event that cannot be read: {error!r}") from None
+            raise RequestFailedError(f"an event that cannot be read: {error!r}") from None
 
     def _record_event(self, event: ParsedEvent, seconds_since_start: float) -> None:
         record = self._record
@@ -128,7 +128,7 @@ class ResponseReader:
     def _check_stream_end(self) -> None:
         """Check that the stream is complete. An answer without text may have tokens by the server's count."""
         record = self._record
-        with suppress(NoResponseError):  # an incomplete event
+        with suppress(RequestFailedError):  # an incomplete event
             self.feed(record.status, b"\n", perf_counter())
         if record.error:
             return
@@ -142,7 +142,7 @@ def check_is_json(body: bytes) -> None:
     try:
         json.loads(body)
     except ValueError:
-        raise NoResponseError(f"an answer that is no JSON: {body[:80]!r}") from None
+        raise RequestFailedError(f"an answer that is no JSON: {body[:80]!r}") from None
 
 
 def escape_surrogates(text: str) -> str:

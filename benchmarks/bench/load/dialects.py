@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.bench.load.record import BenchRequest
+from benchmarks.bench.load.request_record import BenchRequest
 
 JsonBody = dict[str, Any]
 # fields of a chat delta that hold tokens
@@ -106,7 +106,7 @@ def has_choice_tokens(choice: Mapping[str, Any]) -> bool:
 
 # -- the effective-batching study
 
-def make_inference_body(request: BenchRequest, _: RequestOptions) -> JsonBody:
+def make_batching_study_body(request: BenchRequest, _: RequestOptions) -> JsonBody:
     return {"prompt": request.prompt, "num_tokens": request.output_tokens}
 
 
@@ -127,7 +127,8 @@ DIALECTS: Mapping[str, Dialect] = {
                       make_tokenize_body=make_openai_tokenize_body),
     "openai-chat": Dialect("/v1/chat/completions", make_chat_body, parse_openai_event,
                            make_tokenize_body=make_openai_tokenize_body),
-    "batching": Dialect("/inference", make_inference_body, None, latency_header="x-weft-seconds", stats_path="/stats"),}
+    "batching": Dialect("/inference", make_batching_study_body, None, latency_header="x-weft-seconds",
+                        stats_path="/stats"),}
 
 
 class EventStreamParser:

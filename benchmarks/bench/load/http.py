@@ -17,13 +17,13 @@ SHORT_REQUEST_TIMEOUT_SECONDS = 30.0  # seconds for requests that need no genera
 CRLF = b"\r\n"
 
 
-class NoResponseError(Exception):
+class RequestFailedError(Exception):
     """A request without a usable response: the server is unreachable, closed the connection, or sent what cannot be
     parsed.
     """
 
 
-class StaleConnectionError(NoResponseError):
+class StaleConnectionError(RequestFailedError):
     """A kept-alive connection was closed before any answer: the request may be sent again on another."""
 
 
@@ -41,7 +41,7 @@ def parse_response_head(raw: bytes) -> ResponseHead:
     status_line, *lines = raw.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise NoResponseError(f"this is no HTTP: {status_line[:80]!r}")
+        raise RequestFailedError(f"this is no HTTP: {status_line[:80]!r}")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     status, is_chunked = int(rest[:3]), "chunked" in headers.get("transfer-encoding", "").lower()
     content_length = 0 if status in (204, 304) else None if is_chunked else headers.get("content-length")
@@ -89,9 +89,9 @@ class HttpConnection(asyncio.Protocol):
                 self._parse_head()
             if self._head is not None:
                 self._parse_body(self._head, now)
-        except (NoResponseError, ValueError) as error:
-            self._fail_response(error if isinstance(error, NoResponseError)
-                                else NoResponseError(f"this is no HTTP: {error}"))
+        except (RequestFailedError, ValueError) as error:
+            self._fail_response(error if isinstance(error, RequestFailedError)
+                                else RequestFailedError(f"this is no HTTP: {error}"))
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -102,7 +102,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._was_used and head is None and not self._buffer:
             self._fail_response(StaleConnectionError())
         else:
-            self._fail_response(NoResponseError("the server closed the connection before its answer was complete"))
+            self._fail_response(RequestFailedError("the server closed the connection before its answer was complete"))
 
     # -- an answer
 
@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
             if head.status >= 200:
                 self._head, self._body_bytes_left = head, head.content_length or 0
         if self._head is None and len(self._buffer) > MAX_HEAD_BYTES:
-            raise NoResponseError(f"the head of an answer is longer than {MAX_HEAD_BYTES} bytes")
+            raise RequestFailedError(f"the head of an answer is longer than {MAX_HEAD_BYTES} bytes")
 
     def _parse_body(self, head: ResponseHead, arrived_at: float) -> None:
         if head.is_chunked:
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
             self._response_future.set_result(head)
         self._on_chunk = None
 
-    def _fail_response(self, error: NoResponseError) -> None:
+    def _fail_response(self, error: RequestFailedError) -> None:
         if self._response_future is not None and not self._response_future.done():
             self._response_future.set_exception(error)
         self._on_chunk = None
@@ -204,14 +204,14 @@ class HttpConnectionPool:
         return await self._exchange_on(await self._connect(), request, on_chunk)
 
     async def fetch(self, request: bytes) -> tuple[int, bytes]:
-        """Return status and body of the answer. Raises NoResponseError after SHORT_REQUEST_TIMEOUT_SECONDS."""
+        """Return status and body of the answer. Raises RequestFailedError after SHORT_REQUEST_TIMEOUT_SECONDS."""
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(SHORT_REQUEST_TIMEOUT_SECONDS):
                 head = await self.exchange(request, lambda _, piece, __: pieces.append(piece))
                 return head.status, b"".join(pieces)
         except TimeoutError:
-            raise NoResponseError(
+            raise RequestFailedError(
                 f"{self._host}:{self._port} does not answer within {SHORT_REQUEST_TIMEOUT_SECONDS:g} s") from None
 
     async def _connect(self) -> HttpConnection:
@@ -220,8 +220,10 @@ class HttpConnectionPool:
             _, connection = await loop.create_connection(HttpConnection, self._host, self._port, ssl=self._ssl_context)
         except OSError as error:
             if error.errno in {EMFILE, ENFILE}:
-                raise NoResponseError("this side has too many connections open: raise the limit (ulimit -n)") from None
-            raise NoResponseError(f"nobody answers at {self._host}:{self._port}: {error.strerror or error}") from None
+                raise RequestFailedError(
+                    "this side has too many connections open: raise the limit (ulimit -n)") from None
+            raise RequestFailedError(
+                f"nobody answers at {self._host}:{self._port}: {error.strerror or error}") from None
         return connection
 
     async def _exchange_on(self, connection: HttpConnection, request: bytes, on_chunk: ChunkCallback) -> ResponseHead:

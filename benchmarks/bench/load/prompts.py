@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.bench.load.arrivals import read_lines
 from benchmarks.bench.load.dialects import Dialect, RequestOptions
-from benchmarks.bench.load.http import HttpConnectionPool, NoResponseError
+from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
 
 TokenCounter = Callable[[str], Awaitable[int]]
 
@@ -27,7 +27,7 @@ MAX_QUOTED_CHARS = 300  # characters of an answer that an error quotes
 FILLER_PIECES = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
 
 
-class TextTooLongError(NoResponseError):
+class TextTooLongError(RequestFailedError):
     """The text is longer than what the server tokenizes."""
 
 
@@ -35,7 +35,7 @@ async def count_words(text: str) -> int:
     return len(text.split())
 
 
-def make_tokenizer_counter(tokenizer_path: str) -> TokenCounter:
+def make_local_token_counter(tokenizer_path: str) -> TokenCounter:
     """Return a counter that uses tokenizer.json; `tokenizer_path` is this file or its folder."""
     path = Path(tokenizer_path, "tokenizer.json") if Path(tokenizer_path).is_dir() else Path(tokenizer_path)
     try:
@@ -48,8 +48,8 @@ def make_tokenizer_counter(tokenizer_path: str) -> TokenCounter:
     return count
 
 
-def make_server_counter(server: HttpConnectionPool, dialect: Dialect, options: RequestOptions,
-                        header_lines: str) -> TokenCounter:
+def make_server_token_counter(server: HttpConnectionPool, dialect: Dialect, options: RequestOptions,
+                              header_lines: str) -> TokenCounter:
     async def count(text: str) -> int:
         body = json.dumps(dialect.make_tokenize_body(text, options)).encode()
         status, response_body = await server.fetch(server.build_request("POST", "/tokenize", header_lines, body))
@@ -57,7 +57,7 @@ def make_server_counter(server: HttpConnectionPool, dialect: Dialect, options: R
             raise TextTooLongError(
                 f"/tokenize was answered with {status}: {response_body.decode(errors='replace')[:MAX_QUOTED_CHARS]}")
         if status != 200:
-            raise NoResponseError(f"/tokenize was answered with {status}")
+            raise RequestFailedError(f"/tokenize was answered with {status}")
         return parse_token_count(json.loads(response_body))
     return count
 
@@ -73,11 +73,11 @@ async def choose_token_counter(server: HttpConnectionPool, dialect: Dialect, opt
                                tokenizer: str) -> tuple[TokenCounter, str]:
     """Return the best available counter and its unit."""
     if tokenizer:
-        return make_tokenizer_counter(tokenizer), "tokens"
-    count_tokens = make_server_counter(server, dialect, options, header_lines)
+        return make_local_token_counter(tokenizer), "tokens"
+    count_tokens = make_server_token_counter(server, dialect, options, header_lines)
     try:
         await count_tokens("a b")
-    except (NoResponseError, ValueError, KeyError, TypeError):
+    except (RequestFailedError, ValueError, KeyError, TypeError):
         return count_words, "words"
     return count_tokens, "tokens"
 
@@ -85,7 +85,7 @@ async def choose_token_counter(server: HttpConnectionPool, dialect: Dialect, opt
 async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: TokenCounter, random: Random) -> str:
     """Return a text that begins with `prefix` and has `wanted` tokens, or those of `prefix` if it alone has more.
 
-    Raises NoResponseError if the server does not tokenize a text of that length."""
+    Raises RequestFailedError if the server does not tokenize a text of that length."""
     words = random.choices(COMMON_WORDS, k=num_tokens)
 
     async def fits(text: str) -> bool:
@@ -143,11 +143,11 @@ def parse_prompt_line(line: str, location: str) -> tuple[str, int | None]:
     if isinstance(parsed, dict):
         if not isinstance(parsed.get("prompt"), str):
             raise ValueError(f"{location}: an object has no text as `prompt`: {line[:80]}")
-        return parsed["prompt"], check_output_tokens(parsed.get("output_tokens"), location)
+        return parsed["prompt"], parse_output_tokens(parsed.get("output_tokens"), location)
     return parsed, None
 
 
-def check_output_tokens(value: Any, location: str) -> int | None:
+def parse_output_tokens(value: Any, location: str) -> int | None:
     """Return a positive integer or None. Raises ValueError otherwise, also for "10", 10.0 and true."""
     if value is None or (type(value) is int and value >= 1):
         return value

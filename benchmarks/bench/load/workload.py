@@ -18,12 +18,12 @@ from benchmarks.bench.load.arrivals import (
     iter_burst_times,
     iter_even_times,
     iter_poisson_times,
-    iter_uniform_pause_times,
+    iter_times_with_uniform_pauses,
     read_trace,
 )
 from benchmarks.bench.load.lengths import parse_length_distribution
 from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
-from benchmarks.bench.load.record import BenchRequest
+from benchmarks.bench.load.request_record import BenchRequest
 
 MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
 
@@ -68,7 +68,7 @@ class Workload:
         return bool(self.trace) or self.requests < sys.maxsize
 
 
-class RequestSize(NamedTuple):
+class RequestSpec(NamedTuple):
     """Lengths of a request, and when it is sent."""
 
     at: float
@@ -77,7 +77,7 @@ class RequestSize(NamedTuple):
 
 
 async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[BenchRequest]:
-    sizes = draw_request_sizes(workload)
+    sizes = draw_request_specs(workload)
     prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
     rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
     return [BenchRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
@@ -85,7 +85,7 @@ async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[
             for number, (size, text, adapter) in enumerate(rows)]
 
 
-def draw_request_sizes(workload: Workload) -> list[RequestSize]:
+def draw_request_specs(workload: Workload) -> list[RequestSpec]:
     """Return times and lengths of all requests. Raises ValueError if the settings allow none."""
     random = Random(workload.seed)
     trace_requests = read_trace(Path(workload.trace)) if workload.trace else []
@@ -99,7 +99,7 @@ def draw_request_sizes(workload: Workload) -> list[RequestSize]:
     if workload.shared_prefix >= shortest_prompt:
         raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
                          f"a prompt of {shortest_prompt} tokens")
-    return [RequestSize(at, prompt, output) for at, (prompt, output) in zip(times, length_pairs, strict=True)]
+    return [RequestSpec(at, prompt, output) for at, (prompt, output) in zip(times, length_pairs, strict=True)]
 
 
 def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
@@ -115,7 +115,7 @@ def draw_send_times(workload: Workload, trace_requests: Sequence[TraceRequest], 
     if trace_requests:
         return (moment.at / workload.speed for moment in trace_requests)
     if workload.wait is not None:
-        return iter_uniform_pause_times(workload.wait, random)
+        return iter_times_with_uniform_pauses(workload.wait, random)
     if not workload.rate:
         return repeat(0.0)
     if workload.even:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import linear_regression
 from typing import TypeVar
 
-from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.load.request_record import RequestRecord
 from benchmarks.bench.report.result import BenchResult
 
 MAX_LINE_POINTS = 300  # of a line
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 PlotPoint = tuple[float, float]
 
 
-def select_counted_records(result: BenchResult) -> list[RequestRecord]:
+def select_successful_in_window(result: BenchResult) -> list[RequestRecord]:
     """Return the records that count for latencies: successful, and due within the window."""
     start, end = result.window
     return [record for record in result.records if not record.error and start <= record.due_at < end]

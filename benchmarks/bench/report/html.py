@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from benchmarks.bench.report import plots
-from benchmarks.bench.report.result import BenchResult, number_run_names
+from benchmarks.bench.report.result import BenchResult, make_unique_run_names
 from benchmarks.bench.report.table import count_errors, make_table_rows
-from benchmarks.bench.report.versus import FigureRatio, make_ratio_rows
+from benchmarks.bench.report.versus import MetricComparison, make_ratio_rows
 
 PAGE_CSS = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #ffffff; --soft: #666666; --rule: #dddddd; }
@@ -59,7 +59,7 @@ RATIO_EXPLANATION = (
                      "of them. Where these lie on both sides of 1 the turns do not tell which is better.")
 
 
-def render_html(results: Sequence[BenchResult], comparison: Sequence[FigureRatio] = ()) -> str:
+def render_html(results: Sequence[BenchResult], comparison: Sequence[MetricComparison] = ()) -> str:
     names = escape(" and ".join(unique_texts(result.name for result in results)))
     sections = [render_introduction(results),
                 render_section("Figures", render_table(make_table_rows(results), "figures")),
@@ -102,7 +102,7 @@ def render_value_cells(values: Sequence[str], css_class: str) -> str:
     return "".join(f"<td>{escape(value)}</td>" for value in values)
 
 
-def render_comparison(comparison: Sequence[FigureRatio]) -> str:
+def render_comparison(comparison: Sequence[MetricComparison]) -> str:
     return render_section("Comparison",
                           f"{render_table(make_ratio_rows(comparison), 'figures')}<p>{RATIO_EXPLANATION}</p>\n")
 
@@ -115,7 +115,7 @@ def render_plot(title: str, results: Sequence[BenchResult]) -> str:
 
 
 def render_failures(results: Sequence[BenchResult]) -> str:
-    lines = [[name, f"{count}", error] for name, result in zip(number_run_names(results), results, strict=True)
+    lines = [[name, f"{count}", error] for name, result in zip(make_unique_run_names(results), results, strict=True)
              for error, count in count_errors(result).most_common(MAX_ERRORS_SHOWN)]
     return render_section("Failures", render_table([["run", "requests", "what was said"], *lines], "failures"))
 
@@ -124,5 +124,5 @@ def make_fact_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     facts_by_run = [{"date": result.date, "hardware": result.hardware, **result.versions,
                      **{name: f"{value}" for name, value in result.settings.items()}} for result in results]
     fact_names = unique_texts(name for of_one in facts_by_run for name in of_one)
-    return [["", *number_run_names(results)],
+    return [["", *make_unique_run_names(results)],
             *([name, *(of_one.get(name, "-") for of_one in facts_by_run)] for name in fact_names)]

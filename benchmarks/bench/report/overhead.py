@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from benchmarks.bench.load.record import RequestRecord
-from router.simulation.report import percentile
+from benchmarks.bench.load.request_record import RequestRecord
+from router.simulation.run_stats import percentile
 
 CHECK_INTERVAL_SECONDS = 0.05  # seconds of sleep between two checks of the event loop's lateness
 

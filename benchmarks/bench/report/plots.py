@@ -10,7 +10,7 @@ from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.load.request_record import RequestRecord
 from benchmarks.bench.report.curves import (
     MAX_DOTS,
     PlotPoint,
@@ -20,11 +20,11 @@ from benchmarks.bench.report.curves import (
     count_requests_in_flight,
     cumulative_distribution,
     fit_line,
-    select_counted_records,
+    select_successful_in_window,
     thin_out,
 )
 from benchmarks.bench.report.result import BenchResult
-from router.simulation.report import percentile
+from router.simulation.run_stats import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def plot_latency(results: Sequence[BenchResult]) -> str:
 
 def plot_latency_by_tokens(results: Sequence[BenchResult]) -> str:
     labels = "Latency by tokens asked for", "tokens asked for", "time to the end, s"
-    series = [[(record.ask.output_tokens, record.latency) for record in select_counted_records(result)]
+    series = [[(record.ask.output_tokens, record.latency) for record in select_successful_in_window(result)]
               for result in results]
     return render_svg(labels, get_run_names(results), series, draw_dots_and_fit, start_y_axis_at_zero)
 
@@ -100,7 +100,7 @@ def get_run_names(results: Sequence[BenchResult]) -> list[str]:
 def plot_distribution(labels: PlotLabels, results: Sequence[BenchResult],
                       get_seconds: Callable[[RequestRecord], list[float]], scale: float = 1.0) -> str:
     """Plot the cumulative distribution of times in percent, over the answers that count for latencies."""
-    sorted_times = [sorted(scale * one for record in select_counted_records(result) for one in get_seconds(record))
+    sorted_times = [sorted(scale * one for record in select_successful_in_window(result) for one in get_seconds(record))
                     for result in results]
     is_steep = any(ordered[-1] > LOG_SCALE_RATIO * percentile(ordered, 50) for ordered in sorted_times if ordered)
     series = [cumulative_distribution(ordered, scale * MIN_LOG_SCALE_SECONDS if is_steep else 0.0)

@@ -10,9 +10,9 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.record import RequestRecord
+from benchmarks.bench.load.request_record import RequestRecord
 from benchmarks.bench.report.summary import RunSummary
-from benchmarks.bench.report.versus import FigureRatio
+from benchmarks.bench.report.versus import MetricComparison
 
 CSV_COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended", "latency", "prompt_tokens",
                "output_tokens", "num_tokens", "mean_gap", "status", "error")
@@ -36,7 +36,7 @@ class BenchResult:
     is_whole: bool = True  # False: the run was interrupted
 
 
-def to_json(results: Sequence[BenchResult], comparison: Sequence[FigureRatio] = ()) -> str:
+def to_json(results: Sequence[BenchResult], comparison: Sequence[MetricComparison] = ()) -> str:
     """Return everything as one line of JSON; infinity and NaN, which JSON lacks, are null."""
     report = {"results": [asdict(result) for result in results],
               "comparison": [ratio.to_json_dict() for ratio in comparison]}
@@ -51,7 +51,7 @@ def to_json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def number_run_names(results: Sequence[BenchResult]) -> list[str]:
+def make_unique_run_names(results: Sequence[BenchResult]) -> list[str]:
     """Return the names of the runs, numbered where several have the same."""
     names = [result.name for result in results]
     return [f"{name}{names[:place + 1].count(name)}" if names.count(name) > 1 else name
@@ -62,8 +62,8 @@ def to_csv(results: Sequence[BenchResult]) -> str:
     """Return a CSV line for each request, in seconds and tokens; unknown values are empty."""
     lines = csv.writer(page := StringIO(), lineterminator="\n")
     lines.writerow(CSV_COLUMNS)
-    lines.writerows(make_csv_row(name, record) for name, result in zip(number_run_names(results), results, strict=True)
-                    for record in result.records)
+    lines.writerows(make_csv_row(name, record) for name, result in zip(make_unique_run_names(results), results,
+       strict=True) for record in result.records)
     return page.getvalue()
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import inf, nan
 from statistics import mean
 
-from benchmarks.bench.load.record import RequestRecord
-from router.simulation.report import percentile
+from benchmarks.bench.load.request_record import RequestRecord
+from router.simulation.run_stats import percentile
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -24,7 +24,7 @@ class LatencyGoal:
     e2e: float = inf  # until the end
 
     def is_met(self, record: RequestRecord) -> bool:
-        ttft, per_token = record.time_to_first_token, record.seconds_per_token
+        ttft, per_token = record.time_to_first_token, record.time_per_output_token
         return ((ttft is None or ttft <= self.ttft) and (per_token is None or per_token <= self.itl)
                 and record.latency <= self.e2e)
 
@@ -87,7 +87,8 @@ def summarize_run(records: Sequence[RequestRecord], window: tuple[float, float],
         DistributionStats.from_values(first for record in successful
                                       if (first := record.time_to_first_token) is not None),
         DistributionStats.from_values(gap for record in successful for gap in record.inter_token_times),
-        DistributionStats.from_values(step for record in successful if (step := record.seconds_per_token) is not None),
+        DistributionStats.from_values(step for record in successful
+                                      if (step := record.time_per_output_token) is not None),
         DistributionStats.from_values(record.latency for record in successful),
         tokens, per_second(tokens), per_second(len(completed)),
         per_second(sum(map(goal.is_met, completed))) if goal else nan,

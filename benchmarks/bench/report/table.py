@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import isnan
 
-from benchmarks.bench.report.result import BenchResult, number_run_names
+from benchmarks.bench.report.result import BenchResult, make_unique_run_names
 from benchmarks.bench.report.summary import PERCENTILES, RunSummary
 from benchmarks.bench.report.versus import LATENCY_FIGURES, RATE_FIGURES, make_percentile_getter
-from router.simulation.report import align_columns, format_milliseconds
+from router.simulation.run_stats import align_columns, format_milliseconds
 
 MAX_ERRORS_SHOWN, MAX_ERROR_CHARS = 3, 160  # errors shown of a run, and characters of one
 COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
@@ -23,7 +23,7 @@ COUNT_FIGURES: dict[str, Callable[[RunSummary], float]] = {
 def format_table(results: Sequence[BenchResult]) -> str:
     """Return a table with a column for each run, followed by the most common errors."""
     error_lines = [f"{name}: {count} failed: {error}"
-                   for name, result in zip(number_run_names(results), results, strict=True)
+                   for name, result in zip(make_unique_run_names(results), results, strict=True)
                    for error, count in count_errors(result).most_common(MAX_ERRORS_SHOWN)]
     return "\n".join([align_columns(make_table_rows(results)), *error_lines])
 
@@ -31,7 +31,7 @@ def format_table(results: Sequence[BenchResult]) -> str:
 def make_table_rows(results: Sequence[BenchResult]) -> list[list[str]]:
     """Return the names of the runs, then a row for each figure that at least one of them has."""
     summaries = [result.summary for result in results]
-    all_rows = [["", *number_run_names(results)]]
+    all_rows = [["", *make_unique_run_names(results)]]
     all_rows += [[f"{name} p{share}, ms",
                   *map(format_milliseconds, map(make_percentile_getter(spread, share), summaries))]
                  for name, spread in LATENCY_FIGURES.items() for share in PERCENTILES]

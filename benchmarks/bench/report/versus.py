@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.bench.report.summary import PERCENTILES, DistributionStats, RunSummary
-from router.simulation.report import align_columns
+from router.simulation.run_stats import align_columns
 
 LATENCY_FIGURES: dict[str, Callable[[RunSummary], DistributionStats]] = {
     "first token": lambda summary: summary.first_token,
@@ -26,7 +26,7 @@ RATE_FIGURES: dict[str, Callable[[RunSummary], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class FigureRatio:
+class MetricComparison:
     """Ratios B / A of one figure, for each turn."""
 
     name: str
@@ -51,12 +51,12 @@ class FigureRatio:
                 "most": self.most, "turns": self.ratios_by_turn, "turns_in_all": self.num_turns}
 
 
-def compute_figure_ratios(summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> list[FigureRatio]:
+def compare_metrics(summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> list[MetricComparison]:
     """Return the ratios of every figure that both runs of at least one turn have."""
-    ratios = [compute_figure_ratio(name, "higher", figure, summary_pairs) for name, figure in RATE_FIGURES.items()]
+    ratios = [compare_metric(name, "higher", figure, summary_pairs) for name, figure in RATE_FIGURES.items()]
     for name, spread in LATENCY_FIGURES.items():
-        ratios += [compute_figure_ratio(f"{name} p{share}", "lower", make_percentile_getter(spread, share),
-                                        summary_pairs) for share in PERCENTILES]
+        ratios += [compare_metric(f"{name} p{share}", "lower", make_percentile_getter(spread, share),
+                                  summary_pairs) for share in PERCENTILES]
     return [found for found in ratios if found.ratios_by_turn]
 
 
@@ -65,24 +65,24 @@ def make_percentile_getter(get_stats: Callable[[RunSummary], DistributionStats],
     return lambda summary: float(getattr(get_stats(summary), f"p{percent}"))
 
 
-def compute_figure_ratio(name: str, better_when: str, get_figure: Callable[[RunSummary], float],
-                         summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> FigureRatio:
+def compare_metric(name: str, better_when: str, get_figure: Callable[[RunSummary], float],
+                   summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> MetricComparison:
     quotients = (divide_or_nan(get_figure(second), get_figure(first)) for first, second in summary_pairs)
-    return FigureRatio(name, better_when, tuple(filter(isfinite, quotients)), len(summary_pairs))
+    return MetricComparison(name, better_when, tuple(filter(isfinite, quotients)), len(summary_pairs))
 
 
 def divide_or_nan(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else nan
 
 
-def make_ratio_rows(ratios: Sequence[FigureRatio], run_names: tuple[str, str] = ("A", "B")) -> list[list[str]]:
+def make_ratio_rows(ratios: Sequence[MetricComparison], run_names: tuple[str, str] = ("A", "B")) -> list[list[str]]:
     heading = [f"{run_names[1]} / {run_names[0]}", "median", "least to most", "turns", "better is"]
     return [heading,
             *([one.name, format_factor(one.median), f"({format_factor(one.least)} to {format_factor(one.most)})",
                format_turn_count(one), one.better_when] for one in ratios)]
 
 
-def format_turn_count(ratio: FigureRatio) -> str:
+def format_turn_count(ratio: MetricComparison) -> str:
     num_ratios, num_turns = len(ratio.ratios_by_turn), ratio.num_turns
     return f"{num_ratios}" if num_ratios == num_turns else f"{num_ratios} of {num_turns}"
 
@@ -91,5 +91,5 @@ def format_factor(factor: float) -> str:
     return f"{factor:.2f}" if factor >= 0.1 else f"{factor:.2g}"
 
 
-def format_ratio_table(ratios: Sequence[FigureRatio], run_names: tuple[str, str] = ("A", "B")) -> str:
+def format_ratio_table(ratios: Sequence[MetricComparison], run_names: tuple[str, str] = ("A", "B")) -> str:
     return align_columns(make_ratio_rows(ratios, run_names))

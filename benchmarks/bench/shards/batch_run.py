@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.shards.rank_processes import RankReplies, ShardFailed
+from benchmarks.bench.shards.rank_connections import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
 
 BATCH_ID = 1
@@ -19,7 +19,7 @@ BLOCK_SIZE = 16  # the router's default
 Probability = Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))]
 
 
-class ShardConnection(Protocol):
+class ShardGroupConnection(Protocol):
     """Connection to all ranks of one model."""
 
     async def send(self, message: Any) -> RankReplies: ...
@@ -65,7 +65,7 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceShape:
+class SequenceLengths:
     """Prompt and output length of every sequence of a run, and the block size of the cache."""
 
     sequence_length: int
@@ -103,7 +103,7 @@ class BatchRunTimings:
 class ShardEpoch:
     """Sender of the messages of one epoch, numbered in order from the Reset on."""
 
-    def __init__(self, connection: ShardConnection, epoch: int) -> None:
+    def __init__(self, connection: ShardGroupConnection, epoch: int) -> None:
         self._connection = connection
         self._message_numbers = ({"epoch": epoch, "order": order} for order in count(1))
 
@@ -136,7 +136,7 @@ class ShardEpoch:
         return StepTiming(replies.seconds, answer.forward_seconds, len(answer.tokens))
 
 
-def make_random_sequences(num_sequences: int, shape: SequenceShape, vocabulary_size: int,
+def make_random_sequences(num_sequences: int, shape: SequenceLengths, vocabulary_size: int,
                           sampling: SamplingSettings) -> pb.Sequences:
     """Return new sequences with random tokens, which depend on the arguments only."""
     random = Random(num_sequences)

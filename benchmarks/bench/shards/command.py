@@ -20,11 +20,11 @@ from cyclopts.validators import Number
 from benchmarks.bench.shards.batch_run import (
     BLOCK_SIZE,
     SamplingSettings,
-    SequenceShape,
+    SequenceLengths,
     ShardEpoch,
     make_random_sequences,
 )
-from benchmarks.bench.shards.rank_processes import (
+from benchmarks.bench.shards.rank_connections import (
     MessageRejected,
     RankConnections,
     ShardFailed,
@@ -124,7 +124,7 @@ async def measure_batch_sizes(addresses: Sequence[str], settings: ShardBenchSett
     Raises MessageRejected if none could be measured."""
     async with connect_to_ranks(addresses) as ranks:
         infos = await warm_up_shards(ranks, settings)
-        sequence_shape = make_sequence_shape(infos[0].warmup.block_size, infos[0], settings)
+        sequence_shape = make_sequence_lengths(infos[0].warmup.block_size, infos[0], settings)
         num_blocks = min(info.warmup.num_blocks for info in infos)
         results = ShardBenchResults(infos[0])
         for epoch, batch_size in enumerate(settings.batch_size, 1 + max(info.epoch for info in infos)):
@@ -164,21 +164,21 @@ async def warm_up_shards(ranks: RankConnections, settings: ShardBenchSettings) -
     max_batch_size = max(settings.batch_size)
     await ranks.send(pb.WarmupRequest(block_size=BLOCK_SIZE, max_prefill_tokens=max_batch_size
                                       * settings.sequence_length, max_batch_size=max_batch_size,
-                                      max_total_tokens=make_sequence_shape(BLOCK_SIZE, infos[0], settings).num_slots))
+                                      max_total_tokens=make_sequence_lengths(BLOCK_SIZE, infos[0], settings).num_slots))
     return await ranks.fetch_infos()
 
 
-def make_sequence_shape(block_size: int, shard_info: pb.InfoAnswer, settings: ShardBenchSettings) -> SequenceShape:
+def make_sequence_lengths(block_size: int, shard_info: pb.InfoAnswer, settings: ShardBenchSettings) -> SequenceLengths:
     """Return the shape of the sequences. Raises ValueError if they have more positions than the model."""
-    shape = SequenceShape(settings.sequence_length, settings.decode_length, block_size,
-                          max(1, shard_info.tokens_per_step))
+    shape = SequenceLengths(settings.sequence_length, settings.decode_length, block_size,
+                            max(1, shard_info.tokens_per_step))
     if shape.num_slots > shard_info.max_positions:
         raise ValueError(f"--sequence-length {settings.sequence_length} and --decode-length {settings.decode_length} "
                          f"need {shape.num_slots} positions, the model has {shard_info.max_positions}")
     return shape
 
 
-def describe_parameters(settings: ShardBenchSettings, shard_info: pb.InfoAnswer) -> dict[str, Any]:
+def describe_bench_parameters(settings: ShardBenchSettings, shard_info: pb.InfoAnswer) -> dict[str, Any]:
     """Return the parameters of the measurement; of the sampling parameters, only those given."""
     sampling_parameters = {name.replace("_", " "): value for name, value in asdict(settings.sampling).items() if value}
     return {"model": settings.model or shard_info.model, "device": shard_info.device, "dtype": shard_info.dtype,
@@ -189,7 +189,7 @@ def describe_parameters(settings: ShardBenchSettings, shard_info: pb.InfoAnswer)
 
 def make_json_summary(settings: ShardBenchSettings, results: ShardBenchResults) -> dict[str, Any]:
     parameters = {name.replace(" ", "_"): value
-                  for name, value in describe_parameters(settings, results.shard_info).items()}
+                  for name, value in describe_bench_parameters(settings, results.shard_info).items()}
     return {**parameters, "points": list(map(to_json_dict, results.points)), "left_out": results.skipped_batch_sizes}
 
 
@@ -197,18 +197,19 @@ def bench(settings: ShardBenchSettings = ShardBenchSettings()) -> None:
     """Measure Prefill and Decode of a model by batch size, without a router."""
     with provide_shard_addresses(settings) as addresses:
         results = uvloop.run(measure_batch_sizes(addresses, settings))
-    text = format_page(describe_parameters(settings, results.shard_info), results.points, results.skipped_batch_sizes)
+    text = format_page(describe_bench_parameters(settings, results.shard_info), results.points,
+                       results.skipped_batch_sizes)
     report_results("shards", f"{text}\n", make_json_summary(settings, results), should_save=settings.save)
 
 
-def bench_named_model(settings: ShardBenchSettings = ShardBenchSettings()) -> None:
+def bench_requiring_model(settings: ShardBenchSettings = ShardBenchSettings()) -> None:
     """Measure Prefill and Decode of a model by batch size, without a router."""
     if not settings.model:
         raise ValueError("a model must be named: --tokenizer-name FOLDER_OR_NAME")
     bench(settings)
 
 
-def run_command(program: str, command: Callable[..., None], arguments: Sequence[str]) -> None:
+def run_cli(program: str, command: Callable[..., None], arguments: Sequence[str]) -> None:
     """Run a command; print an error as one line on stderr and exit with a code."""
     app = App(name=program, result_action="return_value")
     app.default(command)
@@ -228,11 +229,11 @@ def exit_with_error(error: Exception, exit_code: int) -> NoReturn:
 
 
 def text_generation_benchmark() -> None:
-    run_command("text-generation-benchmark", bench_named_model, sys.argv[1:])
+    run_cli("text-generation-benchmark", bench_requiring_model, sys.argv[1:])
 
 
 def main() -> None:
-    run_command("weft bench --shard", bench, sys.argv[1:])
+    run_cli("weft bench --shard", bench, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def format_page(parameters: Mapping[str, Any], points: Sequence[BatchSizeStats],
 def format_latencies(all_stats: Sequence[BatchSizeStats]) -> str:
     kinds = (("prefill", "prefill"), ("decode (token)", "decode"), ("decode (total)", "decode_total"))
     return format_markdown_table(["step", "batch size", *LATENCY_COLUMNS], [
-        [words, f"{one.batch_size}", *(f"{1e3 * value:.2f}" for value in select_table_figures(getattr(one, name)))]
+        [words, f"{one.batch_size}", *(f"{1e3 * value:.2f}" for value in select_table_statistics(getattr(one, name)))]
         for words, name in kinds for one in all_stats])
 
 
@@ -67,7 +67,7 @@ def format_throughputs(all_stats: Sequence[BatchSizeStats]) -> str:
     kinds = (("prefill", "prefill_tokens_per_second"), ("decode", "decode_tokens_per_second"))
     return format_markdown_table(["step", "batch size", *THROUGHPUT_COLUMNS], [
         [words, f"{one.batch_size}",
-         *(f"{value:.2f}" for value in select_table_figures(getattr(one, name))[:len(THROUGHPUT_COLUMNS)])]
+         *(f"{value:.2f}" for value in select_table_statistics(getattr(one, name))[:len(THROUGHPUT_COLUMNS)])]
         for words, name in kinds for one in all_stats])
 
 
@@ -79,7 +79,7 @@ def format_wire_times(all_stats: Sequence[BatchSizeStats]) -> str:
         for words, batch_size, wall, forward in rows])
 
 
-def select_table_figures(stats: DistributionStats) -> tuple[float, ...]:
+def select_table_statistics(stats: DistributionStats) -> tuple[float, ...]:
     return stats.mean, stats.least, stats.most, stats.p50, stats.p90, stats.p99
 
 

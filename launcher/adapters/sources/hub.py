@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from launcher.adapters.contents import (
+from launcher.adapters.adapter_files import (
     ADAPTER_FILES,
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -23,8 +23,8 @@ from launcher.adapters.contents import (
     read_base_model_name,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.protocol import AccessCheckRequest, FetchRequest
-from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.store_protocol import AccessCheckRequest, FetchRequest
 from launcher.hub.cache import CachedRepository
 from launcher.hub.client import (
     GatedRepositoryError,
@@ -35,9 +35,9 @@ from launcher.hub.client import (
     ServerUnreachableError,
     TokenRejectedError,
 )
+from launcher.hub.file_download import DownloadError, FileDownloader, is_etag_checksum
 from launcher.hub.resolve import HUB_NAME_PATTERN, REVISION_PATTERN
 from launcher.hub.retry_policy import RetryPolicy
-from launcher.hub.transfer import DownloadError, FileDownloader, is_etag_checksum
 
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)  # seconds; a client waits
 MAX_LINK_ATTEMPTS = 3
@@ -87,7 +87,7 @@ class HubSource:
         return tuple(dict.fromkeys(("", request.token, server_token)))
 
     @contextmanager
-    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
         repository = parse_hub_adapter_name(request.name)
         hub_adapter = self._call_hub(lambda: self._find_with_first_valid_token(repository,
                                                                                self.list_tokens_to_try(request)))
@@ -96,7 +96,7 @@ class HubSource:
             (cached_repository.folder / "refs" / repository.revision).unlink(missing_ok=True)
         files = hub_adapter.remote_files.values()
         try:
-            yield RemoteVersion(
+            yield SourceVersion(
                 sum(file.num_bytes - cached_repository.count_downloaded_bytes(file.etag, file.num_bytes)
                     for file in files),
                 lambda folder: self._call_hub(lambda: self._download_adapter(hub_adapter, cached_repository,
@@ -106,7 +106,7 @@ class HubSource:
         finally:
             remove_unlinked_blobs([cached_repository.get_blob_path(file.etag) for file in files])
 
-    def find_local_copy(self, request: FetchRequest) -> RemoteVersion | None:
+    def find_local_copy(self, request: FetchRequest) -> SourceVersion | None:
         """Return a copy on this machine, or None.
 
         Own downloads were public when they were downloaded. The user's Hub cache may hold private adapters, so it is
@@ -250,11 +250,11 @@ def find_complete_snapshot(cache_folder: Path, repository: RepositoryRevision) -
     return folder if all((folder / name).is_file() for name in ADAPTER_FILES) else None
 
 
-def make_snapshot_version(folder: Path, *, is_private: bool) -> RemoteVersion:
+def make_snapshot_version(folder: Path, *, is_private: bool) -> SourceVersion:
     files = [(folder / name).stat() for name in ADAPTER_FILES]
     check_adapter_file_sizes(dict(zip(ADAPTER_FILES, (file.st_size for file in files), strict=True)))
     stamp = tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
-    return RemoteVersion(sum(file.st_size for file in files), partial(copy_adapter_files, folder), stamp,
+    return SourceVersion(sum(file.st_size for file in files), partial(copy_adapter_files, folder), stamp,
                          is_private=is_private)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from launcher.adapters.contents import (
+from launcher.adapters.adapter_files import (
     ADAPTER_FILES,
     CONFIG_FILE,
     PICKLED_WEIGHTS_FILE,
@@ -22,8 +22,8 @@ from launcher.adapters.contents import (
     check_adapter_file_sizes,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.protocol import FetchRequest
-from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.store_protocol import FetchRequest
 
 SOURCE_DISABLED_ERROR = "the source `local` is closed: start the server with --adapter-root FOLDER"
 CHUNK_BYTES = 2**20
@@ -63,20 +63,20 @@ class LocalSource:
         """Return None: there is no cache besides the files themselves."""
 
     @contextmanager
-    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
         if not self._root:
             raise AdapterError("forbidden", SOURCE_DISABLED_ERROR)
         with ExitStack() as open_files:
             root_descriptor = register_for_closing(open_files,
                                                    os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             files = {name: self._open_file(open_files, root_descriptor, request.name, name)
-                     for name in self._check_adapter_files(root_descriptor, request.name)}
+                     for name in self._find_adapter_files(root_descriptor, request.name)}
             sizes = {name: file.stamp.num_bytes for name, file in files.items()}
             check_adapter_file_sizes(sizes)
-            yield RemoteVersion(sum(sizes.values()), partial(copy_unchanged_files, root_descriptor, files),
+            yield SourceVersion(sum(sizes.values()), partial(copy_and_verify_unchanged, root_descriptor, files),
                                 self._make_version_stamp(request, files))
 
-    def _check_adapter_files(self, root_descriptor: int, name: str) -> tuple[str, ...]:
+    def _find_adapter_files(self, root_descriptor: int, name: str) -> tuple[str, ...]:
         """Return the names of the adapter's files. Raises AdapterError if one is missing."""
         folder = self._resolve_below_root(name)
         if not is_folder(root_descriptor, folder):
@@ -134,7 +134,7 @@ class LocalSource:
         return tuple(file.stamp for file in files.values()) if is_settled and not request.skips_name_cache else None
 
 
-def copy_unchanged_files(root_descriptor: int, files: dict[str, OpenedFile], folder: Path) -> None:
+def copy_and_verify_unchanged(root_descriptor: int, files: dict[str, OpenedFile], folder: Path) -> None:
     for name, file in files.items():
         copy_opened_file(file, folder / name)
     for name, file in files.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import NamedTuple, Protocol, TypeVar
 
-from launcher.adapters.contents import (
+from launcher.adapters.adapter_files import (
     ADAPTER_FILES,
     CONFIG_FILE,
     check_adapter_file_names,
@@ -21,8 +21,8 @@ from launcher.adapters.contents import (
     read_base_model_name,
 )
 from launcher.adapters.errors import AdapterError, quote_name
-from launcher.adapters.protocol import FetchRequest
-from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.sources.interface import SourceVersion
+from launcher.adapters.store_protocol import FetchRequest
 from launcher.hub.client import ServerUnreachableError
 from launcher.hub.retry_policy import RetryPolicy
 
@@ -81,11 +81,11 @@ class S3Source:
         """Return None: nothing is cached besides the stored versions."""
 
     @contextmanager
-    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
         location = parse_s3_adapter_name(request.name, self._environment)
         files = self._list_adapter_files(location)
         check_adapter_file_sizes({name: file.num_bytes for name, file in files.items()})
-        yield RemoteVersion(sum(file.num_bytes for file in files.values()),
+        yield SourceVersion(sum(file.num_bytes for file in files.values()),
                             partial(self._download_adapter, location, files), (location, *files.values()))
 
     def _list_adapter_files(self, location: ObjectLocation) -> dict[str, BucketEntry]:

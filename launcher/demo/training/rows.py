@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from launcher.demo.training.vocabulary import EncodedDocument
+from launcher.demo.training.tokenizer import EncodedDocument
 
 
 class TokenRows(NamedTuple):

@@ -15,17 +15,17 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from launcher.demo.training.chat_markup import END_OF_TEXT, TURN_END, split_into_pieces
 from launcher.demo.training.corpus.mixture import DocumentShares, generate_documents, make_base_shares
-from launcher.demo.training.learning import compute_mean_loss, make_optimizers, train_model
-from launcher.demo.training.markup import END_OF_TEXT, TURN_END, split_into_pieces
 from launcher.demo.training.rows import TokenRows, pack_rows
-from launcher.demo.training.vocabulary import (
+from launcher.demo.training.tokenizer import (
     CONTEXT_LENGTH,
     VOCABULARY_SIZE,
     encode_document,
     save_tokenizer,
     train_tokenizer,
 )
+from launcher.demo.training.training_loop import compute_mean_loss, make_optimizers, train_model
 
 DEFAULT_SEED = 1
 NUM_TRAINING_TOKENS = 15_000_000

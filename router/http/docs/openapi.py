@@ -1,4 +1,4 @@
-"""OpenAPI document of the routes, generated from catalog.py and the pydantic models of the bodies."""
+"""OpenAPI document of the routes, generated from route_catalog.py and the pydantic models of the bodies."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from router.http.docs.catalog import DocumentedRoute, get_route_sections
-from router.http.docs.ranges import add_bounds_to_schemas
-from router.http.openai.errors import has_openai_errors
+from router.http.docs.route_catalog import DocumentedRoute, get_route_sections
+from router.http.docs.schema_bounds import add_bounds_to_schemas
+from router.http.openai.errors import has_openai_error_format
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
@@ -66,7 +66,7 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
 def get_error_schemas(routes: Iterable[DocumentedRoute], compat: str) -> dict[str, Any]:
     """Return the schemas of the error formats that the routes use."""
     openai_schema = ({"ApiError": OPENAI_ERROR_SCHEMA}
-                     if any(has_openai_errors(entry.path, compat) for entry in routes) else {})
+                     if any(has_openai_error_format(entry.path, compat) for entry in routes) else {})
     return {"Error": TGI_ERROR_SCHEMA, **openai_schema}
 
 
@@ -98,7 +98,7 @@ def build_responses(route: DocumentedRoute, compat: str) -> dict[str, Any]:
                       | set(route.extra_error_statuses))
     if "{id}" in route.path:
         error_statuses.add("404")
-    if not has_openai_errors(route.path, compat):
+    if not has_openai_error_format(route.path, compat):
         return {"200": success,
                 **{code: build_error_response(ERROR_DESCRIPTIONS[code], "Error") for code in sorted(error_statuses)}}
     if "422" in error_statuses:

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.docs.catalog import DocumentedRoute, get_route_sections
 from router.http.docs.openapi import build_openapi_document
+from router.http.docs.route_catalog import DocumentedRoute, get_route_sections
 from router.http.transport.body import json_response
 
 PAGE_CSS = ("body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import Field
 
 from router.errors import InvalidTools
-from router.grammars.schema import ANY_OBJECT_SCHEMA, Grammar, read_json_schema
+from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.lorax.parameters import LoraxParameters
 from router.http.lorax.rendering import (
     LoraxChatStreamRenderer,
@@ -20,15 +20,15 @@ from router.http.lorax.rendering import (
     chat_response_json,
     completion_response_json,
 )
-from router.http.lorax.routes import LoraxGenerationRequest, LoraxGenerator
+from router.http.lorax.routes import LoraxGenerationInput, LoraxGenerator
+from router.http.openai.base_request import SYSTEM_FINGERPRINT, OpenAIBaseRequest
 from router.http.openai.chat import ChatRequest, create_response_parser
-from router.http.openai.fields import SYSTEM_FINGERPRINT, OpenAIBaseRequest
 from router.http.openai.tool_rendering import raw_token_texts
 from router.http.openai.tools import required_call_grammar
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body
-from router.http.transport.collect import GenerationOutput
-from router.http.transport.generate import Services
-from router.http.transport.headers import Caller
+from router.http.transport.headers import RequestContext
+from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import Services
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.response_parser import ParsedToolCall, parse_complete_response
 
@@ -43,7 +43,7 @@ class NamedSchema(RequestBody):
     response_schema: Any = Field(default=None, alias="schema")
 
 
-class ChatFormat(RequestBody):
+class ChatResponseFormat(RequestBody):
     """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
@@ -54,35 +54,36 @@ class ChatFormat(RequestBody):
         if self.type in {"text", "Text"}:
             return None
         if self.type in {"json_object", "JsonObject"}:
-            return read_json_schema("response_format.schema",
-                                    ANY_OBJECT_SCHEMA if self.response_schema is None else self.response_schema)
+            return make_json_schema_grammar("response_format.schema",
+                                            ANY_OBJECT_SCHEMA if self.response_schema is None else self.response_schema)
         schema = None if self.named_schema is None else self.named_schema.response_schema
-        return read_json_schema("response_format.json_schema.schema", ANY_OBJECT_SCHEMA if schema is None else schema)
+        return make_json_schema_grammar("response_format.json_schema.schema",
+                                        ANY_OBJECT_SCHEMA if schema is None else schema)
 
 
-class LoraxChat(ChatRequest):
+class LoraxChatRequest(ChatRequest):
     """Body of LoRAX's `/v1/chat/completions`: OpenAI's fields and some of LoRAX's parameters."""
 
     repetition_penalty: float | None = None
     top_k: Int32 | None = None
     ignore_eos_token: bool | None = None
-    response_format: ChatFormat | None = None
+    response_format: ChatResponseFormat | None = None
 
-    def to_generation_request(self, services: Services) -> LoraxGenerationRequest:
+    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
         """Convert to a request of LoRAX's own routes. Raises InvalidTools and InvalidRequest."""
         if self.tools is not None and self.response_format is not None:
             raise InvalidTools("Response format and tools are mutually exclusive")
         parameters = to_lorax_parameters(
-            self, services, best_of=self.n, max_new_tokens=self.get_max_new_tokens(), do_sample=True,
+            self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
             temperature=self.temperature)
-        return LoraxGenerationRequest(self.conversation, parameters, self._output_grammar)
+        return LoraxGenerationInput(self.conversation, parameters, self._output_grammar)
 
     def _output_grammar(self) -> Grammar | None:
         grammar = None if self.response_format is None else self.response_format.to_grammar()
         return grammar or required_call_grammar(self.tools, self.tool_choice)
 
 
-class LoraxCompletion(OpenAIBaseRequest):
+class LoraxCompletionRequest(OpenAIBaseRequest):
     """A prompt to complete. `n` only switches sampling on; `logprobs` are not returned."""
 
     prompt: str
@@ -93,15 +94,15 @@ class LoraxCompletion(OpenAIBaseRequest):
     echo: bool | None = None
     logprobs: Int32 | None = None
 
-    def to_generation_request(self, services: Services) -> LoraxGenerationRequest:
+    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
         parameters = to_lorax_parameters(
             self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
             temperature=self.temperature, return_full_text=self.echo,
             decoder_input_details=self.logprobs is not None)
-        return LoraxGenerationRequest(self.prompt, parameters, lambda: None)
+        return LoraxGenerationInput(self.prompt, parameters, lambda: None)
 
 
-def to_lorax_parameters(openai_request: LoraxChat | LoraxCompletion, services: Services,
+def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
                         **other_parameters: Any) -> LoraxParameters:
     """Convert the fields to the parameters of LoRAX's own routes."""
     adapter = openai_request.adapter_reference(services, "")
@@ -122,9 +123,9 @@ class LoraxOpenAIRoutes:
         return [web.post("/v1/chat/completions", self.chat), web.post("/v1/completions", self.complete)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine, CHAT_OPERATION)
-        chat_request = await read_body(request, LoraxChat)
-        generation_request = chat_request.to_generation_request(self._services)
+        caller = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
+        chat_request = await read_body(request, LoraxChatRequest)
+        generation_request = chat_request.to_lorax_generation_input(self._services)
         if chat_request.stream:
             return await self._generator.respond_streaming(
                 request, generation_request, caller, lambda choice: LoraxChatStreamRenderer(len(choice.request.prompt)))
@@ -135,18 +136,18 @@ class LoraxOpenAIRoutes:
                                                           SYSTEM_FINGERPRINT))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        completion_request = await read_body(request, LoraxCompletion)
-        generation_request = completion_request.to_generation_request(self._services)
+        caller = RequestContext.from_request(request, self._services.engine)
+        completion_request = await read_body(request, LoraxCompletionRequest)
+        generation_request = completion_request.to_lorax_generation_input(self._services)
         if completion_request.stream:
             return await self._generator.respond_streaming(
                 request, generation_request, caller,
                 lambda choice: LoraxCompletionStreamRenderer(len(choice.request.prompt)))
         full_output = await self._generator.generate_in_full(request, generation_request, caller)
         return full_output.to_response(completion_response_json(full_output.best_output,
-                                                                generation_request.text_prefix))
+                                                                generation_request.returned_prompt))
 
-    async def _message_json(self, chat_request: LoraxChat, output: GenerationOutput) -> str:
+    async def _message_json(self, chat_request: LoraxChatRequest, output: GenerationOutput) -> str:
         """Render the message, with either text or tool calls."""
         parser = await create_response_parser(self._services, chat_request, output.validated_request)
         parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))

@@ -8,12 +8,12 @@ from pydantic import Field
 
 from router.config import RouterConfig
 from router.errors import InvalidRequest
-from router.grammars.schema import ANY_OBJECT_SCHEMA, Grammar, read_json_schema
+from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.tgi.parameters import SharedGenerateParameters
 from router.http.transport.body import Int32, RequestBody
-from router.http.transport.headers import Caller
+from router.http.transport.headers import RequestContext
 from router.text.chat_template import Conversation
-from router.text.prompts import ParameterNames, TokenLimits
+from router.text.prompt_encoder import DialectParameterNames, TokenLimits
 from router.validation.bounds import round_to_float32
 from router.validation.validator import GenerationInput
 
@@ -21,13 +21,13 @@ PENALTY_FIELDS = ("frequency_penalty", "presence_penalty")
 
 
 @dataclass(frozen=True, slots=True)
-class LoraxParameterNames(ParameterNames):
+class LoraxParameterNames(DialectParameterNames):
     """LoRAX's names of parameters in error messages, and its messages for prompts that are too long."""
 
     top_n_tokens: str = "return_k_alternatives"
     grammar: str = "response_format"
 
-    def check_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:
+    def check_prompt_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:
         max_total_tokens, max_input_tokens = limits.max_total_tokens, limits.max_input_tokens
         if max_new_tokens is not None and num_tokens + max_new_tokens > max_total_tokens:
             raise InvalidRequest(
@@ -48,8 +48,8 @@ class ResponseFormat(RequestBody):
     response_schema: Any = Field(default=ANY_OBJECT_SCHEMA, alias="schema")
 
     def to_grammar(self) -> Grammar | None:
-        return None if self.response_schema is None else read_json_schema("response_format.schema",
-                                                                          self.response_schema)
+        return None if self.response_schema is None else make_json_schema_grammar("response_format.schema",
+                                                                                  self.response_schema)
 
 
 class LoraxParameters(SharedGenerateParameters):
@@ -82,7 +82,7 @@ class LoraxParameters(SharedGenerateParameters):
     def has_details(self) -> bool:
         return self.details or self.decoder_input_details
 
-    def to_generation_input(self, prompt: str | Conversation, caller: Caller,
+    def to_generation_input(self, prompt: str | Conversation, caller: RequestContext,
                             grammar: Grammar | None) -> GenerationInput:
         return replace(
             self.base_generation_input(prompt, caller),
@@ -139,16 +139,16 @@ def find_adapter_faults(parameters: LoraxParameters) -> Iterator[str]:
 def find_sampling_faults(parameters: LoraxParameters) -> Iterator[str]:
     if parameters.num_choices > 1 and not parameters.is_sampling:
         yield "you must use sampling when `best_of` is > 1"
-    if get_float32_parameter(parameters, "temperature", 1.0) < 0:
+    if round_parameter_to_float32(parameters, "temperature", 1.0) < 0:
         yield "`temperature` must be non-negative"
-    if get_float32_parameter(parameters, "repetition_penalty", 1.0) <= 0:
+    if round_parameter_to_float32(parameters, "repetition_penalty", 1.0) <= 0:
         yield "`repetition_penalty` must be strictly positive"
     for name in PENALTY_FIELDS:
-        if not -2 <= get_float32_parameter(parameters, name, 0.0) <= 2:
+        if not -2 <= round_parameter_to_float32(parameters, name, 0.0) <= 2:
             yield f"`{name}` must be >= -2.0 and <= 2.0"
-    if not 0 < get_float32_parameter(parameters, "top_p", 1.0) <= 1:
+    if not 0 < round_parameter_to_float32(parameters, "top_p", 1.0) <= 1:
         yield "`top_p` must be > 0.0 and < 1.0"
-    if not 0 < get_float32_parameter(parameters, "typical_p", 0.5) < 1:
+    if not 0 < round_parameter_to_float32(parameters, "typical_p", 0.5) < 1:
         yield "`typical_p` must be > 0.0 and < 1.0"
     for name in ("top_k", "return_k_alternatives"):
         if (value := getattr(parameters, name)) is not None and value <= 0:
@@ -170,7 +170,7 @@ def find_length_faults(parameters: LoraxParameters, prompt: str | Conversation, 
         yield f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {parameters.truncate}"
 
 
-def get_float32_parameter(parameters: LoraxParameters, name: str, default: float) -> float:
+def round_parameter_to_float32(parameters: LoraxParameters, name: str, default: float) -> float:
     """Return the parameter as a shard will receive it, rounded to 32 bits. Raises InvalidRequest."""
     value = getattr(parameters, name)
     return default if value is None else round_to_float32(name, value)

@@ -11,11 +11,11 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.rendering import ChunkStreamRenderer
-from router.http.transport.collect import GenerationOutput, TgiStreamRenderer, float32_json, seed_json
-from router.http.transport.errors import ErrorReply, shorten_message
+from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.headers import COMPUTE_TYPE, format_milliseconds, sum_seconds_by_phase, timing_headers
+from router.http.transport.outputs import GenerationOutput, TgiStreamRenderer, float32_json, seed_json
 from router.request import FinishReason
-from router.scheduler.timeline import RequestPhase
+from router.scheduler.request_timeline import RequestPhase
 from router.text.tokenizer import Tokenizer
 
 DONE_EVENT = b"data:[DONE]\n\n"
@@ -27,8 +27,8 @@ OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRIN
                          FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
 
 
-def lorax_error_reply(error: Exception) -> ErrorReply:
-    reply = ErrorReply.from_exception(error)
+def lorax_error_reply(error: Exception) -> TgiErrorReply:
+    reply = TgiErrorReply.from_exception(error)
     if isinstance(error, Overloaded):
         return replace(reply, message="Model is overloaded")
     if isinstance(error, InvalidRequest):

@@ -12,7 +12,7 @@ from time import monotonic as clock
 from aiohttp import web
 from pydantic import Field
 
-from router.grammars.schema import Grammar
+from router.grammars.parameters import Grammar
 from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
 from router.http.lorax.rendering import (
     LoraxStreamRenderer,
@@ -22,19 +22,19 @@ from router.http.lorax.rendering import (
     lorax_timing_headers,
 )
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
-from router.http.transport.adapter_names import adapter_for_stream_headers
+from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.collect import GenerationOutput
-from router.http.transport.generate import Services, generate_all, open_response_stream
-from router.http.transport.headers import Caller, adapter_headers, model_and_prompt_headers, request_id_header
+from router.http.transport.headers import RequestContext, adapter_headers, model_and_prompt_headers, request_id_header
+from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventRenderer, EventStream
 from router.text.chat_template import Conversation
-from router.text.prompts import TokenizedText
+from router.text.prompt_encoder import TokenizedText
 from router.validation.validator import ValidatedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class LoraxGenerationRequest:
+class LoraxGenerationInput:
     """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
@@ -46,30 +46,30 @@ class LoraxGenerationRequest:
         return len(self.prompt) if isinstance(self.prompt, str) else None
 
     @property
-    def text_prefix(self) -> str:
+    def returned_prompt(self) -> str:
         return self.prompt if self.parameters.return_full_text and isinstance(self.prompt, str) else ""
 
 
-class LoraxGenerate(RequestBody):
+class LoraxGenerateRequest(RequestBody):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
     inputs: str
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property
-    def generation_request(self) -> LoraxGenerationRequest:
+    def lorax_generation_input(self) -> LoraxGenerationInput:
         response_format = self.parameters.response_format
-        return LoraxGenerationRequest(self.inputs, self.parameters,
-                                      lambda: None if response_format is None else response_format.to_grammar())
+        return LoraxGenerationInput(self.inputs, self.parameters,
+                                    lambda: None if response_format is None else response_format.to_grammar())
 
 
-class LoraxCompatGenerate(LoraxGenerate):
+class LoraxCompatGenerateRequest(LoraxGenerateRequest):
     """The body of `/generate` with the field `stream`."""
 
     stream: bool = False
 
 
-class TokenizeText(RequestBody):
+class LoraxTokenizeRequest(RequestBody):
     """Body of LoRAX's `/tokenize`."""
 
     inputs: str
@@ -94,8 +94,8 @@ class LoraxGenerator:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationRequest,
-                               caller: Caller) -> LoraxFullOutput:
+    async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
+                               caller: RequestContext) -> LoraxFullOutput:
         validated_requests = await self._validate(generation_request, caller)
         validated_at = clock()
         outputs = await generate_all(self._services, validated_requests, caller)
@@ -106,7 +106,8 @@ class LoraxGenerator:
                    | lorax_timing_headers(best_output, validated_at - caller.arrived_at, clock() - caller.arrived_at))
         return LoraxFullOutput(best_output, other_outputs, headers)
 
-    async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationRequest, caller: Caller,
+    async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
+                                caller: RequestContext,
                                 make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
         adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
@@ -117,7 +118,7 @@ class LoraxGenerator:
             await self._stream_events(generation_request, caller, make_renderer, event_stream)
         return event_stream.response
 
-    async def _stream_events(self, generation_request: LoraxGenerationRequest, caller: Caller,
+    async def _stream_events(self, generation_request: LoraxGenerationInput, caller: RequestContext,
                              make_renderer: Callable[[ValidatedRequest], EventRenderer],
                              event_stream: EventStream) -> None:
         check_streamable(generation_request.parameters)
@@ -126,7 +127,8 @@ class LoraxGenerator:
             stream.abort_connection = event_stream.abort_connection
             await EventPump(stream, make_renderer(validated_request), event_stream, self._services.write_batcher).run()
 
-    async def _validate(self, generation_request: LoraxGenerationRequest, caller: Caller) -> list[ValidatedRequest]:
+    async def _validate(self, generation_request: LoraxGenerationInput,
+                        caller: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
         check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
                                validator.limits)
@@ -156,39 +158,39 @@ class LoraxRoutes:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        generation_request = (await read_body(request, LoraxGenerate)).generation_request
+        caller = RequestContext.from_request(request, self._services.engine)
+        generation_request = (await read_body(request, LoraxGenerateRequest)).lorax_generation_input
         full_output = await self._generator.generate_in_full(request, generation_request, caller)
         return full_output.to_response(self._response_json(generation_request, full_output))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        generate_body = await read_body(request, LoraxCompatGenerate)
+        caller = RequestContext.from_request(request, self._services.engine)
+        generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
             return await self._respond_streaming(request, generate_body, caller)
-        full_output = await self._generator.generate_in_full(request, generate_body.generation_request, caller)
-        return full_output.to_response(f"[{self._response_json(generate_body.generation_request, full_output)}]")
+        full_output = await self._generator.generate_in_full(request, generate_body.lorax_generation_input, caller)
+        return full_output.to_response(f"[{self._response_json(generate_body.lorax_generation_input, full_output)}]")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        return await self._respond_streaming(request, await read_body(request, LoraxGenerate), caller)
+        caller = RequestContext.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, LoraxGenerateRequest), caller)
 
-    async def _respond_streaming(self, request: web.Request, generate_body: LoraxGenerate,
-                                 caller: Caller) -> web.StreamResponse:
-        generation_request = generate_body.generation_request
+    async def _respond_streaming(self, request: web.Request, generate_body: LoraxGenerateRequest,
+                                 caller: RequestContext) -> web.StreamResponse:
+        generation_request = generate_body.lorax_generation_input
         return await self._generator.respond_streaming(
             request, generation_request, caller,
             lambda choice: LoraxStreamRenderer(choice, generation_request.parameters.details,
-                                               generation_request.text_prefix))
+                                               generation_request.returned_prompt))
 
-    def _response_json(self, generation_request: LoraxGenerationRequest, full_output: LoraxFullOutput) -> str:
+    def _response_json(self, generation_request: LoraxGenerationInput, full_output: LoraxFullOutput) -> str:
         return generate_response_json(full_output.best_output, self._services.validator.tokenizer,
-                                      full_output.other_outputs, generation_request.text_prefix,
+                                      full_output.other_outputs, generation_request.returned_prompt,
                                       has_details=generation_request.parameters.has_details)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
-        tokenize_body = await read_body(request, TokenizeText)
+        tokenize_body = await read_body(request, LoraxTokenizeRequest)
         get_vocabulary_piece = self._services.validator.tokenizer.id_to_token
 
         def render_pieces(encoded: TokenizedText) -> list[bytes]:

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest, InvalidTools
-from router.grammars.schema import Grammar, read_grammar
-from router.http.openai.fields import OpenAIBaseRequest, create_response_metadata, validate_openai_request
+from router.grammars.parameters import Grammar, parse_grammar
+from router.http.openai.base_request import OpenAIBaseRequest, create_response_metadata, validate_openai_request
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
@@ -25,26 +25,26 @@ from router.http.openai.rendering import (
 )
 from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json
 from router.http.openai.tools import (
-    NamedTool,
+    NamedToolChoice,
     Tool,
     ToolCall,
-    get_template_tools,
     get_tool_choice_name,
     required_call_grammar,
+    select_template_tools,
 )
 from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.generate import Services, generate_all, open_response_stream
 from router.http.transport.headers import (
-    Caller,
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
+from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
-from router.text.prompts import ParameterNames
+from router.text.prompt_encoder import DialectParameterNames
 from router.text.response_parser import (
     BARE_JSON_FORMAT,
     AnyResponseParser,
@@ -54,8 +54,8 @@ from router.text.response_parser import (
 )
 from router.validation.validator import GenerationInput, ValidatedRequest
 
-PARAMETER_NAMES = ParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="response_format",
-                                 top_n_tokens="top_logprobs")
+PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
+                                        grammar="response_format", top_n_tokens="top_logprobs")
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
 SERVED_MODEL_PLACEHOLDERS = frozenset({None, "", "tgi"})  # values of `model` that mean the served one
 
@@ -65,11 +65,11 @@ def join_content_parts(content: object) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(map(get_part_text, content))
+        return "".join(map(parse_text_part, content))
     raise PydanticCustomError("content", "must be a string or a list of parts of type `text`")
 
 
-def get_part_text(part: object) -> str:
+def parse_text_part(part: object) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise PydanticCustomError(
@@ -112,7 +112,7 @@ class ChatRequest(OpenAIBaseRequest):
     top_logprobs: UInt32 | None = None
     response_format: Any = None
     tools: list[Tool] | None = None
-    tool_choice: str | NamedTool | None = None
+    tool_choice: str | NamedToolChoice | None = None
     tool_prompt: str | None = None
 
     @property
@@ -122,7 +122,7 @@ class ChatRequest(OpenAIBaseRequest):
     @property
     def conversation(self) -> Conversation:
         return Conversation(tuple(message.to_template_message() for message in self.messages),
-                            get_template_tools(self.tools, self.tool_choice), self.tool_prompt or "",
+                            select_template_tools(self.tools, self.tool_choice), self.tool_prompt or "",
                             self.needs_tool_call)
 
     @property
@@ -133,22 +133,22 @@ class ChatRequest(OpenAIBaseRequest):
     def needs_tool_call(self) -> bool:
         return get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
 
-    def to_tgi_generation_input(self, caller: Caller) -> GenerationInput:
+    def to_tgi_generation_input(self, caller: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
         repetition_penalty = None if self.presence_penalty is None else self.presence_penalty + 2
         return replace(plain_request.to_generation_input(caller), repetition_penalty=repetition_penalty)
 
-    def to_generation_input(self, caller: Caller) -> GenerationInput:
+    def to_generation_input(self, caller: RequestContext) -> GenerationInput:
         conversation = self.conversation
         grammar = self._output_grammar()
         self._check_supported()
         parameter_names = replace(PARAMETER_NAMES, grammar="tool_choice") if self.needs_tool_call else PARAMETER_NAMES
         return replace(self.base_generation_input(conversation, parameter_names, caller),
-                       max_new_tokens=self.get_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
+                       max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
 
     def _output_grammar(self) -> Grammar | None:
-        grammar = None if self.response_format is None else read_grammar(PARAMETER_NAMES.grammar, self.response_format)
+        grammar = None if self.response_format is None else parse_grammar(PARAMETER_NAMES.grammar, self.response_format)
         if grammar is not None and self.tools is not None:
             raise InvalidTools("Grammar and tools are mutually exclusive", param="response_format")
         return grammar or required_call_grammar(self.tools, self.tool_choice)
@@ -157,7 +157,7 @@ class ChatRequest(OpenAIBaseRequest):
         if self.n not in {None, 1}:
             raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
 
-    def get_max_new_tokens(self) -> int | None:
+    def resolve_max_new_tokens(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise InvalidRequest("`max_tokens` and `max_completion_tokens` are given, with different values; give one")
@@ -176,7 +176,7 @@ class ChatRoutes:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its request is submitted, so that errors
         up to then have their HTTP status."""
-        caller = Caller.from_request(request, self._services.engine, CHAT_OPERATION)
+        caller = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, ChatRequest)
         generation_input = (chat_request.to_tgi_generation_input(caller) if self._services.is_tgi
                             else chat_request.to_generation_input(caller))
@@ -185,7 +185,7 @@ class ChatRoutes:
         return await respond(request, chat_request, validated_request, caller)
 
     async def _respond_in_full(self, request: web.Request, chat_request: ChatRequest,
-                               validated_request: ValidatedRequest, caller: Caller) -> web.StreamResponse:
+                               validated_request: ValidatedRequest, caller: RequestContext) -> web.StreamResponse:
         metadata, validated_at = self._create_metadata(request, chat_request), clock()
         parser = await create_response_parser(self._services, chat_request, validated_request)
         outputs = await generate_all(self._services, [validated_request], caller)
@@ -198,7 +198,7 @@ class ChatRoutes:
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
     async def _respond_streaming(self, request: web.Request, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest, caller: Caller) -> web.StreamResponse:
+                                 validated_request: ValidatedRequest, caller: RequestContext) -> web.StreamResponse:
         services = self._services
         headers = (model_and_prompt_headers(services.engine.model_info, validated_request.num_prompt_characters)
                    | request_id_header(request) | adapter_headers(validated_request.adapter))

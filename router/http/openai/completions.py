@@ -14,7 +14,12 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.fields import OpenAIBaseRequest, as_list, create_response_metadata, validate_openai_request
+from router.http.openai.base_request import (
+    OpenAIBaseRequest,
+    as_list,
+    create_response_metadata,
+    validate_openai_request,
+)
 from router.http.openai.rendering import (
     DONE_EVENT,
     OpenAICompletionStreamRenderer,
@@ -23,24 +28,24 @@ from router.http.openai.rendering import (
     completions_usage_chunk,
 )
 from router.http.transport.body import UInt32, read_body
-from router.http.transport.generate import Services, gather_or_cancel, generate_all, open_response_stream
 from router.http.transport.headers import (
-    Caller,
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
+from router.http.transport.services import Services, gather_or_cancel, generate_all, open_response_stream
 from router.http.transport.sse import EventPump
-from router.text.prompts import ParameterNames
+from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput, ValidatedRequest
 
-PARAMETER_NAMES = ParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
+PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
 PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
                        BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
-class Completion(OpenAIBaseRequest):
+class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
     prompt: PromptList
@@ -50,7 +55,7 @@ class Completion(OpenAIBaseRequest):
     echo: bool | None = None
     logprobs: UInt32 | None = None
 
-    def check_limits(self, max_prompts: int) -> None:
+    def check_suffix_and_batch_size(self, max_prompts: int) -> None:
         """Reject what text-generation-inference rejects, too. Raises InvalidRequest."""
         if self.suffix:
             raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
@@ -68,7 +73,7 @@ class Completion(OpenAIBaseRequest):
             if getattr(self, name):
                 raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
 
-    def to_generation_input(self, prompt: str, caller: Caller) -> GenerationInput:
+    def to_generation_input(self, prompt: str, caller: RequestContext) -> GenerationInput:
         return replace(self.base_generation_input(prompt, PARAMETER_NAMES, caller),
                        repetition_penalty=self.repetition_penalty)
 
@@ -85,9 +90,9 @@ class CompletionRoutes:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
         errors up to then have their HTTP status."""
-        caller = Caller.from_request(request, self._services.engine)
-        completion_request = await read_body(request, Completion)
-        completion_request.check_limits(self._services.config.max_client_batch_size)
+        caller = RequestContext.from_request(request, self._services.engine)
+        completion_request = await read_body(request, CompletionRequest)
+        completion_request.check_suffix_and_batch_size(self._services.config.max_client_batch_size)
         if not self._services.is_tgi:
             completion_request.check_supported()
         validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
@@ -97,13 +102,13 @@ class CompletionRoutes:
             return await self._respond_streaming(request, completion_request, validated_requests, caller)
         return await self._respond_in_full(request, validated_requests, caller)
 
-    async def _validate_prompt(self, completion_request: Completion, prompt: str,
-                               caller: Caller) -> list[ValidatedRequest]:
+    async def _validate_prompt(self, completion_request: CompletionRequest, prompt: str,
+                               caller: RequestContext) -> list[ValidatedRequest]:
         return await validate_openai_request(self._services, completion_request,
                                              completion_request.to_generation_input(prompt, caller), caller)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
-                               caller: Caller) -> web.StreamResponse:
+                               caller: RequestContext) -> web.StreamResponse:
         metadata, validated_at = self._create_metadata(request), clock()
         outputs = await generate_all(self._services, validated_requests, caller)
         headers = (self._response_headers(request, validated_requests)
@@ -111,8 +116,9 @@ class CompletionRoutes:
         body = completion_json(metadata, outputs).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
 
-    async def _respond_streaming(self, request: web.Request, completion_request: Completion,
-                                 validated_requests: Sequence[ValidatedRequest], caller: Caller) -> web.StreamResponse:
+    async def _respond_streaming(self, request: web.Request, completion_request: CompletionRequest,
+                                 validated_requests: Sequence[ValidatedRequest],
+                                 caller: RequestContext) -> web.StreamResponse:
         services, metadata = self._services, self._create_metadata(request)
         with ExitStack() as exit_stack:
             streams = [exit_stack.enter_context(closing(services.submit(choice, caller)))

@@ -22,7 +22,7 @@ from router.errors import (
     TimedOut,
 )
 from router.http.transport.body import BodyValidationError
-from router.http.transport.errors import ErrorReply, error_response, shorten_message
+from router.http.transport.errors import TgiErrorReply, error_response, shorten_message
 
 INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
 # Status, type and code.
@@ -44,7 +44,7 @@ CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "ad
 COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
 
-def has_openai_errors(path: str, compat: str) -> bool:
+def has_openai_error_format(path: str, compat: str) -> bool:
     """Whether errors of the route at `path` have OpenAI's shape."""
     return compat not in COMPATS_WITH_OWN_ERRORS and (path == "/v1" or path.startswith("/v1/"))
 
@@ -65,7 +65,7 @@ class OpenAIErrorReply:
         """Return the error to send to the client for any exception."""
         if isinstance(error, web.HTTPException):
             return cls.from_http_exception(error)
-        tgi_reply = ErrorReply.from_exception(error)
+        tgi_reply = TgiErrorReply.from_exception(error)
         status, error_type, code = next((found for known, found in ERRORS_BY_EXCEPTION.items()
                                          if isinstance(error, known)), (500, SERVER_ERROR, ""))
         return cls(status,

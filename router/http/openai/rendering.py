@@ -11,8 +11,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
 from router.http.openai.errors import OpenAIErrorReply
-from router.http.transport.collect import GenerationOutput, float32_json
-from router.http.transport.errors import ErrorReply
+from router.http.transport.errors import TgiErrorReply
+from router.http.transport.outputs import GenerationOutput, float32_json
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
@@ -23,7 +23,7 @@ TGI_FINISH_REASONS = OPENAI_FINISH_REASONS | {FinishReason.STOP_STRING: "stop_se
 
 
 @dataclass(frozen=True, slots=True)
-class FormatVariant:
+class DialectFormat:
     """A dialect's finish reasons, and details of its chunks."""
 
     finish_reasons: Mapping[FinishReason, str]
@@ -33,17 +33,17 @@ class FormatVariant:
     every_delta_has_a_role: bool
 
 
-OPENAI_FORMAT = FormatVariant(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
+OPENAI_FORMAT = DialectFormat(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
                               every_delta_has_a_role=False)
 # As text-generation-inference has them (--compat tgi).
-TGI_FORMAT = FormatVariant(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop",
+TGI_FORMAT = DialectFormat(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop",
                            every_delta_has_a_role=True)
 
 
 def tgi_error_chunk(error: Exception) -> str:
     """Return an error and the end of a stream, in one format for all clients: TGI has `message` and
     `http_status_code`, OpenAI's clients read `type`, those of the Hub `error_type`."""
-    reply = ErrorReply.from_exception(error)
+    reply = TgiErrorReply.from_exception(error)
     error_object = {"message": reply.message, "type": reply.error_type, "http_status_code": reply.status}
     return (f"data: {json.dumps({'error': error_object, 'error_type': reply.error_type}, separators=(',', ':'))}\n\n"
             f"{DONE_EVENT}")
@@ -62,7 +62,7 @@ class ResponseMetadata:
     created: int  # in seconds
     model: str
     system_fingerprint: str
-    format_variant: FormatVariant = OPENAI_FORMAT
+    format_variant: DialectFormat = OPENAI_FORMAT
     render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
 
     def to_json_fields(self, object_type: str) -> str:

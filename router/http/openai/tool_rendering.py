@@ -10,12 +10,12 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import (
     ChatOutputOptions,
-    FormatVariant,
+    DialectFormat,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
     chat_completion_json,
 )
-from router.http.transport.collect import GenerationOutput
+from router.http.transport.outputs import GenerationOutput
 from router.request import FinishReason
 from router.text.response_parser import (
     AnyResponseParser,
@@ -29,7 +29,7 @@ from router.text.response_parser import (
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
-def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, format_variant: FormatVariant) -> str:
+def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, format_variant: DialectFormat) -> str:
     return (format_variant.tool_calls_finish_reason if num_tool_calls
             and final_event.finish_reason in COMPLETED_FINISH_REASONS
             else format_variant.finish_reasons[final_event.finish_reason])

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from router.errors import InvalidTools
-from router.grammars.schema import PLAIN_VALUE_KEYWORDS, Grammar, read_json_schema
+from router.grammars.parameters import PLAIN_VALUE_KEYWORDS, Grammar, make_json_schema_grammar
 from router.http.transport.body import RequestBody
 
 
@@ -56,16 +56,16 @@ class Tool(TemplatePassthroughBody):
     function: Function
 
 
-class Named(RequestBody):
+class NamedFunction(RequestBody):
     """Name of the function in a `tool_choice`."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class NamedTool(RequestBody):
+class NamedToolChoice(RequestBody):
     """A `tool_choice` that requires a call of one function."""
 
-    function: Named
+    function: NamedFunction
 
 
 def parse_arguments_object(arguments: object) -> object:
@@ -96,12 +96,13 @@ MAX_NAME_CHARS_IN_ERROR = 100  # characters of a name
 EMPTY_PARAMETERS_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def get_tool_choice_name(tool_choice: str | NamedTool | None) -> str:
+def get_tool_choice_name(tool_choice: str | NamedToolChoice | None) -> str:
     """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
-    return tool_choice.function.name if isinstance(tool_choice, NamedTool) else tool_choice or "auto"
+    return tool_choice.function.name if isinstance(tool_choice, NamedToolChoice) else tool_choice or "auto"
 
 
-def get_template_tools(tools: list[Tool] | None, tool_choice: str | NamedTool | None) -> tuple[dict[str, Any], ...]:
+def select_template_tools(tools: list[Tool] | None,
+                          tool_choice: str | NamedToolChoice | None) -> tuple[dict[str, Any], ...]:
     """Return the tools for the chat template. Raises InvalidTools for an invalid `tool_choice`."""
     name, names = get_tool_choice_name(tool_choice), [tool.function.name for tool in tools or ()]
     if name not in {"auto", "none", "required", *names}:
@@ -113,7 +114,7 @@ def get_template_tools(tools: list[Tool] | None, tool_choice: str | NamedTool | 
     return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
 
 
-def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool | None) -> Grammar | None:
+def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedToolChoice | None) -> Grammar | None:
     """Return the grammar of a required call, an object with `name` and `arguments`; None if no call is required.
     Raises InvalidRequest for parameters that are not a JSON schema."""
     name = get_tool_choice_name(tool_choice)
@@ -121,13 +122,14 @@ def required_call_grammar(tools: list[Tool] | None, tool_choice: str | NamedTool
         return None
     calls = [tool_call_schema(index, tool.function) for index, tool in enumerate(tools or ())
              if name in {"required", tool.function.name}]
-    return read_json_schema("tools", {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
-                                                for index, call in enumerate(calls)]})
+    return make_json_schema_grammar("tools",
+                                    {"anyOf": [prefix_schema_references(call, f"#/anyOf/{index}/properties/arguments")
+                                               for index, call in enumerate(calls)]})
 
 
 def tool_call_schema(index: int, function: Function) -> dict[str, Any]:
     location, parameters = f"tools.{index}.function.parameters", function.parameters or EMPTY_PARAMETERS_SCHEMA
-    read_json_schema(location, parameters)  # validates, with the location in the error message
+    make_json_schema_grammar(location, parameters)  # validates, with the location in the error message
     object_schema = ({"type": "object", "additionalProperties": False} if "properties" in parameters
                      else {"type": "object"})
     return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,

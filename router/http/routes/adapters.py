@@ -13,17 +13,17 @@ from aiohttp import web
 from router.adapters.reference import AdapterReference, check_adapter_name
 from router.adapters.registry import AdapterEntry, AdapterRegistry
 from router.errors import AdapterLoadFailed, InvalidRequest
-from router.http.transport.adapter_names import is_base_model
+from router.http.transport.adapter_parameters import is_base_model
 from router.http.transport.auth import require_admin
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.generate import Services
-from router.scheduler.resource_cache import ABSENT_STATUS, AdapterStatus
+from router.http.transport.services import Services
+from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
 
 ABSENT_ADAPTER_STATUS = AdapterStatus(ABSENT_STATUS, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
 
 
-class LoadAdapter(RequestBody):
+class LoadAdapterRequest(RequestBody):
     """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
     id: str
@@ -32,7 +32,7 @@ class LoadAdapter(RequestBody):
     alias: str | None = None
 
 
-class LoadLora(RequestBody):
+class LoadLoraAdapterRequest(RequestBody):
     """Body of vLLM's `/v1/load_lora_adapter`."""
 
     lora_name: str
@@ -40,7 +40,7 @@ class LoadLora(RequestBody):
     load_inplace: bool = False
 
 
-class UnloadLora(RequestBody):
+class UnloadLoraAdapterRequest(RequestBody):
     """Body of vLLM's `/v1/unload_lora_adapter`."""
 
     lora_name: str
@@ -66,7 +66,7 @@ class AdapterRoutes:
         return json_response({"object": "list", "data": [*self._adapter_objects(known.items())]})
 
     async def load_adapter(self, request: web.Request) -> web.Response:
-        load_request = await read_body(request, LoadAdapter)
+        load_request = await read_body(request, LoadAdapterRequest)
         check_adapter_name("id", load_request.id)
         reference = await self._fetch_and_load(
             AdapterReference(load_request.id, load_request.source, load_request.api_token or ""), load_request.alias,
@@ -82,7 +82,7 @@ class AdapterRoutes:
         return json_response({"id": name, "object": "adapter", "deleted": True})
 
     async def load_lora_adapter(self, request: web.Request) -> web.Response:
-        load_request = await read_body(request, LoadLora)
+        load_request = await read_body(request, LoadLoraAdapterRequest)
         name, path = load_request.lora_name, load_request.lora_path
         check_adapter_name("lora_path", path)
         if self._find_adapters(name) and not load_request.load_inplace:
@@ -93,7 +93,7 @@ class AdapterRoutes:
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_lora_adapter(self, request: web.Request) -> web.Response:
-        name = (await read_body(request, UnloadLora)).lora_name
+        name = (await read_body(request, UnloadLoraAdapterRequest)).lora_name
         self._unload_by_name(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
@@ -175,7 +175,7 @@ class AdapterRoutes:
         if entry.version.folder not in {other.version.folder for other in self._registry.get_entries().values()}:
             resource = self._registry.get_resource_in_use(entry.version)
             if resource is not None:
-                self._services.engine.resource_controller.unload(resource)
+                self._services.engine.resource_controller.request_unload(resource)
 
     def _adapter_objects(self, entries: Iterable[tuple[AdapterReference, AdapterEntry]]) -> Iterator[dict[str, Any]]:
         resource_statuses, aliases = self._services.engine.resource_controller.adapter_statuses, self._registry.aliases

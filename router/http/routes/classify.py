@@ -8,18 +8,18 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.collect import PoolingRequestOutput
-from router.http.transport.generate import Services
-from router.http.transport.headers import Caller
-from router.http.transport.pooled import PoolingResults, run_pooling_requests
-from router.model import TokenLabels
+from router.http.transport.headers import RequestContext
+from router.http.transport.outputs import PoolingRequestOutput
+from router.http.transport.pooling_requests import PoolingResults, run_pooling_requests
+from router.http.transport.services import Services
+from router.model_info import TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION
-from router.text.entities import Entity, EntityAggregator
-from router.text.prompts import ParameterNames
+from router.text.entity_aggregation import Entity, EntityAggregator
+from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput
 
-PARAMETER_NAMES = ParameterNames(truncate="")
+PARAMETER_NAMES = DialectParameterNames(truncate="")
 
 
 class ClassifyRequest(RequestBody):
@@ -50,20 +50,20 @@ class ClassifyRoutes:
         return [web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
 
     async def classify(self, request: web.Request) -> web.Response:
-        caller = Caller.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        caller = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyRequest)
         pooling_results = await self._classify_texts(request, [classify_request.inputs], caller)
         return json_response(pooling_results.results[0], pooling_results.headers)
 
     async def classify_batch(self, request: web.Request) -> web.Response:
-        caller = Caller.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        caller = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyBatchRequest)
         classify_request.check_batch_size(self._services.config.max_client_batch_size)
         pooling_results = await self._classify_texts(request, classify_request.inputs, caller)
         return json_response(pooling_results.results, pooling_results.headers)
 
     async def _classify_texts(self, request: web.Request, texts: Sequence[str],
-                              caller: Caller) -> PoolingResults[list[dict[str, Any]]]:
+                              caller: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
         """Return the entities of each text, in order."""
         inputs = [create_classification_input(text, caller.for_prompt(index)) for index, text in enumerate(texts)]
         return await run_pooling_requests(self._services, request, caller, inputs,
@@ -71,12 +71,12 @@ class ClassifyRoutes:
 
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
         validated_request, token_labels = output.validated_request, output.final_event.output
-        assert isinstance(token_labels, TokenLabels)
+        assert isinstance(token_labels, TokenClassificationOutput)
         return [entity_json(entity) for entity in self._entities.find_entities(
             text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
 
 
-def create_classification_input(text: str, caller: Caller) -> GenerationInput:
+def create_classification_input(text: str, caller: RequestContext) -> GenerationInput:
     return GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=PARAMETER_NAMES,
                            tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
 

@@ -11,17 +11,17 @@ from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
+from router.http.openai.base_request import validate_openai_request
 from router.http.openai.chat import ChatRequest
-from router.http.openai.fields import validate_openai_request
-from router.http.tgi.routes import Generate
+from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.collect import GenerationOutput
-from router.http.transport.generate import Services, gather_or_cancel, generate_all
-from router.http.transport.headers import Caller
+from router.http.transport.headers import RequestContext
+from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import Services, gather_or_cancel, generate_all
 from router.validation.validator import ValidatedRequest
 
 
-class Invocation(RequestBody):
+class SageMakerRequest(RequestBody):
     """The fields that decide which route the body is for: the first one present."""
 
     inputs: Any = None
@@ -29,10 +29,10 @@ class Invocation(RequestBody):
     prompt: Any = None
 
 
-class Instances(RequestBody):
+class VertexRequest(RequestBody):
     """Body of Vertex AI's `/vertex`: several bodies of `/generate` or of chats."""
 
-    instances: Annotated[list[Generate | ChatRequest], FailFast(), Field(min_length=1)]
+    instances: Annotated[list[GenerateRequest | ChatRequest], FailFast(), Field(min_length=1)]
 
 
 class CloudRoutes:
@@ -54,20 +54,20 @@ class CloudRoutes:
         try:
             handler = await self._choose_handler(request)
         except Exception:
-            Caller.from_request(request, self._services.engine)  # counts the request, since no handler will
+            RequestContext.from_request(request, self._services.engine)  # counts the request, since no handler will
             raise
         return await handler(request)
 
     async def _choose_handler(self, request: web.Request) -> Handler:
-        invocation = await read_body(request, Invocation)
+        invocation = await read_body(request, SageMakerRequest)
         for name, handler in self._handlers_by_field.items():
             if getattr(invocation, name) is not None:
                 return handler
         raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
 
     async def vertex_predict(self, request: web.Request) -> web.Response:
-        caller = Caller.from_request(request, self._services.engine)
-        instances_body = await read_body(request, Instances)
+        caller = RequestContext.from_request(request, self._services.engine)
+        instances_body = await read_body(request, VertexRequest)
         if len(instances_body.instances) > (max_instances := self._services.config.max_client_batch_size):
             raise InvalidRequest(f"`instances` must hold at most {max_instances} (--max-client-batch-size), "
                                  f"got {len(instances_body.instances)}", "batch size exceeded")
@@ -76,12 +76,14 @@ class CloudRoutes:
         outputs = await gather_or_cancel(self._generate_best(choices, caller) for choices in validated_by_instance)
         return json_response({"predictions": [answer.final_event.text for answer in outputs]})
 
-    async def _validate_instance(self, instance: Generate | ChatRequest, caller: Caller) -> list[ValidatedRequest]:
+    async def _validate_instance(self, instance: GenerateRequest | ChatRequest,
+                                 caller: RequestContext) -> list[ValidatedRequest]:
         generation_input = instance.to_generation_input(caller)
         if isinstance(instance, ChatRequest):
             return await validate_openai_request(self._services, instance, generation_input, caller)
         return await self._services.validator.validate(generation_input)
 
-    async def _generate_best(self, validated_requests: Sequence[ValidatedRequest], caller: Caller) -> GenerationOutput:
+    async def _generate_best(self, validated_requests: Sequence[ValidatedRequest],
+                             caller: RequestContext) -> GenerationOutput:
         return max(await generate_all(self._services, validated_requests, caller),
                    key=lambda answer: answer.mean_logprob)

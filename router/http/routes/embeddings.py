@@ -14,20 +14,20 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.adapters.reference import RequestedAdapter as Adapter
 from router.errors import InvalidRequest
-from router.http.transport.adapter_names import AdapterParameters
+from router.http.transport.adapter_parameters import AdapterParameters
 from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.collect import PoolingRequestOutput, float32_json
-from router.http.transport.generate import Services
-from router.http.transport.headers import Caller
-from router.http.transport.pooled import run_pooling_requests
-from router.model import EmbeddingVector, TokenLabels
+from router.http.transport.headers import RequestContext
+from router.http.transport.outputs import PoolingRequestOutput, float32_json
+from router.http.transport.pooling_requests import run_pooling_requests
+from router.http.transport.services import Services
+from router.model_info import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import EMBEDDINGS_OPERATION
-from router.text.prompts import ParameterNames, RawPrompt
+from router.text.prompt_encoder import DialectParameterNames, RawPrompt
 from router.validation.validator import GenerationInput
 
-PARAMETER_NAMES = ParameterNames(prompt="input", truncate="")
-EMBED_PARAMETER_NAMES = ParameterNames(truncate="")
+PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
+EMBED_PARAMETER_NAMES = DialectParameterNames(truncate="")
 MAX_TEXTS = 2048  # OpenAI's limit
 
 
@@ -47,7 +47,7 @@ class EmbedRequest(RequestBody):
     inputs: str
     parameters: EmbedParameters | None = None
 
-    def to_pooling_input(self, caller: Caller) -> GenerationInput:
+    def to_pooling_input(self, caller: RequestContext) -> GenerationInput:
         return create_embedding_input(self.inputs, EMBED_PARAMETER_NAMES, self.parameters, caller)
 
 
@@ -79,7 +79,7 @@ class EmbeddingsRequest(RequestBody):
         if self.dimensions == 0:
             raise InvalidRequest("`dimensions` must be at least 1, got 0")
 
-    def to_pooling_inputs(self, caller: Caller) -> list[GenerationInput]:
+    def to_pooling_inputs(self, caller: RequestContext) -> list[GenerationInput]:
         return [create_embedding_input(text if isinstance(text, str) else tuple(text), PARAMETER_NAMES, self.parameters,
                                        caller.for_prompt(index))
                 for index, text in enumerate(self.input)]
@@ -105,7 +105,7 @@ class EmbeddingRoutes:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings)]
 
     async def embed(self, request: web.Request) -> web.Response:
-        caller = Caller.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        caller = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embed_request = await read_body(request, EmbedRequest)
         pooling_results = await run_pooling_requests(self._services, request, caller,
                                                      [embed_request.to_pooling_input(caller)],
@@ -114,7 +114,7 @@ class EmbeddingRoutes:
                                   pooling_results.headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        caller = Caller.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        caller = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
         embeddings_request.check_limits()
         pooling_results = await run_pooling_requests(self._services, request, caller,
@@ -130,8 +130,8 @@ class EmbeddingRoutes:
                 f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
 
 
-def create_embedding_input(text: RawPrompt, parameter_names: ParameterNames, parameters: EmbedParameters | None,
-                           caller: Caller) -> GenerationInput:
+def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
+                           caller: RequestContext) -> GenerationInput:
     return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=caller.tenant,
                            request_id=caller.request_id,
                            adapter=(None if parameters is None
@@ -140,7 +140,7 @@ def create_embedding_input(text: RawPrompt, parameter_names: ParameterNames, par
 
 
 def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
-    assert not isinstance(output.final_event.output, TokenLabels)
+    assert not isinstance(output.final_event.output, TokenClassificationOutput)
     return output.final_event.output
 
 

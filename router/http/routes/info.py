@@ -5,7 +5,7 @@ from importlib.metadata import version
 from aiohttp import web
 
 from router.http.transport.body import json_response
-from router.http.transport.generate import Services
+from router.http.transport.services import Services
 
 
 class InfoRoutes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.transport.errors import ErrorReply
+from router.http.transport.errors import TgiErrorReply
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 
@@ -38,7 +38,7 @@ class ProbeRoutes:
         """Answer in text-generation-inference's format."""
         if not self.why_unavailable():
             return web.Response()
-        return ErrorReply(503, "healthcheck", "unhealthy").to_response()
+        return TgiErrorReply(503, "healthcheck", "unhealthy").to_response()
 
     async def ready(self, _: web.Request) -> web.Response:
         if not (reason := self.why_unavailable()):

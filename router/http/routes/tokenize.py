@@ -14,13 +14,13 @@ from aiohttp import web
 
 from router.http.openai.chat import PARAMETER_NAMES as CHAT_NAMES
 from router.http.openai.chat import ChatRequest
-from router.http.tgi.routes import Generate
+from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import read_body
-from router.http.transport.generate import Services
+from router.http.transport.services import Services
 from router.text.chat_template import Conversation
-from router.text.prompts import ParameterNames, TokenizedText
+from router.text.prompt_encoder import DialectParameterNames, TokenizedText
 
-PARAMETER_NAMES = ParameterNames(truncate="")  # prompts are never truncated
+PARAMETER_NAMES = DialectParameterNames(truncate="")  # prompts are never truncated
 TOKENS_PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
 MAX_WRITE_BYTES = 65_536  # bytes; the text of a conversation may be as long as a large body
 
@@ -37,7 +37,7 @@ class TokenizeRoutes:
         return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize)]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        generate_request = await read_body(request, Generate)
+        generate_request = await read_body(request, GenerateRequest)
         return await respond_with_tokens(self._services, request, generate_request.inputs, PARAMETER_NAMES,
                                          render_token_list)
 
@@ -48,12 +48,13 @@ class TokenizeRoutes:
 
 
 async def respond_with_tokens(services: Services, request: web.Request, text: str | Conversation,
-                              parameter_names: ParameterNames, render_pieces: Callable[[TokenizedText], list[bytes]], *,
+                              parameter_names: DialectParameterNames,
+                              render_pieces: Callable[[TokenizedText], list[bytes]], *,
                               add_special_tokens: bool = True) -> web.StreamResponse:
     """Tokenise the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
     many tokens."""
-    pieces = await services.validator.tokenize_and_render(text, parameter_names, render_pieces,
-                                                          add_special_tokens=add_special_tokens)
+    pieces = await services.validator.tokenize_and_call(text, parameter_names, render_pieces,
+                                                        add_special_tokens=add_special_tokens)
     return await send_json(request, pieces, services.config.slow_client_timeout)
 
 

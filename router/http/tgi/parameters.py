@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from router.http.transport.adapter_names import AdapterParameters
+from router.http.transport.adapter_parameters import AdapterParameters
 from router.http.transport.body import Int32, UInt32, UInt64
-from router.http.transport.headers import Caller
+from router.http.transport.headers import RequestContext
 from router.text.chat_template import Conversation
 from router.validation.validator import GenerationInput
 
@@ -34,7 +34,7 @@ class SharedGenerateParameters(AdapterParameters):
     decoder_input_details: bool = False
     seed: UInt64 | None = None
 
-    def base_generation_input(self, prompt: str | Conversation, caller: Caller) -> GenerationInput:
+    def base_generation_input(self, prompt: str | Conversation, caller: RequestContext) -> GenerationInput:
         """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
         return GenerationInput(
             prompt=prompt,

@@ -1,6 +1,6 @@
 """API of text-generation-inference: the routes that generate, their parameters and headers.
 
-Parses bodies into `GenerationInput`; http/transport/collect.py renders the events.
+Parses bodies into `GenerationInput`; http/transport/outputs.py renders the events.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from aiohttp import web
 from pydantic import Field
 
 from router.errors import InvalidRequest
-from router.grammars.schema import read_grammar
+from router.grammars.parameters import parse_grammar
 from router.http.tgi.parameters import SharedGenerateParameters
-from router.http.transport.adapter_names import adapter_for_stream_headers
+from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body
-from router.http.transport.collect import GenerationOutput, TgiStreamRenderer, error_event
-from router.http.transport.generate import Services, generate_all, open_response_stream
 from router.http.transport.headers import (
-    Caller,
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
+from router.http.transport.outputs import GenerationOutput, TgiStreamRenderer, tgi_error_event
+from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventStream
 from router.validation.validator import GenerationInput
 
 
-class Parameters(SharedGenerateParameters):
+class GenerateParameters(SharedGenerateParameters):
     """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
     top_n_tokens: UInt32 | None = None
@@ -40,23 +40,23 @@ class Parameters(SharedGenerateParameters):
     priority: Int32 = 0
 
 
-class Generate(RequestBody):
+class GenerateRequest(RequestBody):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
     inputs: str
-    parameters: Parameters = Field(default_factory=lambda: Parameters(do_sample=True))
+    parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters(do_sample=True))
     cache_salt: str | None = None  # other servers take it here rather than in `parameters`
 
     @property
-    def text_prefix(self) -> str:
+    def returned_prompt(self) -> str:
         return self.inputs if self.parameters.return_full_text else ""
 
-    def to_generation_input(self, caller: Caller) -> GenerationInput:
+    def to_generation_input(self, caller: RequestContext) -> GenerationInput:
         parameters = self.parameters
         if parameters.adapter_id and parameters.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
-        grammar = None if parameters.grammar is None else read_grammar("grammar", parameters.grammar)
+        grammar = None if parameters.grammar is None else parse_grammar("grammar", parameters.grammar)
         cache_salt = self._resolve_cache_salt()
         return replace(parameters.base_generation_input(self.inputs, caller),
                        relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
@@ -75,14 +75,14 @@ class Generate(RequestBody):
             raise InvalidRequest("`decoder_input_details` must be false on a stream, got true")
 
 
-class CompatGenerate(Generate):
+class CompatGenerateRequest(GenerateRequest):
     """The body of `/generate` with the field `stream`. As in TGI's first versions, the answer repeats the prompt unless
     `return_full_text` is false."""
 
     stream: bool = False
 
     @property
-    def text_prefix(self) -> str:
+    def returned_prompt(self) -> str:
         return "" if self.parameters.return_full_text is False else self.inputs
 
 
@@ -100,24 +100,24 @@ class TgiRoutes:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        headers, body = await self._generate_in_full(request, await read_body(request, Generate), caller)
+        caller = RequestContext.from_request(request, self._services.engine)
+        headers, body = await self._generate_in_full(request, await read_body(request, GenerateRequest), caller)
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        generate_request = await read_body(request, CompatGenerate)
+        caller = RequestContext.from_request(request, self._services.engine)
+        generate_request = await read_body(request, CompatGenerateRequest)
         if generate_request.stream:
             return await self._respond_streaming(request, generate_request, caller)
         headers, body = await self._generate_in_full(request, generate_request, caller)
         return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.from_request(request, self._services.engine)
-        return await self._respond_streaming(request, await read_body(request, Generate), caller)
+        caller = RequestContext.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, GenerateRequest), caller)
 
-    async def _generate_in_full(self, request: web.Request, generate_request: Generate,
-                                caller: Caller) -> tuple[dict[str, str], str]:
+    async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
+                                caller: RequestContext) -> tuple[dict[str, str], str]:
         services = self._services
         validated_requests = await services.validator.validate(generate_request.to_generation_input(caller))
         validated_at = clock()
@@ -128,33 +128,34 @@ class TgiRoutes:
                    | timing_headers([best_output], validated_at - caller.arrived_at, clock() - caller.arrived_at))
         return headers, self._response_json(generate_request, best_output, other_outputs)
 
-    async def _respond_streaming(self, request: web.Request, generate_request: Generate,
-                                 caller: Caller) -> web.StreamResponse:
+    async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
+                                 caller: RequestContext) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
         adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
                                              generate_request.parameters.adapter_reference(caller.source_token))
         headers = (model_and_prompt_headers(self._services.engine.model_info, len(generate_request.inputs))
                    | request_id_header(request) | adapter_headers(adapter))
         slow_client_timeout = self._services.config.slow_client_timeout
-        async with open_response_stream(request, headers, slow_client_timeout, error_event) as event_stream:
+        async with open_response_stream(request, headers, slow_client_timeout, tgi_error_event) as event_stream:
             await self._stream_events(generate_request, caller, event_stream)
         return event_stream.response
 
-    async def _stream_events(self, generate_request: Generate, caller: Caller, event_stream: EventStream) -> None:
+    async def _stream_events(self, generate_request: GenerateRequest, caller: RequestContext,
+                             event_stream: EventStream) -> None:
         services = self._services
         generate_request.check_streamable()
         [validated_request] = await services.validator.validate(generate_request.to_generation_input(caller))
         renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
-                                     generate_request.text_prefix)
+                                     generate_request.returned_prompt)
         with closing(services.submit(validated_request, caller)) as stream:
             stream.abort_connection = event_stream.abort_connection
             await EventPump(stream, renderer, event_stream, services.write_batcher).run()
 
-    def _response_json(self, generate_request: Generate, best_output: GenerationOutput,
+    def _response_json(self, generate_request: GenerateRequest, best_output: GenerationOutput,
                        other_outputs: Sequence[GenerationOutput]) -> str:
-        text = quoted(generate_request.text_prefix + best_output.final_event.text)
+        text = quoted(generate_request.returned_prompt + best_output.final_event.text)
         if not (generate_request.parameters.details or generate_request.parameters.decoder_input_details):
             return f'{{"generated_text":{text}}}'
         details = best_output.details_json(self._services.validator.tokenizer, other_outputs,
-                                           generate_request.text_prefix)
+                                           generate_request.returned_prompt)
         return f'{{"generated_text":{text},"details":{details}}}'

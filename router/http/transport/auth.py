@@ -28,7 +28,7 @@ def create_auth_middleware(api_keys: ApiKeys) -> Middleware:
         if request.method not in READ_METHODS or request.path not in PUBLIC_PATHS:
             request[TENANT] = authenticate(request, api_keys)
             request[IS_ADMIN] = api_keys.is_admin(get_bearer_token(request))
-            request[SOURCE_TOKEN] = get_source_token(request, api_keys)
+            request[SOURCE_TOKEN] = get_adapter_source_token(request, api_keys)
         return await handler(request)
 
     return authenticate_request
@@ -53,7 +53,7 @@ def authenticate(request: web.Request, api_keys: ApiKeys) -> Tenant:
     return tenant
 
 
-def get_source_token(request: web.Request, api_keys: ApiKeys) -> str:
+def get_adapter_source_token(request: web.Request, api_keys: ApiKeys) -> str:
     """Return the bearer token if it looks like one of the Hub's and the server itself has no keys; else nothing.
 
     API keys of this server, and keys that clients send to any server, must not be passed on to an adapter source.

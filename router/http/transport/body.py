@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from router.http.transport.content_encoding import IDENTITY, decompress, get_content_encoding
+from router.http.transport.content_encoding import IDENTITY, decompress, parse_content_encoding
 
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -28,10 +28,10 @@ BodyT = TypeVar("BodyT", bound=RequestBody)
 async def read_body(request: web.Request, body_model: type[BodyT]) -> BodyT:
     """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape)."""
     check_media_type(request)
-    return await read_body_of_any_type(request, body_model)
+    return await read_body_of_any_media_type(request, body_model)
 
 
-async def read_body_of_any_type(request: web.Request, body_model: type[BodyT]) -> BodyT:
+async def read_body_of_any_media_type(request: web.Request, body_model: type[BodyT]) -> BodyT:
     """Return the validated body, whatever its Content-Type. Raises HTTP errors as `read_body` does."""
     content = await read_content(request)
     try:
@@ -42,7 +42,7 @@ async def read_body_of_any_type(request: web.Request, body_model: type[BodyT]) -
 
 async def read_content(request: web.Request) -> bytes:
     """Return the body, decompressed. Raises the HTTP errors 415, 413 and 400."""
-    encoding, limit = get_content_encoding(request), request.client_max_size - 1
+    encoding, limit = parse_content_encoding(request), request.client_max_size - 1
     if DECOMPRESSED_BODY in request:
         return request[DECOMPRESSED_BODY]
     try:

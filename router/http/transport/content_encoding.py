@@ -19,7 +19,7 @@ class DecompressedBodyTooLarge(web.HTTPRequestEntityTooLarge):
     """HTTP error 413 for a body that exceeds the limit only once decompressed."""
 
 
-def get_content_encoding(request: web.Request) -> str:
+def parse_content_encoding(request: web.Request) -> str:
     """Return the encoding of a body. Raises the HTTP error 415 for an unsupported one."""
     encoding = ",".join(request.headers.getall("Content-Encoding", [IDENTITY])).strip().lower()
     if encoding != IDENTITY and encoding not in WBITS_BY_ENCODING:
@@ -33,7 +33,7 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
     as there are more than `limit` bytes, and 400 for content that is not in this encoding."""
     body = bytearray()
     try:
-        for piece in decompress_in_slices(content, get_zlib_wbits(content, encoding)):
+        for piece in decompress_in_slices(content, choose_zlib_wbits(content, encoding)):
             body += piece
             if len(body) > limit:
                 raise DecompressedBodyTooLarge(max_size=limit, actual_size=len(body))
@@ -43,7 +43,7 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
     return bytes(body)
 
 
-def get_zlib_wbits(content: bytes, encoding: str) -> int:
+def choose_zlib_wbits(content: bytes, encoding: str) -> int:
     """Return zlib's wbits for the content. Deflate is raw (without zlib's header) if the low four bits of its first
     byte are not 8, as they are in every zlib header."""
     is_raw = encoding == "deflate" and content[:1] and content[0] & 0xF != 8

@@ -59,7 +59,7 @@ TYPES_BY_STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorReply:
+class TgiErrorReply:
     """Error response in TGI's format."""
 
     status: int
@@ -68,7 +68,7 @@ class ErrorReply:
     retry_after: float | None = None
 
     @classmethod
-    def from_exception(cls, error: Exception) -> "ErrorReply":
+    def from_exception(cls, error: Exception) -> "TgiErrorReply":
         if isinstance(error, web.HTTPException):
             return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"),
                        shorten_message(error.text or error.reason))

@@ -13,10 +13,10 @@ from aiohttp import web
 from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.errors import InvalidRequest
 from router.http.transport.auth import SOURCE_TOKEN, TENANT
-from router.http.transport.collect import GenerationOutput, PoolingRequestOutput
-from router.model import ModelInfo
+from router.http.transport.outputs import GenerationOutput, PoolingRequestOutput
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
-from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
 from router.telemetry.instruments import Counter
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
@@ -38,7 +38,7 @@ class RequestIdRegistry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class RequestContext:
     """Tenant, id, arrival time, deadline and tracing span of one HTTP request. `from_request` also counts the request
     and starts its span.
     """
@@ -53,7 +53,7 @@ class Caller:
 
     @classmethod
     def from_request(cls, request: web.Request, registry: RequestIdRegistry,
-                     operation: str = TEXT_COMPLETION_OPERATION) -> "Caller":
+                     operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
         arrived_at, tenant = clock(), request.get(TENANT, DEFAULT_TENANT)
         client_request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
         is_usable = (1 <= len(client_request_id) <= MAX_REQUEST_ID_LENGTH and client_request_id.isascii()
@@ -70,7 +70,7 @@ class Caller:
         return cls(tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
                    request.get(REQUEST_SPAN), request.get(SOURCE_TOKEN, ""))
 
-    def for_prompt(self, index: int) -> "Caller":
+    def for_prompt(self, index: int) -> "RequestContext":
         """Return the caller of the prompt at `index`: each needs an id of its own, and the first has the request's."""
         return replace(self, request_id=f"{self.request_id}.{index}") if index else self
 

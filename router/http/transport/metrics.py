@@ -1,6 +1,6 @@
 """`GET /metrics` for Prometheus, and the middleware that counts requests and their outcomes.
 
-A request is counted when its handler calls `Caller.from_request`, and again when it is answered or fails.
+A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from router.errors import (
 )
 from router.http.transport.body import json_response
 from router.http.transport.headers import REQUEST_COUNTER, REQUEST_ID
-from router.telemetry.counters import RequestMetrics, ServerMetrics
 from router.telemetry.instruments import CONTENT_TYPE
+from router.telemetry.server_metrics import RequestMetrics, ServerMetrics
 
 # Type of the exception from which a response was made. The exception itself would reference the request through its
 # traceback, and both would stay in memory until the garbage collector runs.

@@ -27,7 +27,7 @@ class HttpServer:
         """With `close_after_response`, every connection is closed after its next response."""
         self._close_after_response = close_after_response
         app.middlewares.insert(0, self._close_connection_middleware)
-        logger.addFilter(should_log)
+        logger.addFilter(should_log_record)
         # A client that disconnects cancels its handler, and thereby its request.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_WRITE_SECONDS, logger=logger,
@@ -58,7 +58,7 @@ class HttpServer:
         await self._runner.cleanup()
 
 
-def should_log(record: logging.LogRecord) -> bool:
+def should_log_record(record: logging.LogRecord) -> bool:
     """Whether to log a record. Input that is not HTTP is answered with 400 and must not fill the log."""
     return not record.exc_info or not isinstance(record.exc_info[1], HttpProcessingError)
 

@@ -124,7 +124,7 @@ class EventPump:
     """
 
     def __init__(self, stream: RequestStream, renderer: EventRenderer, event_stream: EventStream,
-                 write_batcher: "WriteBatcher") -> None:
+                 write_batcher: "PumpFlusher") -> None:
         self._stream = stream
         self._renderer = renderer
         self._event_stream = event_stream
@@ -162,7 +162,7 @@ class EventPump:
                 self._wake_task.set_result(None)
 
 
-class WriteBatcher:
+class PumpFlusher:
     """Pumps with something to write in this iteration of the event loop.
 
     All are rendered, then all are written: alternating is slower, since each write runs through the system's whole

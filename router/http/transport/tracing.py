@@ -1,6 +1,6 @@
 """Tracing middleware: one span per request.
 
-`Caller.from_request` begins the span, so only requests that run the model have one; the middleware ends it.
+`RequestContext.from_request` begins the span, so only requests that run the model have one; the middleware ends it.
 """
 
 import asyncio

@@ -16,10 +16,10 @@ from torch import nn
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
+from shard.models.common_config import read_dtype
 from shard.models.config import ModelConfig
-from shard.models.decoder import ModelSource
-from shard.models.hf_config import read_dtype
-from shard.models.hf_fallback.model import FallbackModel, IdentityDecoder, forward_to_listener, replace_linears
+from shard.models.decoder import ModelReader
+from shard.models.hf_fallback.model import FallbackModel, IdentityDecoder, replace_linears, weft_attention_forward
 from shard.models.hf_fallback.probe import (
     META_DEVICE,
     UnsupportedModel,
@@ -28,7 +28,7 @@ from shard.models.hf_fallback.probe import (
     make_probe_mask,
     probe_attention,
 )
-from shard.models.hf_fallback.split import split_linears
+from shard.models.hf_fallback.tensor_parallel import split_linears
 from shard.parallel.group import RankGroup
 
 ATTENTION_NAME = "weft"  # name under which our attention is registered in transformers
@@ -53,8 +53,8 @@ def import_transformers() -> Any:
     # its warnings about files are errors in `reject_loading_mismatches`
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    transformers.AttentionInterface.register(ATTENTION_NAME, forward_to_listener)
-    transformers.AttentionInterface.register(PROBE_ATTENTION_NAME, forward_to_listener)
+    transformers.AttentionInterface.register(ATTENTION_NAME, weft_attention_forward)
+    transformers.AttentionInterface.register(PROBE_ATTENTION_NAME, weft_attention_forward)
     transformers.AttentionMaskInterface.register(PROBE_ATTENTION_NAME, make_probe_mask)
     return transformers
 
@@ -146,7 +146,7 @@ def build_meta_model(config_json: str, architecture: str) -> tuple[Any, nn.Modul
     config._attn_implementation, config._experts_implementation = PROBE_ATTENTION_NAME, "batched_mm"
     try:
         with META_DEVICE:
-            return config, *split_layers_and_head(model_class(config).eval())
+            return config, *separate_layers_from_head(model_class(config).eval())
     except Exception as error:  # whatever its own checks raise
         raise UnsupportedModel(f"transformers cannot make it ({format_error_on_one_line(error)})") from error
 
@@ -155,7 +155,7 @@ def format_error_on_one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def split_layers_and_head(model: Any) -> tuple[nn.Module, nn.Module]:
+def separate_layers_from_head(model: Any) -> tuple[nn.Module, nn.Module]:
     """Return the model's layers, and the model with an `IdentityDecoder` instead of them, which serves as the head."""
     layers = model.get_decoder()
     model.set_submodule(next(name for name, module in model.named_modules() if module is layers), IdentityDecoder())
@@ -166,28 +166,28 @@ def split_layers_and_head(model: Any) -> tuple[nn.Module, nn.Module]:
 # Weights
 
 
-def read_fallback_model(source: ModelSource[FallbackConfig]) -> FallbackModel:
+def read_fallback_model(source: ModelReader[FallbackConfig]) -> FallbackModel:
     """Read the model, one rank after the other, because each rank holds the whole model for a while."""
     group = source.group
     for _ in range(group.rank):
-        group.minimum(0)
+        group.all_reduce_min(0)
     try:
         return read_rank_part(source)
     finally:
         for _ in range(group.rank, group.size):
-            group.minimum(0)
+            group.all_reduce_min(0)
 
 
-def read_rank_part(source: ModelSource[FallbackConfig]) -> FallbackModel:
+def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     config, weights, group = source.config, source.weights, source.group
     if group.size > 1:
         reject_unsplittable_model(config, group)
     transformers_config, model_class = make_transformers_config(config.config_json, config.architecture)
     transformers_config._attn_implementation = ATTENTION_NAME
-    layers, head = split_layers_and_head(
+    layers, head = separate_layers_from_head(
         load_pretrained_weights(model_class, transformers_config, weights).requires_grad_(False))
     if group.size > 1:
-        split_linears(layers, get_tensor_parallel_plan(transformers_config), group, group.sum)
+        split_linears(layers, get_tensor_parallel_plan(transformers_config), group, group.all_reduce_sum)
     for part in (layers, head):
         replace_linears(part.to(weights.device))
     return FallbackModel(config, group, layers, head, config.layers_path)

@@ -1,6 +1,6 @@
 """Model whose layers are foreign torch modules, run with our KV cache and attention backends.
 
-The modules' attention calls `forward_to_listener`, which calls the step's listener: a `ServingAttentionListener` in
+The modules' attention calls `weft_attention_forward`, which calls the step's listener: a `ServingAttentionCallback` in
 serving, an `AttentionProbe` when the model is probed. Linears are replaced by ours.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import SizedLinear, count_representative_layers
@@ -37,8 +37,8 @@ class AttentionCall(NamedTuple):
 AttentionListener = Callable[[AttentionCall], Tensor]  # [1, tokens, heads, head_dim]
 
 
-def forward_to_listener(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
-                        **extra_arguments: Any) -> tuple[Tensor, None]:
+def weft_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
+                           **extra_arguments: Any) -> tuple[Tensor, None]:
     if LISTENER_KEYWORD not in extra_arguments:
         raise TypeError("layers do not pass on all that they are told")
     listener: AttentionListener = extra_arguments.pop(LISTENER_KEYWORD)
@@ -46,7 +46,7 @@ def forward_to_listener(module: nn.Module, query: Tensor, key: Tensor, value: Te
 
 
 @dataclass(frozen=True, slots=True)
-class ServingAttentionListener:
+class ServingAttentionCallback:
     """Listener of one step, which runs attention over the cache."""
 
     inputs: ForwardInputs
@@ -132,7 +132,7 @@ class FallbackModel:
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         """`[tokens, hidden]`"""
         return run_layers(self._layers, inputs.tokens, inputs.positions,
-                          ServingAttentionListener(inputs, cache, attention))
+                          ServingAttentionCallback(inputs, cache, attention))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""

@@ -25,7 +25,7 @@ class UnsupportedModel(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerAttention:
+class LayerAttentionSpec:
     """Attention that one layer needs."""
 
     module: nn.Module
@@ -55,7 +55,7 @@ class AttentionProbe:
     """Listener of a run on the meta device, which records the attention that each layer needs."""
 
     def __init__(self) -> None:
-        self.layer_attentions: list[LayerAttention] = []
+        self.layer_attentions: list[LayerAttentionSpec] = []
 
     def __call__(self, call: AttentionCall) -> Tensor:
         module, queries, keys, values, mask, extra_arguments = call
@@ -66,9 +66,9 @@ class AttentionProbe:
                 f"its queries, keys and values differ in width ({queries.shape[-1]}, {keys.shape[-1]}, "
                 f"{values.shape[-1]})")
         reject_unhandled_arguments(module, extra_arguments)
-        self.layer_attentions.append(LayerAttention(module, queries.shape[1], keys.shape[1], keys.shape[-1],
-                                                    extra_arguments.get("scaling"), extra_arguments.get("softcap")
-                                                    or 0.0, read_sliding_window(mask, extra_arguments)))
+        self.layer_attentions.append(LayerAttentionSpec(module, queries.shape[1], keys.shape[1], keys.shape[-1],
+                                                        extra_arguments.get("scaling"), extra_arguments.get("softcap")
+                                                        or 0.0, read_sliding_window(mask, extra_arguments)))
         return queries.transpose(1, 2)
 
 
@@ -89,7 +89,7 @@ def read_sliding_window(mask: object, extra_arguments: dict[str, Any]) -> int:
     return window
 
 
-def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAttention], int]:
+def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAttentionSpec], int]:
     """Run the model on the meta device and return each layer's attention and the width of hidden states."""
     if "position_ids" not in inspect.signature(inspect.unwrap(type(layers).forward)).parameters:
         raise UnsupportedModel("it cannot be told the positions of tokens")
@@ -107,7 +107,7 @@ def probe_attention(layers: nn.Module, head: nn.Module) -> tuple[list[LayerAtten
     return probe.layer_attentions, hidden.shape[-1]
 
 
-def reject_differing_layers(layer_attentions: list[LayerAttention]) -> None:
+def reject_differing_layers(layer_attentions: list[LayerAttentionSpec]) -> None:
     if not layer_attentions:
         raise UnsupportedModel("its layers do not attend")
     for field_name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap"):
@@ -115,7 +115,7 @@ def reject_differing_layers(layer_attentions: list[LayerAttention]) -> None:
             raise UnsupportedModel(f"its layers differ in {field_name} ({', '.join(map(str, sorted(values)))})")
 
 
-def list_sliding_windows(layer_attentions: list[LayerAttention]) -> tuple[int, ...]:
+def list_sliding_windows(layer_attentions: list[LayerAttentionSpec]) -> tuple[int, ...]:
     windows = tuple(layer.window for layer in layer_attentions)
     return windows if any(windows) else ()
 

@@ -12,7 +12,7 @@ from support.fake_bench_results import make_bench_result, make_sample_result, ma
 from benchmarks.bench import __main__ as program
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 from benchmarks.bench.settings import parse_settings
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
 
@@ -118,8 +118,8 @@ def test_interrupted_bench_shows_finished_turns(run_bench: RunBench, server_url:
 def test_interrupted_turn_gives_no_ratio_and_is_noted() -> None:
     results = [make_sample_result("A"), make_sample_result("B"), make_sample_result("A"),
                replace(make_sample_result("B"), is_whole=False)]
-    assert {ratio.num_turns for ratio in program.compare_turns(results)} == {1}
-    assert program.compare_turns(results[2:]) == []
+    assert {ratio.num_turns for ratio in program.compare_runs(results)} == {1}
+    assert program.compare_runs(results[2:]) == []
     settings = parse_settings([])
     [note] = [note for note in program.collect_caveats(settings, settings, results) if "interrupted" in note]
     assert note.startswith("B2 ")

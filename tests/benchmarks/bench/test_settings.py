@@ -4,7 +4,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from benchmarks.bench.report.summary import LatencyGoal
-from benchmarks.bench.settings import BenchSettings, parse_goal, parse_second_settings, parse_settings
+from benchmarks.bench.settings import BenchSettings, parse_goal, parse_settings, parse_versus_settings
 
 
 def read_flags(flags: str) -> BenchSettings:
@@ -95,13 +95,13 @@ def test_goal_is_read_in_seconds() -> None:
 def test_versus_run_differs_only_by_its_flags() -> None:
     words = ["--url", "http://a", "--rate", "4", "--versus", "--url http://b --seed=3", "--turns", "5", "--seed", "1"]
     first = parse_settings(words)
-    second = parse_second_settings(words, first)
+    second = parse_versus_settings(words, first)
     assert (second.url, second.rate, second.seed, second.versus) == ("http://b", 4.0, 3, "")
 
 
 def read_versus_settings(first: str, second: str) -> BenchSettings:
     words = [*first.split(), "--versus", second]
-    return parse_second_settings(words, parse_settings(words))
+    return parse_versus_settings(words, parse_settings(words))
 
 
 def test_versus_run_may_have_another_arrival_pattern() -> None:
@@ -129,13 +129,13 @@ def test_inherited_flags_may_have_no_effect_in_versus() -> None:
 def test_invalid_versus_flags_are_reported() -> None:
     words = ["--versus", "--rate x"]
     with pytest.raises(ValueError, match=r"--versus '--rate x': "):
-        parse_second_settings(words, parse_settings(words))
+        parse_versus_settings(words, parse_settings(words))
 
 
 def test_unclosed_quote_in_versus_is_reported() -> None:
     words = ["--versus", "--api-key 'secret"]
     with pytest.raises(ValueError, match=r"^--versus holds .*: No closing quotation$"):
-        parse_second_settings(words, parse_settings(words))
+        parse_versus_settings(words, parse_settings(words))
 
 
 @pytest.mark.parametrize("place", ["json", "csv", "html"])
@@ -143,7 +143,7 @@ def test_output_file_cannot_be_named_in_versus(place: str) -> None:
     """A second name used to produce an empty file."""
     words = [f"--{place}", "a", "--versus", f"--{place} b"]
     with pytest.raises(ValueError, match=f"give --{place} outside of --versus"):
-        parse_second_settings(words, parse_settings(words))
+        parse_versus_settings(words, parse_settings(words))
 
 
 def test_zero_wait_is_an_open_loop() -> None:

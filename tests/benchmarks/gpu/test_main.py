@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as card
-from benchmarks.gpu import roofline, steps
-from benchmarks.gpu.measurements import compare_throughputs
+from benchmarks.gpu import roofline, step_timer
+from benchmarks.gpu.step_latency import compare_throughputs
 
 
 @pytest.fixture(autouse=True)
 def small_in_process_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run everything in this process, with few steps and small tensors."""
     monkeypatch.setattr(card, "run_in_new_process", lambda call, *given, **named: call(*given, **named))
-    monkeypatch.setattr(steps, "NUM_TIMED_STEPS", 2)
+    monkeypatch.setattr(step_timer, "NUM_TIMED_STEPS", 2)
     monkeypatch.setattr(roofline, "MATMUL_WIDTH", {"cpu": 16})
     monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 2**12})
 

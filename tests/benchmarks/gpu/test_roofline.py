@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.gpu import roofline
 from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes, measure_device_rates
-from benchmarks.harness.checkpoints import MODEL_CONFIGS
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
 
 H200_RATES = DeviceRates(4.3e12, 790e12)
 DECODE_MILLISECONDS = {  # milliseconds for 1, 8, 32, 128 and 256 sequences of 512 and of 2,048 tokens

@@ -16,7 +16,7 @@ from benchmarks.gpu.throughput import (
     measure_shard_throughput,
     measure_transformers_throughput,
 )
-from benchmarks.harness.checkpoints import make_byte_tokenizer
+from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 
 SIMULATED_PLACEMENT = ModelPlacement("", "cpu")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.checkpoints import make_random_checkpoint
+from benchmarks.experiments.invalid_adapters import InvalidAdaptersSettings, write_invalid_adapters
 from benchmarks.harness.invalid_adapter_files import (
     DEFECTS,
     WEIGHTS_FILE,
@@ -12,7 +12,7 @@ from benchmarks.harness.invalid_adapter_files import (
     join_safetensors,
     split_safetensors,
 )
-from benchmarks.questions.invalid_adapters import InvalidAdaptersSettings, write_invalid_adapters
+from benchmarks.harness.random_checkpoints import make_random_checkpoint
 from shard.config import ShardConfig
 from shard.errors import RejectedMessage
 from shard.workers.load_decoder import load_decoder_model

@@ -31,7 +31,7 @@ def test_machine_seconds_include_this_process() -> None:
 
 def test_step_times_are_read_as_written(tmp_path: Path) -> None:
     (tmp_path / "steps").write_bytes(array("d", [1.0, 1.5]).tobytes())
-    assert list(ServerProcesses(1, 2, 3, tmp_path / "steps").read_step_times()) == [1.0, 1.5]
+    assert list(ServerProcesses(1, 2, 3, tmp_path / "steps").read_step_timestamps()) == [1.0, 1.5]
 
 
 def test_child_lives_as_long_as_its_block() -> None:

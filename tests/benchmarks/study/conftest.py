@@ -2,7 +2,7 @@ from io import BytesIO
 
 import pytest
 
-from benchmarks.study.style import make_figure
+from benchmarks.study.plot_style import make_figure
 
 
 @pytest.fixture(scope="session")

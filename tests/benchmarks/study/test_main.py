@@ -14,14 +14,14 @@ from benchmarks.study.__main__ import (
     DEFAULT_SCOPE,
     QUICK_SCOPE,
     StudySettings,
-    batching,
     choose_results_folder,
     make_scope,
+    run_batching_study,
 )
-from benchmarks.study.experiments import StudyFailed, StudyRunner
+from benchmarks.study.models import make_simulated_model
 from benchmarks.study.plan import StudyPlan
 from benchmarks.study.records import RunRecordStore
-from benchmarks.study.shapes import make_simulated_model
+from benchmarks.study.runner import StudyFailed, StudyRunner
 
 DEFAULT_SETTINGS = StudySettings()
 
@@ -80,7 +80,7 @@ def test_quick_excludes_size_settings() -> None:
 def test_missing_matplotlib_is_reported_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'weft\[bench\]'"):
-        batching(StudySettings(folder=tmp_path))
+        run_batching_study(StudySettings(folder=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -104,7 +104,7 @@ def test_quick_study_writes_records_summary_plots_and_a_page(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "QUICK_SCOPE", replace(QUICK_SCOPE, seeds=1))
     settings = StudySettings(quick=True, parts=("compat",), folder=tmp_path)
-    batching(settings)
+    run_batching_study(settings)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["folder"] == str(tmp_path)
     told = json.loads((tmp_path / "summary.json").read_text())

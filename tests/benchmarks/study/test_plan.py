@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.study.models import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
 from benchmarks.study.plan import STUDY_PARTS, ServerSpeed, StudyPlan, StudyRun, StudyScope, add_window_policies
-from benchmarks.study.shapes import STUDY_MEAN_REQUEST_SECONDS, make_simulated_model
 from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 
 SERVER_SPEED = ServerSpeed(compat_latencies=((1.0, 0.02), (200.0, 4.0)),
@@ -39,7 +39,7 @@ def test_window_variants_follow_the_static_policy() -> None:
 def test_every_run_has_a_unique_name_and_its_own_settings(part: str) -> None:
     runs = [run for turn in STUDY_PLAN.iter_server_runs(part) for run in turn.runs]
     assert len({run.name for run in runs}) == len(runs)
-    assert all(STUDY_PLAN.describe_run(run)["requests"] == len(STUDY_PLAN.make_requests(run)) for run in runs)
+    assert all(STUDY_PLAN.make_run_settings(run)["requests"] == len(STUDY_PLAN.make_requests(run)) for run in runs)
 
 
 def test_load_is_scaled_to_the_server_speed() -> None:

@@ -6,10 +6,8 @@ from matplotlib.figure import Figure
 from support.fake_study import SMALL_SCOPE, run_fake_study
 
 from benchmarks.study import plots
-from benchmarks.study.arithmetic import ConfidenceBand
-from benchmarks.study.figures import summarize_study
-from benchmarks.study.policies import CACHE_POLICIES, MIXED_VARIANTS, make_window_policies
-from benchmarks.study.style import (
+from benchmarks.study.compared_policies import CACHE_POLICIES, MIXED_VARIANTS, make_window_policies
+from benchmarks.study.plot_style import (
     MIN_BAND_SHARE,
     POLICY_STYLES,
     draw_bands,
@@ -19,6 +17,8 @@ from benchmarks.study.style import (
     make_axes_logarithmic,
     make_figure,
 )
+from benchmarks.study.statistics import ConfidenceBand
+from benchmarks.study.summary import summarize_study
 
 pytestmark = pytest.mark.usefixtures("fonts")
 SHOWN_POLICIES = (*CACHE_POLICIES, *MIXED_VARIANTS, *make_window_policies((0.25, 1.0, 4.0)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore, record_from_json, record_to_json
 

@@ -4,26 +4,26 @@ from pathlib import Path
 import pytest
 from support.fake_study import RUN_METADATA, SMALL_SCOPE, run_fake_study
 
-from benchmarks.study.arithmetic import ConfidenceBand
-from benchmarks.study.figures import summarize_study
-from benchmarks.study.policies import format_policy_label
+from benchmarks.study.compared_policies import format_policy_label
 from benchmarks.study.report import (
     POLICY_COLUMNS,
     describe_compat,
     describe_steal_time,
     format_all_tables,
-    format_figure,
+    format_band,
     format_markdown_table,
     format_readme,
     list_distinct_metadata,
 )
+from benchmarks.study.statistics import ConfidenceBand
+from benchmarks.study.summary import summarize_study
 
 
 def test_figure_shows_its_band_if_there_is_one() -> None:
-    assert format_figure(ConfidenceBand(2.0, 1.5, 2.5, (1.8, 2.0, 2.2)), 1) == "2.0 ± 0.5"
-    assert format_figure(ConfidenceBand.from_values([1.8, 2.2]), 1) == "2.0"  # ± 2.5 would be true, and of no use
-    assert (format_figure(ConfidenceBand(2.0, None, None, (2.0,)), 2), format_figure(1.234, 2),
-            format_figure(nan, 2)) == ("2.00", "1.23", "-")
+    assert format_band(ConfidenceBand(2.0, 1.5, 2.5, (1.8, 2.0, 2.2)), 1) == "2.0 ± 0.5"
+    assert format_band(ConfidenceBand.from_values([1.8, 2.2]), 1) == "2.0"  # ± 2.5 would be true, and of no use
+    assert (format_band(ConfidenceBand(2.0, None, None, (2.0,)), 2), format_band(1.234, 2),
+            format_band(nan, 2)) == ("2.00", "1.23", "-")
 
 
 def test_grid_is_a_markdown_table() -> None:

@@ -17,9 +17,9 @@ from support.adapter_files import (
 
 from launcher.adapters.errors import AdapterError
 from launcher.adapters.fetch import MAX_CONCURRENT_FETCHES, AdapterFetcher, FetchedAdapter
-from launcher.adapters.protocol import FetchRequest
-from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.sources.interface import SourceVersion
 from launcher.adapters.store import AdapterVersionStore
+from launcher.adapters.store_protocol import FetchRequest
 
 ADAPTER_BYTES = sum(map(len, make_adapter_files().values()))
 TIMEOUT_SECONDS = 60.0  # seconds
@@ -44,7 +44,7 @@ class FakeAdapterSource:
         return tuple(dict.fromkeys(("", request.token)))
 
     @contextmanager
-    def open_remote_version(self, request: FetchRequest) -> Iterator[RemoteVersion]:
+    def open_remote_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
         self.lookups.append(request)
         if self.failure:
             raise self.failure
@@ -53,17 +53,17 @@ class FakeAdapterSource:
             raise AdapterError("missing", "there is none")
         yield self.make_remote_version(request.name, self.seed_by_name[request.name], token)
 
-    def find_local_copy(self, request: FetchRequest) -> RemoteVersion | None:
+    def find_local_copy(self, request: FetchRequest) -> SourceVersion | None:
         return self.make_remote_version(
             request.name, self.local_seed_by_name[request.name]) if request.name in self.local_seed_by_name else None
 
-    def make_remote_version(self, name: str, seed: int, token: str = "") -> RemoteVersion:
+    def make_remote_version(self, name: str, seed: int, token: str = "") -> SourceVersion:
         def copy_files(folder: Path) -> None:
             self.num_copies += 1
             self.before_copy(name)
             write_files(folder, make_adapter_files(seed))
 
-        return RemoteVersion(ADAPTER_BYTES, copy_files, seed if self.has_stamps else None, token,
+        return SourceVersion(ADAPTER_BYTES, copy_files, seed if self.has_stamps else None, token,
                              is_private=bool(token))
 
 

@@ -29,7 +29,7 @@ from support.adapter_files import (
 from support.header_mutations import MUTATION_KINDS, mutate_file
 
 from launcher.adapters import store as module
-from launcher.adapters.contents import compute_digest
+from launcher.adapters.adapter_files import compute_digest
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
 from launcher.adapters.store import AdapterVersion, AdapterVersionStore
 
@@ -346,7 +346,7 @@ def test_concurrent_processes_store_each_version_once(tmp_path: Path) -> None:
 
 
 def test_locked_folder_cannot_be_locked_again(tmp_path: Path) -> None:
-    with module.close_on_exit(module.lock_folder(tmp_path)), pytest.raises(BlockingIOError):
+    with module.closing_descriptor(module.lock_folder(tmp_path)), pytest.raises(BlockingIOError):
         module.lock_folder(tmp_path)
 
 

@@ -9,11 +9,11 @@ from launcher.compat.flag_table import (
     FlagTable,
     ForeignFlag,
     refused_effect,
-    same_flag,
     setting_effect,
+    unchanged_flag,
 )
 
-PORT_FLAG, LIST_FLAG = same_flag("port", default="80"), same_flag("cors-allow-origin", kind="list")
+PORT_FLAG, LIST_FLAG = unchanged_flag("port", default="80"), unchanged_flag("cors-allow-origin", kind="list")
 MODEL_FLAG = ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),))
 FLAG_TABLE = FlagTable("loom-launcher",
                        (PORT_FLAG, LIST_FLAG, ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), MODEL_FLAG))

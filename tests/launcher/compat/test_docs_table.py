@@ -8,25 +8,25 @@ from launcher.compat.flag_table import (
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    environment_variable_effect,
     ignored_effect,
     refused_effect,
-    same_flag,
-    set_variable_effect,
     setting_effect,
     switch_flag,
+    unchanged_flag,
     unneeded_effect,
 )
 
 
 @pytest.mark.parametrize(("flag", "words"), [
-    (same_flag("port", short_name="p"), "the same"),
-    (same_flag("loom", default="5"), "the same; 5 unless given"),
+    (unchanged_flag("port", short_name="p"), "the same"),
+    (unchanged_flag("loom", default="5"), "the same; 5 unless given"),
     (ForeignFlag("grace", (setting_effect("shutdown_timeout"),)), "becomes --shutdown-timeout"),
     (ForeignFlag("CACHING",
                  (setting_effect("cache_scope", "0", "false", value_template="off"), unneeded_effect("it is on"))),
      "0, false: becomes --cache-scope off; otherwise: not needed: it is on"),
     (switch_flag("nails", refused_effect("there are no nails")), "refused: there are no nails"),
-    (ForeignFlag("cache", (set_variable_effect("HF_HUB_CACHE"),)),
+    (ForeignFlag("cache", (environment_variable_effect("HF_HUB_CACHE"),)),
      "sets HF_HUB_CACHE; as a variable, if that is not set"),
     (ForeignFlag("glue", (ignored_effect("there is no glue"),)), "no effect: there is no glue"),
     (ForeignFlag("paint", (refused_effect("there is no paint", "red"), unneeded_effect("as ever"))),
@@ -44,15 +44,16 @@ from launcher.compat.flag_table import (
     (ForeignFlag("source", (setting_effect("adapter_source"),), overrides="fibre"),
      "becomes --adapter-source; --fibre does not count beside it"),
     (switch_flag("wet", unneeded_effect("it is wet"), conflicts_with="dry"), "not needed: it is wet; not beside --dry"),
-    (ForeignFlag("ENDPOINT", (set_variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
-    (ForeignFlag("ACCOUNT", (set_variable_effect("ENDPOINT", value_template="https://{}.org"),), is_only_variable=True),
+    (ForeignFlag("ENDPOINT", (environment_variable_effect("ENDPOINT"),), is_only_variable=True), "the same"),
+    (ForeignFlag("ACCOUNT", (environment_variable_effect("ENDPOINT", value_template="https://{}.org"),),
+                 is_only_variable=True),
      "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),])
 def test_every_kind_of_flag_has_its_sentence(flag: ForeignFlag, words: str) -> None:
     assert describe_flag(flag) == words
 
 
 def test_table_has_a_row_for_each_flag() -> None:
-    table = FlagTable("loom-launcher", (same_flag("port", short_name="p"),
+    table = FlagTable("loom-launcher", (unchanged_flag("port", short_name="p"),
                                         ForeignFlag("SHADE", (unneeded_effect("x"),), is_only_variable=True)))
     assert [*format_flag_table_rows(table)][2:] == ["| `--port`, `-p` | `PORT` | the same |",
                                                     "|  | `SHADE` | not needed: x |"]

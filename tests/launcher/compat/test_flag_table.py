@@ -8,9 +8,9 @@ from launcher.compat.flag_table import (
     ForeignFlag,
     ignored_effect,
     refused_effect,
-    same_flag,
     setting_effect,
     switch_flag,
+    unchanged_flag,
     unneeded_effect,
     variable_only_flag,
 )
@@ -21,7 +21,7 @@ def test_flag_has_the_variable_of_its_name() -> None:
 
 
 def test_flag_spellings_are_long_and_short_and_none_for_variables() -> None:
-    assert same_flag("port", short_name="p").spellings == ("--port", "-p")
+    assert unchanged_flag("port", short_name="p").spellings == ("--port", "-p")
     assert variable_only_flag("LOG_LEVEL").spellings == ()
 
 
@@ -46,11 +46,11 @@ def test_switch_is_on_or_off() -> None:
 
 
 def test_flag_of_the_same_name_sets_that_setting() -> None:
-    assert same_flag("max-best-of").effects == (setting_effect("max_best_of"),)
+    assert unchanged_flag("max-best-of").effects == (setting_effect("max_best_of"),)
 
 
 def test_table_rows_can_be_taken_by_name_in_any_order() -> None:
-    rows = same_flag("warp"), same_flag("weft"), same_flag("loom")
+    rows = unchanged_flag("warp"), unchanged_flag("weft"), unchanged_flag("loom")
     table = FlagTable("loom-launcher", rows)
     assert table.select_flags("loom", "warp") == (rows[2], rows[0])
     with pytest.raises(KeyError):

@@ -8,24 +8,26 @@ from launcher.compat.flag_table import (
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    environment_variable_effect,
     ignored_effect,
     refused_effect,
-    same_flag,
-    set_variable_effect,
     setting_effect,
     switch_flag,
+    unchanged_flag,
     unneeded_effect,
 )
 from launcher.compat.translate import FlagTranslation, translate
 
 FLAG_TABLE = FlagTable("loom-launcher", (
-    same_flag("model-id"), same_flag("port", short_name="p"), same_flag("api-key"), same_flag("max-input-tokens"),
-    same_flag("cors-allow-origin", default="*", kind="list"),
+    unchanged_flag("model-id"), unchanged_flag("port", short_name="p"), unchanged_flag("api-key"),
+    unchanged_flag("max-input-tokens"),
+    unchanged_flag("cors-allow-origin", default="*", kind="list"),
     ForeignFlag("max-input-length", (setting_effect("max_input_tokens"),)),
     ForeignFlag("hostname", (FlagEffect(FlagAction.ADDRESS, "hostname"),), default="0.0.0.0"),
     ForeignFlag("grace", (setting_effect("shutdown_timeout"),), short_name="g", default="90"),
-    same_flag("otlp-endpoint"), same_flag("otlp-service-name", default="loom", default_requires="otlp-endpoint"),
-    ForeignFlag("cache", (set_variable_effect("HF_HUB_CACHE"),)),
+    unchanged_flag("otlp-endpoint"),
+    unchanged_flag("otlp-service-name", default="loom", default_requires="otlp-endpoint"),
+    ForeignFlag("cache", (environment_variable_effect("HF_HUB_CACHE"),)),
     ForeignFlag("glue", (ignored_effect("there is no glue"),)),
     ForeignFlag("paint", (refused_effect("there is no paint", "red"), ignored_effect("it dries", "green"))),
     ForeignFlag("sharded", (FlagEffect(FlagAction.NUM_SHARDS, matching_values=("true", "false")),)),
@@ -33,23 +35,24 @@ FLAG_TABLE = FlagTable("loom-launcher", (
     switch_flag("json-output", setting_effect("json_output")),
     switch_flag("nails", refused_effect("there are no nails")),
     ForeignFlag("env", (FlagEffect(FlagAction.SHOW_ENVIRONMENT),), "switch", "e"),
-    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),
-))
+    ForeignFlag("SHADE", (setting_effect("log_level"),), is_only_variable=True),))
 # Kinds of flags that the table above lacks.
 EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
     ForeignFlag("model-id", (FlagEffect(FlagAction.MODEL_AND_REVISION, "model_id"),), default="org/default"),
-    same_flag("revision"),
+    unchanged_flag("revision"),
     ForeignFlag("grace", (setting_effect("shutdown_timeout"),), default="90"),
     ForeignFlag("fibres", (FlagEffect(FlagAction.PRELOADED_ADAPTERS, "preloaded_adapter_ids"),)),
     ForeignFlag("fibre-source", (setting_effect("adapter_source", "hub"),
                                  setting_effect("adapter_source", "local", required_setting="adapter_root"))),
     ForeignFlag("own-source", (setting_effect("adapter_source"),), overrides="fibre-source"),
-    ForeignFlag("SPINDLE", (set_variable_effect("DISTAFF", value_template="https://{}.org"),), is_only_variable=True),
-    ForeignFlag("DISTAFF", (set_variable_effect("DISTAFF"),), is_only_variable=True),
+    ForeignFlag("SPINDLE", (environment_variable_effect("DISTAFF", value_template="https://{}.org"),),
+                is_only_variable=True),
+    ForeignFlag("DISTAFF", (environment_variable_effect("DISTAFF"),), is_only_variable=True),
     switch_flag("wet", ignored_effect("there is no water")),
     switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
-    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
-), (FixedSetting("compat", "tgi"), FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
+    switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
+                                (FixedSetting("compat", "tgi"),
+                                 FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
 MODEL_ARGUMENTS = ("--model-id", "org/name")
 DEFAULT_ARGUMENTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 

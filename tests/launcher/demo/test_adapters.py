@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import launcher.demo
-from launcher.demo.training.adapting import BASE_MODEL_NAME, LORA_RANK, add_lora_layers
-from launcher.demo.training.card import GreedyModel, render_chat_template
-from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
+from launcher.demo.training.model_card import GreedyModel, render_chat_template
+from launcher.demo.training.train_adapter import BASE_MODEL_NAME, LORA_RANK, add_lora_layers
 
 ADAPTERS_FOLDER = Path(launcher.demo.__file__).with_name("adapters")
 MODEL_FOLDER = ADAPTERS_FOLDER.with_name("model")

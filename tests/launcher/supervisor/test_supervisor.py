@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.supervisor.plan import ChildSpec, LaunchPlan
+from launcher.supervisor.launch_plan import ChildSpec, LaunchPlan
 from launcher.supervisor.startup_display import StartupDisplay
 from launcher.supervisor.supervisor import (
     ChildProcess,

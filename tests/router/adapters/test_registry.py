@@ -15,13 +15,13 @@ from router.config import RouterConfig
 from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
-    CannotStartNow,
     InvalidRequest,
     Overloaded,
     RequestError,
+    RetryableStartupError,
     TimedOut,
 )
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.request import LoadableResource
 from router.shards.handshake import HandshakeResult
 from router.shards.resource_loader import LoadCallbacks, ResourceLoader
@@ -156,9 +156,9 @@ def test_operator_named_adapters_are_available_to_everyone() -> None:
 
 @pytest.mark.parametrize(("name", "kind", "reason"), [
     ("broken", ValueError, "it has no end"), ("nobody", ValueError, "there is no nobody"),
-    ("away", CannotStartNow, "the Hub does not answer")])
+    ("away", RetryableStartupError, "the Hub does not answer")])
 def test_preloaded_adapter_that_cannot_load_aborts_startup(name: str, kind: type[ValueError], reason: str) -> None:
-    """CannotStartNow marks a cause that may be gone at the next start."""
+    """RetryableStartupError marks a cause that may be gone at the next start."""
     async def scenario(setup: RegistrySetup) -> None:
         with pytest.raises(ValueError, match=f"the adapter {name} cannot be served: .*{reason}") as error:
             await setup.preload_adapters()
@@ -275,7 +275,7 @@ def test_resolved_adapter_tells_whether_it_is_private() -> None:
 def test_adapter_name_is_known_before_the_adapter_is_fetched() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.preload_adapters()
-        called = setup.registry.get_adapter_name
+        called = setup.registry.get_adapter_reference
         assert called(AdapterReference("b")) == AdapterReference("b", "hub")
         assert called(AdapterReference("mine")) == AdapterReference("secret", "local")
         assert called(MergedAdapterReference((AdapterReference("b", "s3"), AdapterReference("mine")),

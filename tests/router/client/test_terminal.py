@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer
-from router.client.terminal import HELP_TEXT, ChatTerminal, TerminalSession
+from router.client.terminal import HELP_TEXT, TerminalIO, TerminalSession
 
 
 class ScriptedChat(ChatConversation):
@@ -49,7 +49,7 @@ def run_session(*input_lines, answers=(), is_interactive=True, make_stream=FakeT
             raise line
         return line
 
-    code = TerminalSession(chat, ChatTerminal(read_line, output, errors, is_interactive=is_interactive)).run()
+    code = TerminalSession(chat, TerminalIO(read_line, output, errors, is_interactive=is_interactive)).run()
     return code, chat, output.getvalue(), errors.getvalue()
 
 

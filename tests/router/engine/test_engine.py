@@ -9,15 +9,15 @@ from support.in_process_server import play_scenario, run_in_process_weft
 from support.metrics_page import parse_metrics
 
 from router.engine import engine, health
-from router.engine.delivery import OutputBuilder
 from router.engine.engine import Engine
+from router.engine.output_builder import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.recording.file import Recording
+from router.recording.folder import RecordingFolder
 from router.recording.replay import Replay
-from router.recording.shelf import RecordingFolder
 from router.request import DEFAULT_TENANT, FinishReason
-from router.scheduler.resource_cache import AdapterStatus
-from router.scheduler.timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer
@@ -93,7 +93,7 @@ def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkey
             done.set()
             return complete(*args)
 
-        monkeypatch.setattr(weft.scheduler, "complete", complete_and_signal)
+        monkeypatch.setattr(weft.scheduler, "complete_step", complete_and_signal)
         await weft.gate.wait_for_step()
         weft.gate.release_steps(1)
         await done.wait()
@@ -116,7 +116,7 @@ def test_stopping_while_shards_hang_leaves_nothing_behind(tmp_path, ranks):
 def test_engine_can_stop_while_the_shards_are_lost(tmp_path):
     async def scenario(weft):
         stream = weft.submit("a loom", 100)
-        lost = weft.watch_scheduler_calls("shards_lost")
+        lost = weft.watch_scheduler_calls("on_shards_lost")
         await weft.shards.wait_for_num_steps(2)
         await weft.ranks.pop().kill()
         await lost.get()
@@ -224,7 +224,7 @@ def test_request_that_never_fits_fails_at_once_without_affecting_others(tmp_path
 def test_request_during_a_shard_loss_is_served_after_recovery(tmp_path):
     async def scenario(weft):
         first = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 40)))
-        lost = weft.watch_scheduler_calls("shards_lost")
+        lost = weft.watch_scheduler_calls("on_shards_lost")
         await lost.get()
         assert weft.engine.why_unavailable()
         await weft.check_streams(make_text_request("another"))
@@ -246,7 +246,7 @@ def test_cancelled_request_frees_blocks_at_once_and_on_shards_with_the_next_mess
         assert len(weft.scheduler.running) == 1
         weft.gate.release_steps(3)  # two steps under way, and the next
         await weft.shards.wait_for_num_steps(9)
-        assert len(weft.ranks[0].worker.ledger.sequences) == 1
+        assert len(weft.ranks[0].worker.shard_state.sequences) == 1
         weft.gate.release_all()
         (await ReceivedStream.from_stream(stays)).check_output(weft.model)
         await weft.check_idle()
@@ -255,7 +255,7 @@ def test_cancelled_request_frees_blocks_at_once_and_on_shards_with_the_next_mess
 
 def test_request_cancelled_while_the_shards_are_lost_is_dropped(tmp_path):
     async def scenario(weft):
-        stream, lost = weft.submit("a loom", 40), weft.watch_scheduler_calls("shards_lost")
+        stream, lost = weft.submit("a loom", 40), weft.watch_scheduler_calls("on_shards_lost")
         await lost.get()
         stream.close()
         await weft.engine.wait_until_drained()
@@ -308,7 +308,7 @@ def test_slow_client_is_suspended_while_others_continue(tmp_path):
         await weft.check_streams(make_text_request("another", 40))
         await weft.wait_for_steps_in_flight()
         assert not len(weft.scheduler.running)
-        assert not weft.ranks[0].worker.ledger.sequences
+        assert not weft.ranks[0].worker.shard_state.sequences
         assert weft.engine.num_unfinished_requests == 1
         (await ReceivedStream.from_stream(slow)).check_output(weft.model)
         await weft.check_idle()
@@ -532,7 +532,7 @@ def test_request_that_cannot_start_in_time_times_out_without_a_step_result(tmp_p
 
 def test_request_times_out_while_the_shards_are_lost(tmp_path):
     async def scenario(weft):
-        lost = weft.watch_scheduler_calls("shards_lost")
+        lost = weft.watch_scheduler_calls("on_shards_lost")
         stream = weft.submit("a loom", 100)
         await weft.shards.wait_for_num_steps(2)
         await weft.ranks.pop().kill()
@@ -664,7 +664,7 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
         assert [await weft.engine.resource_controller.load(resource) for _ in range(2)] == ["", ""]
         assert weft.engine.resource_controller.adapter_statuses == {resource: AdapterStatus("here", 0)}
         assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
-        removed = weft.watch_scheduler_calls("resource_unloaded")
+        removed = weft.watch_scheduler_calls("on_resource_unloaded")
         weft.engine.resource_controller.unload(resource)
         assert await removed.get() == resource
         assert weft.engine.resource_controller.adapter_statuses == {}

@@ -89,7 +89,7 @@ def test_steps_in_flight_at_a_shard_loss_are_not_waited_for() -> None:
 def test_server_that_shuts_down_never_becomes_healthy_again() -> None:
     health = make_ready_health()
     health.watchdog.add_step(0.0, 0.0)
-    health.shut_down("the server is shutting down")
+    health.set_unready_permanently("the server is shutting down")
     health.watchdog.finish_oldest_step(1.0)
     health.set_unready("the shards are lost")
     health.set_ready()

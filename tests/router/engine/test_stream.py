@@ -15,7 +15,7 @@ from router.engine.stream import (
     TopToken,
 )
 from router.errors import Cancelled, GenerationFailed
-from router.model import TokenLabels
+from router.model_info import TokenClassificationOutput
 from router.request import FinishReason, Request
 
 TOKEN_EVENT = TokenEvent(104, "h", -1.0, special=False)
@@ -163,7 +163,7 @@ def test_stream_remembers_its_failure():
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("told", [[0.5, 1.0], TokenLabels([1, 2], [0.5, 0.25])])
+@pytest.mark.parametrize("told", [[0.5, 1.0], TokenClassificationOutput([1, 2], [0.5, 0.25])])
 def test_pooling_output_ends_the_stream(told):
     stream, left = RequestStream(Request("a", (1,), 0), 1000, int, int, lambda: left.append(True)), []
     stream.put(PoolingEvent(told, make_finished_timeline()))

@@ -12,7 +12,7 @@ import pytest
 from router.errors import InvalidRequest, Overloaded
 from router.grammars import compiler_client
 from router.grammars.compiler_client import COMPILER_COMMAND, GrammarCompiler
-from router.grammars.schema import Grammar, read_grammar
+from router.grammars.parameters import Grammar, parse_grammar
 from router.text.tokenizer import create_byte_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -186,7 +186,7 @@ def test_hostile_grammar_is_answered_within_the_time_limit(name: str) -> None:
     """A result or a rejection will do: some of these grammars are valid."""
     async def scenario(compiler: GrammarCompiler) -> None:
         await compiler.compile(make_regex_grammar("a"))
-        grammar = read_grammar("grammar", HOSTILE_GRAMMARS[name])
+        grammar = parse_grammar("grammar", HOSTILE_GRAMMARS[name])
         assert grammar is not None
         async with asyncio.timeout(10 * compiler_client.MAX_COMPILE_SECONDS):  # only a stalled machine takes longer
             [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)

@@ -17,17 +17,17 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.app import create_app
-from router.http.transport.generate import ServedModel
 from router.http.transport.server import PROTOCOL_OPTIONS
-from router.model import ModelInfo, TokenLabels
+from router.http.transport.services import ServedModel
+from router.model_info import ModelInfo, TokenClassificationOutput
 from router.request import LoadableResource, Request, RequestKind, Tenant
+from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.timeline import RequestTimeline
-from router.telemetry.counters import ServerMetrics
-from router.telemetry.request_log import RequestLog, RequestRecord
+from router.telemetry.request_records import RequestRecord, RequestRecordStore
+from router.telemetry.server_metrics import ServerMetrics
 from router.text.chat_template import simulated_model_template
-from router.text.prompts import TokenLimits
+from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import RequestValidator
 
@@ -45,7 +45,7 @@ class ScriptedEngine:
         self.submit_errors: list[Exception] = []
         self.unavailable_reason = ""
         self.streams: list[RequestStream] = []
-        self.request_log = RequestLog()
+        self.request_log = RequestRecordStore()
         self.disconnected_requests: list[Request] = []
         self.request_received = asyncio.Event()  # set by the first request
         self.client_disconnected = asyncio.Event()  # set when a client disconnects
@@ -90,7 +90,7 @@ def default_events(request: Request) -> list[StreamEvent]:
         return make_text_events("weft")
     num_tokens = len(request.prompt)
     output = ([float(num_tokens), *[0.0] * 15] if request.kind is RequestKind.EMBED
-              else TokenLabels([0] * num_tokens, [0.5] * num_tokens))
+              else TokenClassificationOutput([0] * num_tokens, [0.5] * num_tokens))
     return [PoolingEvent(output, make_finished_timeline(queue_seconds=0.25, prefill_seconds=0.125))]
 
 

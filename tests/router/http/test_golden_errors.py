@@ -14,7 +14,7 @@ from router.config import RouterConfig
 from router.errors import GenerationFailed, NotReady, Overloaded, TimedOut
 from router.http.app import create_stand_in_app
 from router.http.routes.probes import ProbeRoutes
-from router.http.transport.generate import ServedModel
+from router.http.transport.services import ServedModel
 from router.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -13,12 +13,12 @@ from support.openapi_schemas import DocumentSchemas, MakeBody
 
 from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of the time of other clients
 from router.config import RouterConfig
-from router.http.docs.catalog import GENERATE_ROUTES, POOLING_ROUTES, DocumentedRoute, get_route_sections
 from router.http.docs.openapi import SCHEMA_REFERENCE, build_openapi_document
-from router.http.openai.errors import has_openai_errors
+from router.http.docs.route_catalog import GENERATE_ROUTES, POOLING_ROUTES, DocumentedRoute, get_route_sections
+from router.http.openai.errors import has_openai_error_format
 
 # Templates need content; this server has no grammars, so other formats are rejected.
-VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},
+VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},
                   "ResponseFormat": {"type": "Text", "schema": None},
                   "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
 SCHEMAS_BY_COMPAT = {compat: DocumentSchemas(build_openapi_document(compat)["components"]["schemas"], VALID_EXAMPLES)
@@ -91,7 +91,7 @@ class BodyTestCase:
 
     def _value_limits(self, body_type: str, field_path: str) -> tuple[dict[str, int], dict[str, set[Any]]]:
         """Return the limits of all answers, and the only values that streams accept."""
-        if body_type == "LoraxChat":
+        if body_type == "LoraxChatRequest":
             return {"n": 2, **MAX_TOKEN_LIMITS}, LORAX_CHAT_ALLOWED_IN_STREAMS
         if self.compat == "lorax":
             return LORAX_MAX_VALUES, LORAX_ALLOWED_IN_STREAMS
@@ -128,7 +128,7 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
         told = json.loads(text.removeprefix("data:"))
-        if has_openai_errors(path, case.compat):
+        if has_openai_error_format(path, case.compat):
             assert set(told["error"]) == {"message", "type", "param", "code"}
             assert told["error"]["type"] == "invalid_request_error", told
             assert len(told["error"]["message"]) < 1000
@@ -143,7 +143,7 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         for body_type, field_path, build_body in case.iterate_fields():
             for text in (*JSON_VALUES, *INVALID_JSON):
                 expected = case.expected_status(body_type, field_path, build_body, text)
-                if expected == 422 and has_openai_errors(path, case.compat):
+                if expected == 422 and has_openai_error_format(path, case.compat):
                     expected = 400
                 status = await post_and_get_status(server, make_body_json(build_body, text, **extra_fields))
                 mismatches += [(body_type, field_path, text[:40], status, expected)] * (status != expected)

@@ -8,7 +8,7 @@ from support.recordings import SMALL_MODEL_INFO, ShortSegmentRecorder, write_rec
 from router.config import RouterConfig
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, non_secret_settings
 from router.request import Request, SamplingParams, Tenant
-from router.scheduler.plan import StepResult, StepResultRow
+from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.settings import SchedulerSettings
 
 SECRET_TOKENS = (987654321, 876543219, 765432198, 654321987)
@@ -18,7 +18,7 @@ def run_secret_request():
     """Return a recorded core that processed tokens and texts which must not appear in the file."""
     prompt, generated_token, end, banned = SECRET_TOKENS
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
-    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (prompt,) * 40, 40, sampling_key=prompt, end_tokens=frozenset({end}),
                         stop_strings=("a secret",), sampling=SamplingParams(banned_tokens=(banned,)),
                         tenant=Tenant("t")), 0.0)
@@ -26,7 +26,7 @@ def run_secret_request():
         plan = core.plan(step / 10)
         token = generated_token if step < 29 else end
         rows = {number: StepResultRow((token,), (-0.123456,)) for number in plan.members_with_output}
-        core.complete(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, step / 10 + 0.05)
+        core.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, step / 10 + 0.05)
     assert not core.num_unfinished
     return core
 
@@ -43,7 +43,7 @@ def test_file_contains_segments_and_calls_as_recorded(tmp_path):
     assert sum(isinstance(item, SegmentStart) for item in items) == len(core.copy_segments()) > 3
     calls = [item for item in items if isinstance(item, RecordedCall)]
     assert len(calls) == sum(len(segment.entries) for segment in core.copy_segments())
-    assert [call.method for call in calls[:4]] == ["shards_ready", "submit", "plan", "complete"]
+    assert [call.method for call in calls[:4]] == ["on_shards_ready", "submit", "plan", "complete_step"]
     assert calls[-1].arguments[3:] == ((), ((1, 0),), (), ())
     assert calls[-1].outcome == (("SequenceFinished", 1, "eos_token"),)
 

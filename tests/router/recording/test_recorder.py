@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from support.recordings import SMALL_MODEL_INFO
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
 from router.recording.snapshot import restore_scheduler
 from router.request import Request
-from router.scheduler.plan import StepResult, StepResultRow
+from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
 
 def make_recorder(seconds=60.0, **model_info_overrides):
     core = RecordingScheduler(SchedulerSettings(), replace(SMALL_MODEL_INFO, **model_info_overrides), seconds, 0.0)
-    core.shards_ready(replace(SMALL_MODEL_INFO, **model_info_overrides), 1, 0.0)
+    core.on_shards_ready(replace(SMALL_MODEL_INFO, **model_info_overrides), 1, 0.0)
     return core
 
 
@@ -33,7 +33,7 @@ def plan_and_complete(core, now, tokens=(7,), stopped=None, failed=None):
 
 def test_recorder_decides_like_a_scheduler():
     core, plain = make_recorder(), Scheduler(SchedulerSettings(), SMALL_MODEL_INFO)
-    plain.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    plain.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     for one in (core, plain):
         one.submit(Request("a", (7,) * 20, 3), 0.0)
     assert core.plan(1.0) == plain.plan(1.0)
@@ -52,9 +52,9 @@ def test_every_call_is_recorded_with_its_outcome():
     plan_and_complete(core, 2.0)
     core.cancel(1, 3.0)
     core.expire(4.0)
-    core.shards_lost(5.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(5.0, ShardLossReason.DEFECT)
     assert [note[0] for note in get_notes(core)] == [
-        "shards_ready", "submit", "suspend", "resume", "plan", "complete", "cancel", "expire", "shards_lost"]
+        "on_shards_ready", "submit", "suspend", "resume", "plan", "complete_step", "cancel", "expire", "on_shards_lost"]
     assert get_notes(core)[1][3] == (("RequestAccepted", 1),)
     assert get_notes(core)[5][1:4] == (2.0, (1, 1, 0.1), ())
 
@@ -72,7 +72,7 @@ def test_only_unusual_parts_of_a_result_are_recorded():
     plan_and_complete(core, 2.0, (7, 9, 7), stopped={2: 1}, failed={3: "why"})
     call, _, given, outcome, _ = get_notes(core)[-1]
     lengths, ended, stopped, failed = given[3:]
-    assert call == "complete"
+    assert call == "complete_step"
     assert (lengths, ended) == (((1, 3), (2, 3), (4, 3)), ((1, 1), (4, 1)))
     assert (stopped, failed) == (((2, 1),), ((3, "why"),))
     assert ("SequenceFailed", 3, "why") in outcome
@@ -84,7 +84,7 @@ def test_block_hashes_are_recorded_with_the_call_that_computed_them():
     core.submit(Request("a", (7,) * 15, 18, cache_namespace=b"those who share"), 1.0)
     for second in range(18):
         plan_and_complete(core, 2.0 + second)
-    named = [note[4] for note in get_notes(core) if note[0] == "complete"]
+    named = [note[4] for note in get_notes(core) if note[0] == "complete_step"]
     assert [len(names) for names in named] == [0] * 17 + [2]
     assert {len(name) for name in named[-1]} == {16}
 
@@ -94,8 +94,8 @@ def test_crash_is_recorded_and_raised():
     core.submit(Request("a", (7,) * 20, 3), 1.0)
     plan = core.plan(2.0)
     with pytest.raises(KeyError):
-        core.complete(plan.last_message_number, StepResult(1, 0.1, {}, {}), {}, 3.0)
-    assert get_notes(core)[-1] == ("crash", 3.0, ("complete", 1, 1, 0.1), ("KeyError(1)",), ())
+        core.complete_step(plan.last_message_number, StepResult(1, 0.1, {}, {}), {}, 3.0)
+    assert get_notes(core)[-1] == ("crash", 3.0, ("complete_step", 1, 1, 0.1), ("KeyError(1)",), ())
 
 
 def test_new_segment_starts_every_half_minute_with_a_snapshot():

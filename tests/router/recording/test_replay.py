@@ -21,7 +21,7 @@ from router.recording.file import BadRecording
 from router.recording.recorder import RecordingScheduler
 from router.recording.replay import Replay, format_report
 from router.request import Request
-from router.scheduler.plan import StepResult
+from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
@@ -70,12 +70,12 @@ RECORDING_CHANGES = {
     "policy": (change_max_batch_size, "plan"),
     "digest": (lambda lines: find_call(lines, "plan", 9)["outcome"].__setitem__(1, "0" * 16), "plan"),
     "length": (lambda lines: find_call(lines, "submit")["given"][0].update(prompt_tokens=5), "plan"),
-    "seconds": (lambda lines: find_call(lines, "complete", 3)["given"].__setitem__(2, 9.0), ""),
-    "a call that is missing": (lambda lines: lines.remove(find_call(lines, "complete", 4)), ""),
-    "end": (lambda lines: find_call(lines, "complete", 30).update(outcome=[["SequenceFinished", 1, "length"]]),
-            "complete"),
-    "names": (lambda lines: next(line for line in lines if line.get("names"))["names"].append("00"), "complete"),
-    "fewer names": (lambda lines: next(line for line in lines if line.get("names")).pop("names"), "complete"),
+    "seconds": (lambda lines: find_call(lines, "complete_step", 3)["given"].__setitem__(2, 9.0), ""),
+    "a call that is missing": (lambda lines: lines.remove(find_call(lines, "complete_step", 4)), ""),
+    "end": (lambda lines: find_call(lines, "complete_step", 30).update(outcome=[["SequenceFinished", 1, "length"]]),
+            "complete_step"),
+    "names": (lambda lines: next(line for line in lines if line.get("names"))["names"].append("00"), "complete_step"),
+    "fewer names": (lambda lines: next(line for line in lines if line.get("names")).pop("names"), "complete_step"),
     "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].update(_last_message_number=0),
               "state"),
 }
@@ -101,7 +101,7 @@ def test_recorded_crash_is_reproduced(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Scheduler, "_remove_finishing_sequences", fail_with_two_unfinished)
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
-    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (7,) * 20, 3), 0.0)
     core.plan(0.1)
     core.submit(Request("b", (7,) * 20, 3), 0.2)
@@ -112,9 +112,9 @@ def test_recorded_crash_is_reproduced(tmp_path, monkeypatch):
 
 def test_crash_that_is_not_reproduced_is_a_difference(tmp_path):
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
-    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (7,) * 20, 3), 0.0)
-    core.complete(core.plan(0.1).last_message_number, StepResult(1, 0.1, {}, {1: "why"}), {}, 0.2)
+    core.complete_step(core.plan(0.1).last_message_number, StepResult(1, 0.1, {}, {1: "why"}), {}, 0.2)
     core._steps_in_flight = None
     with pytest.raises(TypeError):
         core.plan(0.3)
@@ -133,8 +133,8 @@ def test_recording_of_another_scheduler_is_reported_in_one_line(recording, tmp_p
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda lines: lines.__delitem__(slice(1, None)), "holds no segment"),
-    (lambda lines: lines.__delitem__(1), "event 1 is a shards_ready, out of its place"),
-    (lambda lines: lines[2].update(call="exec"), "event 1 is a exec, out of its place or unknown"),
+    (lambda lines: lines.__delitem__(1), "event 1 is on_shards_ready, out of its place"),
+    (lambda lines: lines[2].update(call="exec"), "event 1 is exec, out of its place or unknown"),
 ])
 def test_malformed_recording_is_reported_in_one_line(recording, tmp_path, change, message):
     with pytest.raises(BadRecording, match=message):

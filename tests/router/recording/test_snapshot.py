@@ -6,21 +6,21 @@ from support.recordings import SMALL_MODEL_INFO
 
 from router.recording.snapshot import peek_counter, restore_scheduler, take_snapshot
 from router.request import Request
-from router.scheduler.plan import StepResult, StepResultRow
+from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
 
 def make_busy_scheduler():
     core = Scheduler(SchedulerSettings(max_batch_size=2), SMALL_MODEL_INFO)
-    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     for number in range(4):
         core.submit(Request(f"{number}", (7000 + number,) * 20, 30, stop_strings=("stop",)), 0.0)
     for step in range(5):
         plan = core.plan(float(step))
-        core.complete(plan.last_message_number,
-                      StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {}),
-                      {}, step)
+        core.complete_step(plan.last_message_number,
+                           StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output},
+                      {}), {}, step)
     return core
 
 
@@ -32,8 +32,8 @@ def test_restored_scheduler_decides_the_same():
         assert (plan.last_message_number, plan.members,
                 len(plan.messages)) == (other.last_message_number, other.members, len(other.messages))
         answer = StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {})
-        assert core.complete(plan.last_message_number, answer, {},
-                             step) == again.complete(plan.last_message_number, answer, {}, step)
+        assert core.complete_step(plan.last_message_number, answer, {},
+                                  step) == again.complete_step(plan.last_message_number, answer, {}, step)
         if not core.num_unfinished:
             break
     assert not again.num_unfinished

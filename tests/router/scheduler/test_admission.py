@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.model import ModelInfo, StepMeasurement
+from router.model_info import ModelInfo, StepMeasurement
 from router.request import DEFAULT_TENANT, Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected
 from router.scheduler.scheduler import Scheduler
@@ -18,7 +18,7 @@ MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 1000, measu
 def make_full_scheduler(num_waiting: int = 3, tenant: Tenant = DEFAULT_TENANT, **settings: float) -> Scheduler:
     """Return a core with a full batch and `num_waiting` requests in the queue."""
     core = Scheduler(replace(SchedulerSettings(max_batch_size=4, max_stall_seconds=10.0), **settings), MODEL_INFO)
-    core.shards_ready(MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(MODEL_INFO, 1, 0.0)
     for number in range(4 + num_waiting):
         assert isinstance(submit(core, str(number), tenant=tenant), RequestAccepted)
     core.plan(0.0)
@@ -55,7 +55,7 @@ def test_queue_limits_reject_requests(policy: dict[str, float], words: str) -> N
 def test_request_that_can_start_with_the_next_step_does_not_count_as_waiting() -> None:
     core = Scheduler(replace(SchedulerSettings(max_batch_size=8), max_queue_requests=1, max_queue_tokens=10),
                      MODEL_INFO)
-    core.shards_ready(MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(MODEL_INFO, 1, 0.0)
     assert all(isinstance(submit(core), RequestAccepted) for _ in range(8))
 
 

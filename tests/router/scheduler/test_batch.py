@@ -1,6 +1,6 @@
 from router.request import Request
 from router.scheduler.batch import Batch
-from router.scheduler.plan import Filter
+from router.scheduler.messages import Filter
 from router.scheduler.sequence import Sequence
 
 

@@ -138,7 +138,7 @@ def test_hash_is_reserved_until_it_is_published_or_released():
     (first, second), names = blocks.allocate(2), (b"a", b"b")
     for block, name in zip((first, second), names, strict=True):
         blocks.reserve_hash(block, name)
-    blocks.publish([first], [b"a"])
+    blocks.cache_full_blocks([first], [b"a"])
     blocks.release_hash(second, b"b")
     assert not any(map(blocks.is_hash_reserved, names))
     assert blocks.find_cached_prefix(names) == [first]
@@ -218,7 +218,7 @@ class BlocksMachine(RuleBasedStateMachine):
     def publish(self, which, name):
         block = self.own(which)
         if block not in self.published.values():
-            self.blocks.publish([block], [bytes([name])])
+            self.blocks.cache_full_blocks([block], [bytes([name])])
             self.published.setdefault(name, block)
             self.unreserve(block, name)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from router.model import StepMeasurement
+from router.model_info import StepMeasurement
 from router.scheduler.cost_model import INITIAL_SAFETY_FACTOR, MIN_SAFETY_FACTOR, CostModel, StepLoad, fit_coefficients
 
 TRUE_COEFFICIENTS = (0.006, 3e-5, 4e-5, 4.4e-8)

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from router.model import ModelInfo, ShardLossReason, StepMeasurement
+from router.model_info import ModelInfo, ShardLossReason, StepMeasurement
 from router.request import FinishReason, LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
-from router.scheduler.plan import PoolingStep, StepPlan, StepResult, StepResultRow
+from router.scheduler.messages import PoolingStep, StepPlan, StepResult, StepResultRow
+from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.timeline import RequestPhase
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True, classification=True)
 # A step takes a millisecond, and another one for every ten tokens.
@@ -21,7 +21,7 @@ STEP_MEASUREMENTS = (StepMeasurement(1, 0, 1, 0.001), StepMeasurement(1, 100, 10
 
 def make_scheduler(**settings: object) -> Scheduler:
     core = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0, look_ahead=1), **settings), MODEL_INFO)  # type: ignore[arg-type]
-    core.shards_ready(MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(MODEL_INFO, 1, 0.0)
     return core
 
 
@@ -37,8 +37,8 @@ def run_step(core: Scheduler, now: float = 0.0, **failures: str) -> tuple[StepPl
     assert plan is not None
     rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
     reasons = {int(name[1:]): why for name, why in failures.items()}
-    return plan, [*core.complete(plan.last_message_number,
-                                 StepResult(plan.epoch, plan.predicted_seconds, rows, reasons), {}, now)]
+    return plan, [*core.complete_step(plan.last_message_number,
+                                      StepResult(plan.epoch, plan.predicted_seconds, rows, reasons), {}, now)]
 
 
 def get_request_kind(plan: StepPlan) -> RequestKind:
@@ -168,7 +168,7 @@ def test_request_cancelled_during_its_pooling_step_gets_no_event() -> None:
     plan = core.plan(0.0)
     assert plan is not None
     core.cancel(first, 0.0)
-    events = core.complete(plan.last_message_number, StepResult(1, 0.01, {}, {}), {}, 0.1)
+    events = core.complete_step(plan.last_message_number, StepResult(1, 0.01, {}, {}), {}, 0.1)
     assert events == [SequenceFinished(second, FinishReason.LENGTH)]
 
 
@@ -176,8 +176,8 @@ def test_pooling_request_runs_again_after_a_shard_loss() -> None:
     core = make_scheduler()
     number = submit(core)
     core.plan(0.0)
-    core.shards_lost(0.1, ShardLossReason.DEATH)
-    core.shards_ready(MODEL_INFO, 2, 0.2)
+    core.on_shards_lost(0.1, ShardLossReason.DEATH)
+    core.on_shards_ready(MODEL_INFO, 2, 0.2)
     plan, events = run_step(core, 0.3)
     assert (plan.epoch, plan.members) == (2, (number,))
     assert events == [SequenceFinished(number, FinishReason.LENGTH)]
@@ -191,10 +191,10 @@ def test_faulty_pooling_request_is_found_by_bisection() -> None:
         while (plan := core.plan(0.0)) is not None:
             sizes.append(len(plan.members))
             if numbers[2] in plan.members:
-                failed += core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
-                core.shards_ready(MODEL_INFO, epoch, 0.0)
+                failed += core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+                core.on_shards_ready(MODEL_INFO, epoch, 0.0)
                 break
-            core.complete(plan.last_message_number, StepResult(core._epoch or 0, 0.01, {}, {}), {}, 0.0)
+            core.complete_step(plan.last_message_number, StepResult(core._epoch or 0, 0.01, {}, {}), {}, 0.0)
     assert failed == [SequenceFailed(numbers[2], "the step failed with this request alone")]
     assert sizes == [4, 2, 2, 1, 1]
     assert not core.num_unfinished
@@ -203,7 +203,7 @@ def test_faulty_pooling_request_is_found_by_bisection() -> None:
 def test_waiting_pooling_request_times_out() -> None:
     core = make_scheduler()
     submit(core, timeout=1.0)
-    core.shards_lost(0.5, ShardLossReason.DEATH)
+    core.on_shards_lost(0.5, ShardLossReason.DEATH)
     (event,) = core.expire(1.0)
     assert isinstance(event, SequenceExpired)
 
@@ -213,7 +213,7 @@ def test_pooling_request_waits_for_its_adapter() -> None:
     number = submit(core, adapter=adapter)
     assert core.plan(0.0) is None
     assert core.get_timeline(number).phase is RequestPhase.ADAPTER
-    core.resource_loaded(adapter, 0.1)
+    core.on_resource_loaded(adapter, 0.1)
     assert run_step(core, 0.2)[0].members == (number,)
 
 

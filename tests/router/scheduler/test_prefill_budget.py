@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.prefill_budget import PrefillBudget, PromptTimeAllowance, predict_chunk_seconds
+from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance, predict_chunk_seconds
 
 
 def make_cost_model(per_token=0.001):
@@ -36,7 +36,7 @@ def test_spending_reduces_the_budget():
 
 def chunk_length_beside(decodes, model, num_waiting=1, stall_seconds=0.05, prompt_allowance=None):
     """Return how many tokens of a long prompt may run in a step with these decodes."""
-    seconds = (prompt_allowance or PromptTimeAllowance()).allowed_seconds(decodes, num_waiting, stall_seconds, model)
+    seconds = (prompt_allowance or PrefillTimeAllowance()).update_allowance(decodes, num_waiting, stall_seconds, model)
     return PrefillBudget(4096, 16, *seconds, model).max_chunk_length(0, 4096)
 
 
@@ -56,7 +56,7 @@ def test_slow_step_leaves_prompts_twice_its_time_despite_the_stall_limit(step):
 
 
 def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
-    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PromptTimeAllowance()
+    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PrefillTimeAllowance()
     lengths = []
     for _ in range(8):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))
@@ -67,7 +67,7 @@ def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
 def test_saved_time_pays_for_one_block_at_most():
     """A step that earned a hair less than a block once made the next run two, twice the stall that was allowed."""
     # A step earns 2.08 seconds; a block takes 2.1, two take 4.1.
-    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PromptTimeAllowance()
+    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PrefillTimeAllowance()
     lengths = []
     for _ in range(4):
         lengths.append(chunk_length_beside(StepLoad(rows=1), model, stall_seconds=0.0, prompt_allowance=share))

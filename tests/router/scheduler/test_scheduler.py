@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.model import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo, ShardLossReason
 from router.request import FinishReason, LoadableResource, Request, RequestKind
-from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensAccepted
-from router.scheduler.plan import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
-from router.scheduler.results import count_accepted_tokens
+from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
+from router.scheduler.messages import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
+from router.scheduler.result_processor import find_finish_point
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence_selector import MAX_EXAMINED_SEQUENCES
 from router.scheduler.settings import SchedulerSettings
@@ -19,7 +19,7 @@ END_TOKEN = 256
 
 def make_scheduler(model_info=MODEL_INFO, **settings):
     core = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0), **settings), model_info)
-    core.shards_ready(model_info, 1, 0.0)
+    core.on_shards_ready(model_info, 1, 0.0)
     return core
 
 
@@ -55,7 +55,7 @@ def test_a_prompt_is_prefilled_and_then_decoded():
     number = submit(core, prompt=20)
     (plan, events), (following, _) = run_step(core), run_step(core)
     assert plan.messages[0].chunks == (PrefillChunk(number, 0, 20),)
-    assert events == [TokensAccepted({number: 1})]
+    assert events == [TokensGenerated({number: 1})]
     assert following.messages == (Decode(plan.messages[0].batch),)
 
 
@@ -75,7 +75,7 @@ def test_timed_out_sequence_ends_after_a_shard_loss_instead_of_running_again():
     number = submit(core, timeout=5.0)
     run_step(core)
     assert core.expire(6.0) == []  # it runs, and would end with its next token
-    core.shards_lost(6.0, ShardLossReason.DEATH)
+    core.on_shards_lost(6.0, ShardLossReason.DEATH)
     assert core.wake_at == 5.0
     assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
@@ -85,7 +85,7 @@ def test_timed_out_sequence_without_tokens_expires_after_a_shard_loss():
     number = submit(core, timeout=5.0)
     core.plan(0.0)
     assert core.expire(6.0) == []
-    core.shards_lost(6.0, ShardLossReason.DEATH)
+    core.on_shards_lost(6.0, ShardLossReason.DEATH)
     assert [event.sequence_id for event in core.expire(6.0)] == [number]
 
 
@@ -131,7 +131,7 @@ def test_sequence_that_reaches_its_length_is_filtered_before_the_next_step():
     first, second = core.plan(0.0), core.plan(0.0)
     assert set(first.members_with_output) == {short, long}
     assert second.messages[0].keep == (long,)
-    assert complete_step(core, first) == [TokensAccepted({short: 1, long: 1}),
+    assert complete_step(core, first) == [TokensGenerated({short: 1, long: 1}),
                                           SequenceFinished(short, FinishReason.LENGTH)]
 
 
@@ -139,11 +139,11 @@ def test_tokens_in_flight_after_an_end_token_are_discarded():
     core = make_scheduler()
     number = submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    assert complete_step(core, first, tokens=(END_TOKEN,)) == [TokensAccepted({number: 1}),
+    assert complete_step(core, first, tokens=(END_TOKEN,)) == [TokensGenerated({number: 1}),
                                                                SequenceFinished(number, FinishReason.END_TOKEN)]
     third = core.plan(0.0)
     assert third.messages == (Filter(first.messages[0].batch, ()),)
-    assert complete_step(core, second) == [TokensAccepted({})]
+    assert complete_step(core, second) == [TokensGenerated({})]
 
 
 def test_failure_of_an_already_finished_sequence_is_ignored():
@@ -151,7 +151,7 @@ def test_failure_of_an_already_finished_sequence_is_ignored():
     number = submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
     complete_step(core, first, tokens=(END_TOKEN,))
-    assert complete_step(core, second, **{f"s{number}": None}) == [TokensAccepted({})]
+    assert complete_step(core, second, **{f"s{number}": None}) == [TokensGenerated({})]
 
 
 def test_stop_string_counts_the_tokens_given_by_the_engine():
@@ -159,7 +159,7 @@ def test_stop_string_counts_the_tokens_given_by_the_engine():
     number = submit(core)
     plan = core.plan(0.0)
     events = complete_step(core, plan, stopped={number: 2}, tokens=(5, 6, 7))
-    assert events == [TokensAccepted({number: 2}), SequenceFinished(number, FinishReason.STOP_STRING)]
+    assert events == [TokensGenerated({number: 2}), SequenceFinished(number, FinishReason.STOP_STRING)]
 
 
 def test_cancelled_sequence_is_filtered_with_the_next_message_and_frees_its_blocks():
@@ -194,8 +194,8 @@ def test_failed_step_voids_the_steps_sent_ahead():
     core = make_scheduler()
     submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    core.shards_lost(0.0, ShardLossReason.DEFECT)
-    core.shards_ready(MODEL_INFO, 2, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_ready(MODEL_INFO, 2, 0.0)
     assert complete_step(core, first) == []
     assert complete_step(core, second) == []
     assert core.plan(0.0).epoch == 2
@@ -213,7 +213,7 @@ def test_failed_step_voids_the_steps_sent_ahead():
 ])
 def test_accepted_tokens_and_finish_reason_are_determined(tokens, stop, counted, reason):
     request = Request("x", (1,), 3, end_tokens=frozenset({END_TOKEN}))
-    assert count_accepted_tokens(request, 0, tokens, stop) == (counted, reason)
+    assert find_finish_point(request, 0, tokens, stop) == (counted, reason)
 
 
 def test_failure_of_one_sequence_leaves_the_others_their_tokens():
@@ -221,7 +221,7 @@ def test_failure_of_one_sequence_leaves_the_others_their_tokens():
     good, bad = submit(core), submit(core)
     plan = core.plan(0.0)
     assert complete_step(core, plan,
-                         **{f"s{bad}": None}) == [TokensAccepted({good: 1}), SequenceFailed(bad, "not a number")]
+                         **{f"s{bad}": None}) == [TokensGenerated({good: 1}), SequenceFailed(bad, "not a number")]
 
 
 # -- policy pause
@@ -313,21 +313,21 @@ def test_request_starts_when_its_adapter_is_loaded():
     core = make_scheduler()
     number = submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
-    core.resource_loaded(ADAPTER, 0.0)
+    core.on_resource_loaded(ADAPTER, 0.0)
     assert core.plan(0.0).members_with_output == (number,)
 
 
 def test_request_fails_if_its_adapter_cannot_be_loaded():
     core = make_scheduler()
     number = submit(core, adapter=ADAPTER)
-    assert core.resource_failed(ADAPTER, "no such adapter", 0.0) == [SequenceFailed(number, "no such adapter")]
+    assert core.on_resource_failed(ADAPTER, "no such adapter", 0.0) == [SequenceFailed(number, "no such adapter")]
 
 
 def test_adapter_is_absent_after_a_shard_death():
     core = make_scheduler()
-    core.resource_loaded(ADAPTER, 0.0)
-    core.shards_lost(0.0, ShardLossReason.DEATH)
-    core.shards_ready(MODEL_INFO, 2, 0.0)
+    core.on_resource_loaded(ADAPTER, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_ready(MODEL_INFO, 2, 0.0)
     submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
 
@@ -353,8 +353,8 @@ def test_sequence_continues_with_its_tokens_after_a_shard_loss():
     number = submit(core, prompt=20)
     run_step(core)
     run_step(core)
-    core.shards_lost(0.0, ShardLossReason.DEATH)
-    core.shards_ready(MODEL_INFO, 2, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_ready(MODEL_INFO, 2, 0.0)
     plan = core.plan(0.0)
     (newcomer,) = plan.messages[0].new_sequences
     assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (PrefillChunk(number, 0, 22),))
@@ -369,8 +369,8 @@ def test_step_error_is_retried_in_halves_until_one_sequence_fails_alone():
         plan = core.plan(0.0)
         if guilty in plan.members:
             epoch += 1
-            failed = core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
-            core.shards_ready(MODEL_INFO, epoch, 0.0)
+            failed = core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+            core.on_shards_ready(MODEL_INFO, epoch, 0.0)
         else:
             complete_step(core, plan)
     assert [event.sequence_id for event in failed] == [guilty]
@@ -382,13 +382,13 @@ def test_out_of_memory_halves_the_step_size_without_blame():
     number, sizes = submit(core, prompt=190), []
     for epoch in (2, 3, 4, 5):
         sizes.append(sum(chunk.length for chunk in core.plan(0.0).messages[0].chunks))
-        assert core.shards_lost(0.0, ShardLossReason.MEMORY) == []
-        core.shards_ready(MODEL_INFO, epoch, 0.0)
+        assert core.on_shards_lost(0.0, ShardLossReason.MEMORY) == []
+        core.on_shards_ready(MODEL_INFO, epoch, 0.0)
         if core.settings.max_prefill_tokens == 8 + MODEL_INFO.block_size:
             break
     assert sizes == [190, 96, 48, 16]
     core.plan(0.0)
-    failed = core.shards_lost(0.0, ShardLossReason.MEMORY)
+    failed = core.on_shards_lost(0.0, ShardLossReason.MEMORY)
     assert [event.sequence_id for event in failed] == [number]
 
 
@@ -396,8 +396,8 @@ def test_pooling_input_that_no_longer_fits_a_step_fails_with_the_reason():
     core = make_scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
     number = submit(core, prompt=190, output=0, kind=RequestKind.EMBED)
     core.plan(0.0)
-    core.shards_lost(0.0, ShardLossReason.MEMORY)
-    failed, = core.shards_ready(MODEL_INFO, 2, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.MEMORY)
+    failed, = core.on_shards_ready(MODEL_INFO, 2, 0.0)
     assert (failed.sequence_id, failed.reason) == (
         number, "190 tokens do not fit a step of 100 (--max-batch-prefill-tokens)")
 
@@ -432,8 +432,8 @@ def test_accepted_token_clears_a_sequence_of_deaths():
 def test_sequence_that_no_longer_fits_smaller_shards_fails():
     core = make_scheduler()
     number = submit(core, prompt=600, output=8)
-    core.shards_lost(0.0, ShardLossReason.DEATH)
-    (failed,) = core.shards_ready(replace(MODEL_INFO, num_blocks=32), 2, 0.0)
+    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    (failed,) = core.on_shards_ready(replace(MODEL_INFO, num_blocks=32), 2, 0.0)
     assert failed.sequence_id == number
 
 
@@ -481,10 +481,10 @@ def test_suspended_suspect_does_not_block_other_requests():
 
 def test_suspect_without_its_adapter_does_not_block_other_requests():
     core = make_scheduler(look_ahead=1)
-    core.resource_loaded(ADAPTER, 0.0)
+    core.on_resource_loaded(ADAPTER, 0.0)
     submit(core, adapter=ADAPTER)
     lose_shards(core, 2)
-    core.resource_loaded(ADAPTER, 0.0)
+    core.on_resource_loaded(ADAPTER, 0.0)
     lose_shards(core, 3)
     newcomer = submit(core, now=1.0)
     assert core.plan(0.0).members == (newcomer,)
@@ -492,10 +492,10 @@ def test_suspect_without_its_adapter_does_not_block_other_requests():
 
 def test_failed_resource_fails_its_running_requests():
     core = make_scheduler()
-    core.resource_loaded(ADAPTER, 0.0)
+    core.on_resource_loaded(ADAPTER, 0.0)
     number = submit(core, adapter=ADAPTER)
     core.plan(0.0)
-    assert core.resource_failed(ADAPTER, "it was removed", 0.0) == [SequenceFailed(number, "it was removed")]
+    assert core.on_resource_failed(ADAPTER, "it was removed", 0.0) == [SequenceFailed(number, "it was removed")]
     assert core.num_unfinished == 0
 
 

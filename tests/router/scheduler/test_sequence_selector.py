@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from support.simulated_world import add_block_hashes
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
-from router.scheduler.plan import Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
+from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.timeline import RequestPhase
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
 ADAPTER = LoadableResource("adapter", 1)
@@ -18,7 +18,7 @@ ADAPTER = LoadableResource("adapter", 1)
 
 def make_scheduler(**settings: float) -> Scheduler:
     core = Scheduler(replace(SchedulerSettings(max_stall_seconds=10.0, look_ahead=1), **settings), MODEL_INFO)
-    core.shards_ready(MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(MODEL_INFO, 1, 0.0)
     return core
 
 
@@ -32,7 +32,7 @@ def run_step(core: Scheduler, now: float = 0.0) -> StepPlan:
     plan = core.plan(now)
     assert plan is not None
     rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
-    core.complete(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, now)
+    core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, now)
     return plan
 
 
@@ -99,7 +99,7 @@ def test_request_overtaken_by_a_higher_priority_keeps_waiting() -> None:
     first = submit(core, now=1.0, prompt_token=8)
     core.plan(1.0)
     urgent = submit(core, now=1.1, priority=1, prompt_token=9)
-    core.complete(2, StepResult(1, 0.01, {1: StepResultRow((9,), (0.0,))}, {}), {}, 1.2)
+    core.complete_step(2, StepResult(1, 0.01, {1: StepResultRow((9,), (0.0,))}, {}), {}, 1.2)
     assert get_phase(core, first) is RequestPhase.BATCH_FULL
     assert get_new_sequences(run_step(core, 1.3)) == [urgent]
     assert get_phase(core, first) is RequestPhase.BATCH_FULL

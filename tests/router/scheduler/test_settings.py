@@ -1,8 +1,8 @@
 import pytest
 
 from router.config import RouterConfig
-from router.model import ModelInfo
-from router.scheduler.settings import SchedulerSettings, find_unused_settings
+from router.model_info import ModelInfo
+from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 
 
 def make_settings(device="cpu", mixed_steps=True, **config_fields):
@@ -24,16 +24,16 @@ def test_model_without_mixed_steps_uses_the_pause_policy():
 
 def test_unused_pause_settings_are_reported():
     config = RouterConfig(waiting_served_ratio=1.0)
-    assert find_unused_settings(config, SchedulerSettings(mixed=True)) == [
+    assert describe_unused_settings(config, SchedulerSettings(mixed=True)) == [
         "--waiting-served-ratio has no effect with mixed steps, only with --prefill-policy pause"]
-    assert find_unused_settings(config, SchedulerSettings(mixed=False)) == []
+    assert describe_unused_settings(config, SchedulerSettings(mixed=False)) == []
 
 
 def test_unused_static_settings_are_reported():
     config = RouterConfig(static_window_ms=5.0)
-    assert (find_unused_settings(config, SchedulerSettings())
+    assert (describe_unused_settings(config, SchedulerSettings())
             == ["--static-window-ms has no effect but with --batching static"])
-    assert find_unused_settings(config, SchedulerSettings(static=True)) == []
+    assert describe_unused_settings(config, SchedulerSettings(static=True)) == []
 
 
 @pytest.mark.parametrize(("batching", "size"), [

@@ -70,9 +70,9 @@ def test_forecast_learns_its_bias_and_variance() -> None:
 def test_speed_change_is_not_counted_twice_after_steps_at_the_new_speed(factor: float) -> None:
     one, running = make_forecast(), [make_sequence(1, 16, 100, generated=40), make_sequence(2, 16, 100)]
     for took in [0.01] * 20 + [0.01 * factor] * (SPEED_CHANGE_STREAK - 1):
-        one.scale_speed(1.0)
+        one.scale_step_times(1.0)
         one.record_step(took, 0, is_budget_exhausted=False)
-    one.scale_speed(factor)
+    one.scale_step_times(factor)
     one.record_step(0.01 * factor, 0, is_budget_exhausted=False)
     assert forecast_seconds(one, [], running) == pytest.approx(60 * 0.01 * factor)
 

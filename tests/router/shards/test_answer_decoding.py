@@ -4,9 +4,9 @@ from math import nan
 
 import pytest
 
-from router.model import ModelInfo, TokenLabels
+from router.model_info import ModelInfo, TokenClassificationOutput
 from router.request import Request, RequestKind
-from router.scheduler.plan import Decode, Filter, NewSequence, PoolingStep, StepPlan
+from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
 from router.shards.answer_decoding import (
     InvalidShardAnswer,
     combine_rank_infos,
@@ -58,7 +58,8 @@ def test_every_text_gets_its_vector() -> None:
 
 def test_every_token_gets_its_label() -> None:
     answer = decode_embed_answer(make_labels_answer(), make_pooling_plan(RequestKind.CLASSIFY, 2, 1), MODEL_INFO)
-    assert answer.pooling_outputs == {11: TokenLabels([0, 1], [0.5, 0.25]), 12: TokenLabels([1], [1.0])}
+    assert answer.pooling_outputs == {11: TokenClassificationOutput([0, 1], [0.5, 0.25]),
+                                      12: TokenClassificationOutput([1], [1.0])}
 
 
 def test_failed_text_has_no_output() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.request import LoadableResource
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult, perform_handshake

@@ -5,9 +5,9 @@ from itertools import chain
 
 import pytest
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, SamplingParams
-from router.scheduler.plan import (
+from router.scheduler.messages import (
     BlockGrant,
     Concat,
     Decode,

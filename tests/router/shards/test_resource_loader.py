@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.model import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo, ShardLossReason
 from router.request import LoadableResource
-from router.scheduler.plan import LoadResource, UnloadResource
+from router.scheduler.messages import LoadResource, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult

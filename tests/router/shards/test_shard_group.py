@@ -9,11 +9,11 @@ import grpc
 import pytest
 import uvloop
 
-from router.model import ShardLossReason
+from router.model_info import ShardLossReason
 from router.shards import shard_group as module
 from router.shards.failures import ShardsLost
-from router.shards.rpc import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
-from router.shards.shard_group import ShardGroup, is_unresponsive
+from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.shard_group import ShardGroup, is_hung
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import GRPC_OPTIONS
 from shard.rpc.step_stream import StepStream
@@ -228,10 +228,10 @@ def test_responsive_absent_or_closing_server_is_not_unresponsive(tmp_path):
             writer.close()
 
         address = f"{tmp_path}/shard"
-        assert not await is_unresponsive(f"unix:{address}")
-        assert not await is_unresponsive("127.0.0.1:1")
+        assert not await is_hung(f"unix:{address}")
+        assert not await is_hung("127.0.0.1:1")
         async with await asyncio.start_unix_server(answer, address):
-            assert not await is_unresponsive(f"unix:{address}")
+            assert not await is_hung(f"unix:{address}")
     asyncio.run(scenario())
 
 

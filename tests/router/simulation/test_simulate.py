@@ -7,7 +7,7 @@ from support.recordings import record_busy_simulation
 
 from router.recording.file import BadRecording
 from router.simulation import simulate
-from router.simulation.simulate import SimulationCase, format_flags, format_report
+from router.simulation.simulate import SimulationCase, format_flags, simulate_and_report
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_changed_settings_are_compared_with_the_recorded_ones(folder):
     case = SimulationCase.from_files(folder / "one", None, seed=0)
     few = case.simulate({"max_batch_size": 4})
     assert few.percentile("wait", 50) > 10 * case.simulate({}).percentile("wait", 50)
-    lines = format_report(case, {"max_batch_size": 4}).splitlines()
+    lines = simulate_and_report(case, {"max_batch_size": 4}).splitlines()
     assert lines[0].startswith("150 requests, simulated in ")
     assert lines[1].split() == ["recorded", "simulated", "--max-batch-size", "4"]
 

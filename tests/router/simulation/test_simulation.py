@@ -2,11 +2,11 @@
 
 import pytest
 
-from router.model import ModelInfo
+from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.simulation import Simulation
-from router.simulation.timing import TimingProfile
+from router.simulation.timing_profile import TimingProfile
 from router.simulation.trace import RequestArrival, WorkloadTrace
 
 MODEL_INFO = ModelInfo("none", "cpu", "none", 512, 4096, 16, 1000)

@@ -14,7 +14,7 @@ from support.recordings import (
 
 from router.recording.file import BadRecording
 from router.request import Request
-from router.scheduler.plan import StepResult, StepResultRow
+from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.trace import WorkloadTrace, read_trace
 
@@ -27,7 +27,7 @@ def run_step(core, now, ending=()):
 
 def make_recorded_scheduler(*output_lengths):
     core = ShortSegmentRecorder(SchedulerSettings(max_concurrent_requests=3), SMALL_MODEL_INFO)
-    core.shards_ready(SMALL_MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     for number, length in enumerate(output_lengths):
         core.submit(Request(f"{number}", (7,) * 20, length, end_tokens=frozenset({9})), 0.1 * number)
     return core

@@ -8,7 +8,7 @@ from support.recordings import record_busy_simulation
 
 from router.recording.file import BadRecording
 from router.simulation import tune
-from router.simulation.report import RunStats
+from router.simulation.run_stats import RunStats
 from router.simulation.simulate import SimulationCase
 from router.simulation.tune import LatencyGoal, SettingsSearch, format_report
 

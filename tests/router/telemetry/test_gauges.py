@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from router.model import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo, ShardLossReason
 from router.request import LoadableResource, Request
-from router.scheduler.plan import StepResult, StepResultRow
+from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry import gauges
@@ -18,7 +18,7 @@ NAMESPACE, BLOCK_HASH = b"somebody", b"the first block"
 def make_scheduler(*prompt_lengths: int) -> Scheduler:
     """Return a core with a request for each prompt length in the queue; two may run."""
     core = Scheduler(SchedulerSettings(max_batch_size=2, look_ahead=1, max_stall_seconds=0.25), MODEL_INFO)
-    core.shards_ready(MODEL_INFO, 1, 0.0)
+    core.on_shards_ready(MODEL_INFO, 1, 0.0)
     for index, length in enumerate(prompt_lengths):
         core.submit(Request(str(index), (1,) * length, 8, cache_namespace=NAMESPACE,
                             block_hashes=(BLOCK_HASH,)[:length // 16]), 0.0)
@@ -29,7 +29,7 @@ def run_step(core: Scheduler) -> None:
     plan = core.plan(0.0)
     assert plan is not None
     rows = {number: StepResultRow((7,), (0.0,)) for number in plan.members_with_output}
-    core.complete(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
+    core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
 
 
 def read_gauges(core: Scheduler, *names: str) -> list[float]:
@@ -58,7 +58,7 @@ def test_requests_are_counted_by_phase() -> None:
     core.plan(0.0)  # the third finds the batch full
     current = gauges.scheduler_gauges(core)["tgi_request_current"]
     assert {cause: count for cause, count in current.items() if count} == {("decode",): 2, ("batch",): 1}
-    core.shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
     assert gauges.scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
 
 
@@ -84,12 +84,12 @@ def test_lora_info_gauge_exists_without_adapters() -> None:
 
 def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     core = Scheduler(SchedulerSettings(max_active_adapters=3, look_ahead=1), MODEL_INFO)
-    core.shards_ready(replace(MODEL_INFO, adapter_bytes=1000), 1, 0.0)
+    core.on_shards_ready(replace(MODEL_INFO, adapter_bytes=1000), 1, 0.0)
     for number, name in ((1, "b"), (1, "a"), (2, "c"), (2, "")):
         core.submit(Request(str(number), (1,), 8, adapter=LoadableResource("adapter", number, 100), adapter_name=name),
                     0.0)
     core.expire(0.0)
-    core.resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
+    core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
     assert gauges.adapter_gauges(core, 5.0) == {
         "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},

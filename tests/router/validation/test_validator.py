@@ -10,11 +10,11 @@ import pytest
 from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
-from router.grammars.schema import Grammar
-from router.model import ModelInfo
+from router.grammars.parameters import Grammar
+from router.model_info import ModelInfo
 from router.request import LoadableResource, Tenant
 from router.text.chat_template import Conversation, simulated_model_template
-from router.text.prompts import ParameterNames
+from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation import validator as validation
 from router.validation.validator import GenerationInput, RequestValidator, make_sampling_key
@@ -126,7 +126,7 @@ def test_chat_template_renders_messages_into_the_prompt():
 
 
 def test_rejection_uses_the_parameter_names_of_the_dialect():
-    names = ParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="")
+    names = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="")
     assert get_validation_error(parameter_names=names, max_new_tokens=0) == "`max_tokens` must be at least 1, got 0"
     assert get_validation_error(parameter_names=names, prompt="") == "`messages` must not be an empty string"
     told = get_validation_error(parameter_names=names, prompt="x" * 1001)

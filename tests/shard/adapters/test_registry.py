@@ -13,7 +13,7 @@ from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 
 from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage
-from shard.lora.lora_torch import TorchLoraWeights
+from shard.lora.lora_torch import TorchLoraStore
 
 NUM_NEW_TOKENS = 16
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
@@ -246,16 +246,16 @@ def test_id_of_an_unloaded_adapter_can_be_reused(llama_checkpoint: Path, eight_a
 def test_adapter_that_does_not_fit_in_memory_is_removed_completely(
         llama_checkpoint: Path, eight_adapters: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last part of the adapter does not fit."""
-    original_put, remaining_puts = TorchLoraWeights.store_adapter, iter(range(13, -1, -1))
+    original_put, remaining_puts = TorchLoraStore.store_adapter, iter(range(13, -1, -1))
 
-    def put_until_out_of_memory(self: TorchLoraWeights, *arguments: Any) -> int:
+    def put_until_out_of_memory(self: TorchLoraStore, *arguments: Any) -> int:
         if next(remaining_puts):
             return original_put(self, *arguments)
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nMore")
 
     with SchedulerWithWorkers(llama_checkpoint, adaptable=True) as harness:
         with monkeypatch.context() as patch:
-            patch.setattr(TorchLoraWeights, "store_adapter", put_until_out_of_memory)
+            patch.setattr(TorchLoraStore, "store_adapter", put_until_out_of_memory)
             with pytest.raises(RejectedMessage,
                                match=r"there is no room for the adapter in .*tried to allocate 5 bytes"):
                 harness.load_adapter(1, eight_adapters[0])

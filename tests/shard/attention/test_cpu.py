@@ -11,9 +11,9 @@ from support.attention_inputs import AttentionHarness, AttentionSequence, ChunkR
 from torch import Tensor
 
 from shard.attention import cpu
+from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.cpu import CausalMask, GatherWindow, batch_decodes, round_up_gather_length, split_chunk_into_pieces
-from shard.attention.span import TokenSpan
-from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.token_span import TokenSpan
 
 UNLIMITED_WINDOW = GatherWindow(0)
 DTYPES = [torch.float32, torch.bfloat16]
@@ -80,7 +80,7 @@ def test_decode_batches_have_one_gather_length_and_a_limited_size(ends: list[int
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=9))
 def test_causal_mask_ends_at_the_position_of_a_row(positions: list[int]) -> None:
     length = round_up_gather_length(min(positions) + 1)
-    for position, row in zip(positions, CausalMask(max(positions) + 1, 0).mask_rows(positions, length), strict=True):
+    for position, row in zip(positions, CausalMask(max(positions) + 1, 0).select_rows(positions, length), strict=True):
         assert row.isfinite().tolist() == [place <= position for place in range(length)]
         assert not row[:position + 1].any()
 
@@ -89,7 +89,7 @@ def test_causal_mask_ends_at_the_position_of_a_row(positions: list[int]) -> None
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=9), st.integers(1, 900))
 def test_sliding_window_mask_begins_at_the_window(places: list[int], window: int) -> None:
     length = round_up_gather_length(min(places) + 1)
-    for place, row in zip(places, CausalMask(max(places) + 1, window).mask_rows(places, length), strict=True):
+    for place, row in zip(places, CausalMask(max(places) + 1, window).select_rows(places, length), strict=True):
         assert row.isfinite().tolist() == [place - window < other <= place for other in range(length)]
 
 

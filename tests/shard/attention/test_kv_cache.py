@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache, LayerSharedKVCache
+from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache, TransientKVCache
 
 CPU = torch.device("cpu")
 
@@ -104,7 +104,7 @@ def test_gather_units_hold_the_first_slots_and_then_zeros(block_size: int, block
 
 
 def test_layers_of_the_shared_cache_use_the_memory_of_one() -> None:
-    cache = LayerSharedKVCache(3, 2, 4, block_size=16, num_blocks=4, dtype=torch.float32, device=CPU)
+    cache = TransientKVCache(3, 2, 4, block_size=16, num_blocks=4, dtype=torch.float32, device=CPU)
     cache.write(2, torch.ones(1, 8), torch.ones(1, 8), torch.tensor([17]))
     assert cache.keys[0][17].tolist() == cache.values[1][17].tolist() == [1] * 8
     assert len(cache.keys) == len(cache.gather_units) == 3

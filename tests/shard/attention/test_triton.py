@@ -13,8 +13,8 @@ from support.attention_inputs import AttentionHarness, AttentionSequence
 from support.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
-from shard.attention.span import TokenSpan
-from shard.attention.variant import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
+from shard.attention.token_span import TokenSpan
 
 pytest.importorskip("triton")  # published for Linux only
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shard.attention.inputs import ForwardInputs
+from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import PositionedEmbedding, VocabParallelEmbedding, make_tied_lm_head, read_lm_head
 from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order
-from shard.ops.gated_activations import GatedLinear, PackedGatedLinear, exact_silu_and_mul
+from shard.ops.gated_activations import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
 from shard.ops.linear import Linear, can_pack, make_linear
 from shard.parallel.group import SingleRankGroup
 from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
 
 def make_gated_linear(gate: Tensor, up: Tensor) -> Linear:
     if gate.dtype == torch.float32:
-        return GatedLinear(make_linear(torch.cat([gate, up])), exact_silu_and_mul)
+        return GatedLinear(make_linear(torch.cat([gate, up])), batch_invariant_silu_and_mul)
     return PackedGatedLinear(gate, up, None, None)
 
 

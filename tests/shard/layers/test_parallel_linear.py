@@ -15,8 +15,8 @@ from shard.layers.parallel_linear import (
     read_gelu_linear,
     read_row_parallel_linear,
 )
-from shard.ops.activations import GeluLinear, PackedGeluLinear
 from shard.ops.gated_activations import GatedLinear, PackedGatedLinear
+from shard.ops.gelu_linear import GeluLinear, PackedGeluLinear
 from shard.ops.linear import Linear
 from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 

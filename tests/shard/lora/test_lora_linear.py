@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from support.process_memory import needs_less_memory
 from torch import Tensor
 
-from shard.lora import exactness
+from shard.lora import exactness_check
+from shard.lora.fused_linear_parts import WeightSlice
 from shard.lora.lora_linear import LoraTarget
 from shard.lora.lora_torch import multiply_tiles
-from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.lora.slots import AdapterSlots
-from shard.lora.weight_slices import WeightSlice
 
 CPU = torch.device("cpu")
 NUM_INPUTS, NUM_OUTPUTS = 48, 40
@@ -41,7 +41,7 @@ class AdaptedLinear:
                 self.matrices[adapter, number] = part.slice_lora_matrices(down, up)
                 self.lora_target.lora_weights.store_adapter(slot, number, *self.matrices[adapter, number])
 
-    def apply_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRun]) -> Tensor:
+    def apply_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRowSpan]) -> Tensor:
         with self.adapter_routing.route_rows(runs):
             return self.lora_target.apply_adapters(x, y.clone())
 
@@ -49,16 +49,16 @@ class AdaptedLinear:
 ADAPTED_LINEAR = AdaptedLinear()
 
 
-@given(st.lists(st.builds(AdapterRun, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
+@given(st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8),
        st.integers(0, 99))
 @settings(max_examples=200)
-def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRun], seed: int) -> None:
+def test_each_row_uses_its_own_adapter_in_any_batch(runs: list[AdapterRowSpan], seed: int) -> None:
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     torch.manual_seed(seed)
     x, y = torch.randn(len(adapters), NUM_INPUTS), torch.randn(len(adapters), NUM_OUTPUTS + 12)
     batched = ADAPTED_LINEAR.apply_lora(x, y, runs)
     for row, adapter in enumerate(adapters):
-        alone = ADAPTED_LINEAR.apply_lora(x[row:row + 1], y[row:row + 1], [AdapterRun(adapter, 1)])[0]
+        alone = ADAPTED_LINEAR.apply_lora(x[row:row + 1], y[row:row + 1], [AdapterRowSpan(adapter, 1)])[0]
         assert torch.equal(batched[row], alone)
         expected = y[row].double()
         for number, part in enumerate(ADAPTED_LINEAR.lora_target.parts):
@@ -74,17 +74,17 @@ def test_cleared_slot_adds_nothing() -> None:
     assert slot is not None
     linear.lora_target.lora_weights.clear_slot(slot)
     x, y = torch.randn(2, NUM_INPUTS), torch.randn(2, NUM_OUTPUTS + 12)
-    assert torch.equal(linear.apply_lora(x, y, [AdapterRun(3, 2)]), y)
+    assert torch.equal(linear.apply_lora(x, y, [AdapterRowSpan(3, 2)]), y)
 
 
 def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exactness.find_batch_dependence([ADAPTED_LINEAR.lora_target], torch.float32, CPU) == ""
+    assert exactness_check.find_batch_dependence([ADAPTED_LINEAR.lora_target], torch.float32, CPU) == ""
 
     def multiply_depending_on_batch_size(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
         return multiply_tiles(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
     monkeypatch.setattr("shard.lora.lora_torch.multiply_tiles", multiply_depending_on_batch_size)
-    assert "adds to a product of 48 inputs and 12 outputs has other bits" in exactness.find_batch_dependence(
+    assert "adds to a product of 48 inputs and 12 outputs has other bits" in exactness_check.find_batch_dependence(
         [ADAPTED_LINEAR.lora_target], torch.float32, CPU)
 
 

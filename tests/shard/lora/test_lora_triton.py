@@ -12,12 +12,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only
 
-from shard.lora import exactness, lora_linear, lora_triton
-from shard.lora.lora_torch import TorchLoraWeights
-from shard.lora.lora_work import StaticLoraWork
-from shard.lora.routing import AdapterRouting, AdapterRun
+from shard.lora import exactness_check, lora_linear, lora_triton
+from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
+from shard.lora.lora_torch import TorchLoraStore
+from shard.lora.lora_work_list import StaticLoraWorkList
+from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
-from shard.lora.weight_slices import WeightSlice, group_slices_into_parts
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -26,7 +26,7 @@ SHORT_SPLIT = 2 * lora_triton.INPUTS_PER_DOT
 NUM_INPUTS = SHORT_SPLIT + 100  # so that sums have two splits, the second of which is not full
 OUTPUT_WIDTHS = 40, 3, lora_triton.OUTPUTS_PER_PROGRAM + 9
 RANK_BY_ADAPTER = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
-ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRun, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
+ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,7 +51,7 @@ class LoraPair:
         parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
                                          for width in OUTPUT_WIDTHS])
         self.triton_lora, self.torch_lora = (kind(self.adapter_routing, parts, dtype, CPU)
-                                             for kind in (lora_triton.TritonLoraWeights, TorchLoraWeights))
+                                             for kind in (lora_triton.TritonLoraStore, TorchLoraStore))
         self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank)
                                 for adapter, rank in RANK_BY_ADAPTER.items()}
         torch.manual_seed(0)
@@ -62,13 +62,13 @@ class LoraPair:
                          for lora in (self.triton_lora, self.torch_lora)]
                 assert sizes[0] == sizes[1]
 
-    def add_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRun], *, by_torch: bool = False) -> Tensor:
+    def add_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRowSpan], *, by_torch: bool = False) -> Tensor:
         changed = y.clone()
         with self.adapter_routing.route_rows(runs):
-            (self.torch_lora if by_torch else self.triton_lora).add_updates(x, changed)
+            (self.torch_lora if by_torch else self.triton_lora).add_updates_to_output(x, changed)
         return changed
 
-    def make_random_rows(self, runs: list[AdapterRun]) -> tuple[Tensor, Tensor]:
+    def make_random_rows(self, runs: list[AdapterRowSpan]) -> tuple[Tensor, Tensor]:
         num_rows = sum(run.length for run in runs)
         return (torch.randn(num_rows, NUM_INPUTS).to(self.dtype),
                 torch.randn(num_rows, sum(OUTPUT_WIDTHS)).to(self.dtype))
@@ -81,7 +81,7 @@ def lora_pair(request: pytest.FixtureRequest) -> LoraPair:
 
 @given(runs=ADAPTER_RUN_LISTS, seed=st.integers(0, 99))
 @settings(max_examples=6)
-def test_kernels_match_torch(lora_pair: LoraPair, runs: list[AdapterRun], seed: int) -> None:
+def test_kernels_match_torch(lora_pair: LoraPair, runs: list[AdapterRowSpan], seed: int) -> None:
     torch.manual_seed(seed)
     x, y = lora_pair.make_random_rows(runs)
     found = lora_pair.add_lora(x, y, runs)
@@ -93,19 +93,19 @@ def test_kernels_match_torch(lora_pair: LoraPair, runs: list[AdapterRun], seed: 
 
 @given(runs=ADAPTER_RUN_LISTS, seed=st.integers(0, 99))
 @settings(max_examples=4)
-def test_result_does_not_depend_on_other_rows(lora_pair: LoraPair, runs: list[AdapterRun], seed: int) -> None:
+def test_result_does_not_depend_on_other_rows(lora_pair: LoraPair, runs: list[AdapterRowSpan], seed: int) -> None:
     torch.manual_seed(seed)
     x, y = lora_pair.make_random_rows(runs)
     batched = lora_pair.add_lora(x, y, runs)
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     for row in (0, len(adapters) // 2, len(adapters) - 1):
-        alone = lora_pair.add_lora(x[row:row + 1], y[row:row + 1], [AdapterRun(adapters[row], 1)])
+        alone = lora_pair.add_lora(x[row:row + 1], y[row:row + 1], [AdapterRowSpan(adapters[row], 1)])
         assert torch.equal(batched[row], alone[0])
 
 
 def test_output_may_have_a_wider_dtype_than_the_adapters() -> None:
     """LoRA is computed in the adapters' type; the output that it is added to keeps its own type."""
-    lora_pair, runs = LoraPair(torch.float16), [AdapterRun(1, 2), AdapterRun(0, 1), AdapterRun(5, 3)]
+    lora_pair, runs = LoraPair(torch.float16), [AdapterRowSpan(1, 2), AdapterRowSpan(0, 1), AdapterRowSpan(5, 3)]
     x, y = lora_pair.make_random_rows(runs)
     found, expected = (lora_pair.add_lora(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
     assert found.dtype == torch.float32
@@ -118,8 +118,8 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(CPU, adapter_slots)
     parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
-    triton_lora, x, y = lora_triton.TritonLoraWeights(adapter_routing, parts, torch.float32,
-                                                      CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
+    triton_lora, x, y = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32,
+                                                    CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
     slots, matrices = [adapter_slots.assign(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
         torch.randn(8, NUM_INPUTS), torch.randn(40, 8))
     triton_lora.store_adapter(slots[0], 0, *matrices)
@@ -132,9 +132,9 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
             return launch
 
     expand = lora_triton.lora_expand
-    with adapter_routing.route_rows([AdapterRun(1, 1), AdapterRun(2, 1)]), monkeypatch.context() as patch:
+    with adapter_routing.route_rows([AdapterRowSpan(1, 1), AdapterRowSpan(2, 1)]), monkeypatch.context() as patch:
         patch.setattr(lora_triton, "lora_expand", LoadAdapterBeforeExpand())
-        triton_lora.add_updates(x, changed := y.clone())
+        triton_lora.add_updates_to_output(x, changed := y.clone())
     assert torch.equal(changed[1], y[1])
     assert not torch.equal(changed[0], y[0])
 
@@ -143,7 +143,7 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
 def test_programs_share_work_where_the_number_of_entries_is_unknown(
         lora_pair: LoraPair, programs: int, shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = [1, 0, 3, 5, 2, 4]
-    static_work, runs = StaticLoraWork(6, CPU), [AdapterRun(adapter, 1) for adapter in adapters]
+    static_work, runs = StaticLoraWorkList(6, CPU), [AdapterRowSpan(adapter, 1) for adapter in adapters]
     x, y = lora_pair.make_random_rows(runs)
     with lora_pair.adapter_routing.route_rows(runs):
         work = lora_pair.adapter_routing.lora_work
@@ -154,7 +154,7 @@ def test_programs_share_work_where_the_number_of_entries_is_unknown(
     assert lora_pair.adapter_routing.write_static_work(static_work, adapters)
     changed = y.clone()
     with lora_pair.adapter_routing.use_static_work(static_work.view_rows(6)):
-        lora_pair.triton_lora.add_updates(x, changed)
+        lora_pair.triton_lora.add_updates_to_output(x, changed)
     assert torch.equal(changed, lora_pair.add_lora(x, y, runs))
 
 
@@ -163,8 +163,8 @@ def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.Monk
     adapter_slots = AdapterSlots()
     parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
                                      for width in OUTPUT_WIDTHS])
-    triton_lora, slot = lora_triton.TritonLoraWeights(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
-                                                      CPU), adapter_slots.assign(1, 5)
+    triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
+                                                    CPU), adapter_slots.assign(1, 5)
     triton_lora.store_adapter(slot, 0, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[0], 5))  # compiles
     allocated, original_zeros = list[Tensor](), triton_lora._make_zeros
 
@@ -185,7 +185,7 @@ def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.Monk
 
 
 def test_input_rows_may_be_strided(lora_pair: LoraPair) -> None:
-    runs = [AdapterRun(1, 2), AdapterRun(3, 1)]
+    runs = [AdapterRowSpan(1, 2), AdapterRowSpan(3, 1)]
     x, y = lora_pair.make_random_rows(runs)
     strided = torch.full((3, NUM_INPUTS + 7), float("nan"), dtype=lora_pair.dtype)
     strided[:, :NUM_INPUTS] = x
@@ -194,14 +194,14 @@ def test_input_rows_may_be_strided(lora_pair: LoraPair) -> None:
 
 def test_cleared_slot_adds_nothing_and_its_next_adapter_only_its_own() -> None:
     lora_pair = LoraPair(torch.float32)
-    x, y = lora_pair.make_random_rows([AdapterRun(5, 2)])
+    x, y = lora_pair.make_random_rows([AdapterRowSpan(5, 2)])
     lora_pair.triton_lora.clear_slot(lora_pair.slot_by_adapter[5])
     lora_pair.triton_lora.clear_slot(AdapterSlots().assign(9, 128))  # a slot that was never used
-    assert torch.equal(lora_pair.add_lora(x, y, [AdapterRun(5, 2)]), y)
+    assert torch.equal(lora_pair.add_lora(x, y, [AdapterRowSpan(5, 2)]), y)
     down, up = torch.randn(33, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[1], 33)
     for lora in (lora_pair.triton_lora, lora_pair.torch_lora):
         lora.store_adapter(lora_pair.slot_by_adapter[5], 1, down, up)
-    found = lora_pair.add_lora(x, y, [AdapterRun(5, 2)])
+    found = lora_pair.add_lora(x, y, [AdapterRowSpan(5, 2)])
     assert not torch.equal(found, y)
     columns = slice(OUTPUT_WIDTHS[0], OUTPUT_WIDTHS[0] + OUTPUT_WIDTHS[1])
     torch.testing.assert_close((found - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
@@ -211,16 +211,16 @@ def test_cleared_slot_adds_nothing_and_its_next_adapter_only_its_own() -> None:
 def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     """Any row may use an adapter of any rank in a replayed step, with the same bits as in a launched step."""
     adapter_slots = AdapterSlots()
-    adapter_routing, static_work = AdapterRouting(CPU, adapter_slots), StaticLoraWork(6, CPU)
+    adapter_routing, static_work = AdapterRouting(CPU, adapter_slots), StaticLoraWorkList(6, CPU)
     parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
                                      for width in OUTPUT_WIDTHS])
-    triton_lora = lora_triton.TritonLoraWeights(adapter_routing, parts, torch.float32, CPU)
+    triton_lora = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32, CPU)
     x, y = torch.randn(6, NUM_INPUTS), torch.randn(6, sum(OUTPUT_WIDTHS))
 
     def replay() -> Tensor:
         changed = y.clone()
         with adapter_routing.use_static_work(static_work.view_rows(6)):
-            triton_lora.add_updates(x, changed)
+            triton_lora.add_updates_to_output(x, changed)
         return changed
 
     with torch.inference_mode():  # as at warm-up
@@ -233,8 +233,9 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
         assert adapter_routing.write_static_work(static_work, adapters)
         launched = y.clone()
-        with adapter_routing.route_rows([AdapterRun(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))]):
-            triton_lora.add_updates(x, launched)
+        with adapter_routing.route_rows([AdapterRowSpan(adapter, 1) for adapter in adapters + [0]
+                                         * (6 - len(adapters))]):
+            triton_lora.add_updates_to_output(x, launched)
         assert torch.equal(replay(), launched)
         changed = [not torch.equal(*rows) for rows in zip(launched, y, strict=True)]
         assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
@@ -251,8 +252,8 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
     """Its memory is freed as soon as the slot is cleared."""
     adapter_slots = AdapterSlots()
     parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
-    triton_lora, slot = lora_triton.TritonLoraWeights(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
-                                                      CPU), adapter_slots.assign(1, 8)
+    triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
+                                                    CPU), adapter_slots.assign(1, 8)
     with pytest.raises(RuntimeError):
         triton_lora.store_adapter(slot, 0, torch.randn(8, NUM_INPUTS), torch.randn(41, 8))
     assert not any(table.any() for table in triton_lora._address_tables)
@@ -264,5 +265,5 @@ def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
     lora_target = lora_linear.LoraTarget(AdapterRouting(CPU, AdapterSlots()),
                                          [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
-    assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraWeights)
-    assert exactness.find_batch_dependence([lora_target], torch.float32, CPU) == ""
+    assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraStore)
+    assert exactness_check.find_batch_dependence([lora_target], torch.float32, CPU) == ""

@@ -4,12 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.lora.lora_work import ROWS_PER_ENTRY, LoraWork, StaticLoraWork
-from shard.lora.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRun
+from shard.lora.lora_work_list import ROWS_PER_ENTRY, LoraWorkList, StaticLoraWorkList
+from shard.lora.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRowSpan
 from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
 
 CPU = torch.device("cpu")
-ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRun, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
+ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
 
 
 def make_routing(ranks: dict[int, int]) -> AdapterRouting:
@@ -24,7 +24,7 @@ def list_rows(row_indices: torch.Tensor | None, num_rows: int) -> list[int]:
 
 
 @given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRun], ranks: dict[int, int]) -> None:
+def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRowSpan], ranks: dict[int, int]) -> None:
     adapter_routing = make_routing(ranks)
     expected = {row: adapter for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
@@ -48,7 +48,7 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRun], rank
 
 
 @given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
-def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRun], ranks: dict[int, int]) -> None:
+def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRowSpan], ranks: dict[int, int]) -> None:
     adapter_routing = make_routing(ranks)
     expected = {row: adapter_routing._adapter_slots.find(adapter)
                 for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
@@ -65,7 +65,7 @@ def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRun],
     assert int(work.num_entries) == len(work.entries)
 
 
-def read_slots_by_row(work: LoraWork, adapter_slots: AdapterSlots) -> dict[int, AdapterSlot]:
+def read_slots_by_row(work: LoraWorkList, adapter_slots: AdapterSlots) -> dict[int, AdapterSlot]:
     """Return the slot of each row's adapter. Checks that rows do not share space in the intermediate buffer."""
     entries = work.entries[:int(work.num_entries)].tolist()
     slot_by_table_row = {place.table_row: place for place in adapter_slots._slot_of_adapter.values()}
@@ -82,7 +82,7 @@ def read_slots_by_row(work: LoraWork, adapter_slots: AdapterSlots) -> dict[int, 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=40), min_size=1, max_size=4),
        st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
 def test_static_work_is_that_of_the_last_step(steps: list[list[int]], ranks: dict[int, int]) -> None:
-    adapter_routing, static_work = make_routing(ranks), StaticLoraWork(48, CPU)
+    adapter_routing, static_work = make_routing(ranks), StaticLoraWorkList(48, CPU)
     work = static_work.view_rows(40)
     for adapters in steps:
         assert adapter_routing.write_static_work(static_work, adapters)
@@ -96,7 +96,7 @@ def test_static_work_is_that_of_the_last_step(steps: list[list[int]], ranks: dic
 
 
 @given(ADAPTER_RUN_LISTS, st.data())
-def test_selected_rows_keep_their_adapters(runs: list[AdapterRun], data: st.DataObject) -> None:
+def test_selected_rows_keep_their_adapters(runs: list[AdapterRowSpan], data: st.DataObject) -> None:
     adapter_routing = make_routing({})
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     selected_rows = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
@@ -107,21 +107,21 @@ def test_selected_rows_keep_their_adapters(runs: list[AdapterRun], data: st.Data
 
 def test_adapters_in_adjacent_slots_share_a_matmul() -> None:
     adapter_routing = make_routing(dict.fromkeys((1, 2, 3, 4), 8) | {5: 16})
-    with adapter_routing.route_rows([AdapterRun(number, 1) for number in (3, 0, 5, 1, 2)]):
+    with adapter_routing.route_rows([AdapterRowSpan(number, 1) for number in (3, 0, 5, 1, 2)]):
         assert [(tiles.bucket.padded_rank, tiles.slot_range)
                 for tiles in adapter_routing.tiles] == [(8, range(3)), (16, range(1))]
-    with adapter_routing.route_rows([AdapterRun(1, 1), AdapterRun(3, 1)]):
+    with adapter_routing.route_rows([AdapterRowSpan(1, 1), AdapterRowSpan(3, 1)]):
         assert [tiles.slot_range for tiles in adapter_routing.tiles] == [range(1), range(2, 3)]
-    with adapter_routing.route_rows([AdapterRun(1, 9), AdapterRun(2, 1)]):
+    with adapter_routing.route_rows([AdapterRowSpan(1, 9), AdapterRowSpan(2, 1)]):
         assert [(tiles.slot_range, len(list_rows(tiles.input_rows, 10))) for tiles in adapter_routing.tiles] == [
             (range(1), 12), (range(1, 2), 8)]
 
 
 def test_rows_already_in_tile_order_are_not_gathered() -> None:
     adapter_routing = make_routing({1: 8, 2: 8})
-    with adapter_routing.route_rows([AdapterRun(1, 8)]):
+    with adapter_routing.route_rows([AdapterRowSpan(1, 8)]):
         assert adapter_routing.tiles[0][2:] == (None, None, None)
-    with adapter_routing.route_rows([AdapterRun(2, 1), AdapterRun(1, 1)]):
+    with adapter_routing.route_rows([AdapterRowSpan(2, 1), AdapterRowSpan(1, 1)]):
         (tiles,) = adapter_routing.tiles
         assert (list_rows(tiles.input_rows, 2), list_rows(tiles.unpadded_indices, 8),
                 tiles.target_rows) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
@@ -129,7 +129,7 @@ def test_rows_already_in_tile_order_are_not_gathered() -> None:
 
 def test_leaving_nested_routing_restores_the_outer_one() -> None:
     adapter_routing = make_routing({1: 8})
-    with adapter_routing.route_rows([AdapterRun(1, 2)]):
-        with adapter_routing.route_rows([AdapterRun(0, 2)]):
+    with adapter_routing.route_rows([AdapterRowSpan(1, 2)]):
+        with adapter_routing.route_rows([AdapterRowSpan(0, 2)]):
             assert not adapter_routing.adapter_rows
         assert adapter_routing.adapter_rows[0].rows.tolist() == [0, 1]

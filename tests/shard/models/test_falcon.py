@@ -8,7 +8,7 @@ from support.small_checkpoints import LINEAR_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.models.decoder import check_head_split
+from shard.models.decoder import check_attention_head_split
 from shard.models.falcon import FalconConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
 from tests.shard.forward import (
@@ -111,7 +111,7 @@ def test_unsupported_settings_are_rejected(changes: dict[str, Any], complaint: s
 
 def test_ranks_that_cannot_split_71_heads_are_rejected() -> None:
     with pytest.raises(ValueError, match="2 shards cannot share 71 attention heads with 1 key/value heads"):
-        check_head_split(parse_config(FALCON_7B), 2)
+        check_attention_head_split(parse_config(FALCON_7B), 2)
 
 
 @pytest.mark.slow

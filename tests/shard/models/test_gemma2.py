@@ -5,7 +5,7 @@ import torch
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.layers.embedding import LMHead
-from shard.models.gemma2 import apply_logit_softcap
+from shard.models.gemma2 import with_logit_softcap
 from shard.parallel.group import SingleRankGroup
 from tests.shard.configs import make_model_config
 from tests.shard.forward import check_decoder_on_backends_and_ranks
@@ -29,7 +29,7 @@ def test_hidden_states_and_logits_match_transformers(
 
 def test_softcapped_logits_do_not_depend_on_other_rows() -> None:
     rows = 20 * torch.randn(33, 509)
-    head = apply_logit_softcap(LMHead(lambda x: x.clone(), SingleRankGroup(), 507), 30.0)
+    head = with_logit_softcap(LMHead(lambda x: x.clone(), SingleRankGroup(), 507), 30.0)
     batched = head(rows)
     assert batched is not None
     for place, row in enumerate(batched):

@@ -8,7 +8,7 @@ from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, make_tiny_check
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.models.gpt import GptConfig
+from shard.models.gpt_layers import GptConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
 from tests.shard.forward import (
     check_decoder_matches_transformers,

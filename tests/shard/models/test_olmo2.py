@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.small_checkpoints import YARN_ROPE, make_tiny_checkpoint
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.models.decoder import ModelSource
+from shard.models.decoder import ModelReader
 from shard.models.olmo2 import GlobalQKNorm
 from shard.parallel.group import SingleRankGroup
 from tests.shard.configs import make_model_config
@@ -43,7 +43,7 @@ def test_norm_does_not_depend_on_other_rows(
 @pytest.fixture(scope="module")
 def global_qk_norm(tmp_path_factory: pytest.TempPathFactory) -> GlobalQKNorm:
     with CheckpointReader(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "olmo2"), torch.float32, CPU) as weights:
-        return GlobalQKNorm(ModelSource(make_model_config(ARCHITECTURE), weights, SingleRankGroup()), 0)
+        return GlobalQKNorm(ModelReader(make_model_config(ARCHITECTURE), weights, SingleRankGroup()), 0)
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [

@@ -5,7 +5,7 @@ import torch
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
-from shard.models.qwen3_moe import read_dense_layers
+from shard.models.qwen3_moe import list_dense_layer_indices
 from shard.models.read_config import parse_config_with_quantization
 from shard.parallel.group import SingleRankGroup
 from tests.shard.forward import check_decoder_matches_transformers, load_decoder_model, median_token_distance
@@ -62,7 +62,8 @@ def test_both_names_of_the_number_of_experts_are_accepted() -> None:
 
 
 def test_dense_layers_are_listed_or_follow_from_the_sparse_step() -> None:
-    assert read_dense_layers(JsonConfig({"mlp_only_layers": [1], "decoder_sparse_step": 3}, ""), 6) == (0, 1, 3, 4)
+    assert list_dense_layer_indices(JsonConfig({"mlp_only_layers": [1], "decoder_sparse_step": 3}, ""),
+                                    6) == (0, 1, 3, 4)
 
 
 def test_choosing_more_experts_than_there_are_is_an_error() -> None:

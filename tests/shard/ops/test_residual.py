@@ -20,11 +20,11 @@ def test_norm_adds_pending_deltas_first(steps: list[str], seed: int) -> None:
                 residual.add_deferred(delta)
                 expected += delta
             case "norm":
-                assert torch.equal(residual.add_pending_and_norm(norm), norm(expected))
+                assert torch.equal(residual.apply_pending_and_norm(norm), norm(expected))
             case _:
-                assert torch.equal(residual.add_pending(), expected)
-    assert torch.equal(residual.add_pending(), expected)
-    assert residual.add_pending() is x
+                assert torch.equal(residual.apply_pending(), expected)
+    assert torch.equal(residual.apply_pending(), expected)
+    assert residual.apply_pending() is x
 
 
 def test_delta_added_by_a_norm_is_not_added_again() -> None:
@@ -37,9 +37,9 @@ def test_delta_added_by_a_norm_is_not_added_again() -> None:
 
     residual, norm, delta = (ResidualStream(torch.ones(1, 4)), RecordingNorm(torch.ones(4), 1e-5),
                              torch.full((1, 4), 2.0))
-    residual.add_pending_and_norm(norm)
+    residual.apply_pending_and_norm(norm)
     residual.add_deferred(delta)
-    residual.add_pending_and_norm(norm)
-    residual.add_pending_and_norm(norm)
+    residual.apply_pending_and_norm(norm)
+    residual.apply_pending_and_norm(norm)
     assert len(added_deltas) == 1
-    assert residual.add_pending().tolist() == [[3.0] * 4]
+    assert residual.apply_pending().tolist() == [[3.0] * 4]

@@ -14,7 +14,7 @@ pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention import triton
 from shard.lora import lora_triton
-from shard.lora.lora_work import INTS_PER_ENTRY, ROWS_PER_ENTRY
+from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY
 from shard.ops import triton_support
 
 COMPILE_PROGRAM = """
@@ -122,7 +122,7 @@ def test_kernels_are_used_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_support, "import_module", str)
     monkeypatch.setattr(triton_support, "has_triton", lambda: True)
     assert triton_support.import_kernels(torch.device("cpu")) is None
-    assert triton_support.import_kernels(torch.device("cuda", 1)) == "shard.ops.fused"
+    assert triton_support.import_kernels(torch.device("cuda", 1)) == "shard.ops.fused_ops"
     assert triton_support.import_kernels(torch.device("cuda"),
                                          "shard.lora.lora_triton") == "shard.lora.lora_triton"
     monkeypatch.setattr(triton_support, "has_triton", lambda: False)

@@ -20,10 +20,10 @@ from shard.parallel.group import (
     RankGroup,
     SingleRankGroup,
     choose_dist_backend,
-    even_share,
+    even_rank_range,
     join_group,
-    padded_share,
-    replicated_share,
+    padded_rank_range,
+    replicated_rank_range,
     sum_in_rank_order,
 )
 from shard.parallel.group import __name__ as module
@@ -83,21 +83,21 @@ def test_sum_adds_in_rank_order_on_every_rank(tmp_path: Path, size: int, dtype: 
     total = parts[0]
     for other in parts[1:]:
         total = total + other
-    for found in run_on_rank_threads(tmp_path, size, lambda group: group.sum(parts[group.rank])):
+    for found in run_on_rank_threads(tmp_path, size, lambda group: group.all_reduce_sum(parts[group.rank])):
         assert found.dtype == dtype
         assert torch.equal(found, total)
 
 
 def test_sum_does_not_change_its_inputs(tmp_path: Path) -> None:
     parts = [make_rank_tensor(0), make_rank_tensor(1)]
-    run_on_rank_threads(tmp_path, 2, lambda group: group.sum(parts[group.rank]))
+    run_on_rank_threads(tmp_path, 2, lambda group: group.all_reduce_sum(parts[group.rank]))
     assert torch.equal(parts[0], make_rank_tensor(0))
     assert torch.equal(parts[1], make_rank_tensor(1))
 
 
 def test_columns_of_a_larger_tensor_can_be_summed(tmp_path: Path) -> None:
     parts = [make_rank_tensor(0), make_rank_tensor(1)]
-    found = run_on_rank_threads(tmp_path, 2, lambda group: group.sum(parts[group.rank][:, 2:5]))
+    found = run_on_rank_threads(tmp_path, 2, lambda group: group.all_reduce_sum(parts[group.rank][:, 2:5]))
     assert torch.equal(found[0], (make_rank_tensor(0) + make_rank_tensor(1))[:, 2:5])
 
 
@@ -107,7 +107,7 @@ def test_tensors_of_any_length_are_supported(tmp_path: Path, rows: int) -> None:
 
     def run_all_collectives(group: RankGroup) -> list[torch.Tensor | None]:
         rank_tensor = parts[group.rank]
-        return [group.sum(rank_tensor), group.gather(rank_tensor), group.broadcast(rank_tensor.clone())]
+        return [group.all_reduce_sum(rank_tensor), group.gather(rank_tensor), group.broadcast(rank_tensor.clone())]
     total, concatenated, first = parts[0] + parts[1] + parts[2], torch.cat(parts, dim=-1), parts[0]
     for rank, found in enumerate(run_on_rank_threads(tmp_path, 3, run_all_collectives)):
         for ours, expected in zip(found, [total, None if rank else concatenated, first], strict=True):
@@ -135,16 +135,17 @@ def test_broadcast_copies_the_tensor_of_rank_0(tmp_path: Path, size: int) -> Non
 
 
 def test_every_rank_gets_the_minimum(tmp_path: Path) -> None:
-    assert run_on_rank_threads(tmp_path, 3, lambda group: group.minimum(10 ** 12 - group.rank)) == [10 ** 12 - 2] * 3
+    assert run_on_rank_threads(tmp_path, 3,
+                               lambda group: group.all_reduce_min(10 ** 12 - group.rank)) == [10 ** 12 - 2] * 3
 
 
 def test_different_collectives_may_follow_each_other(tmp_path: Path) -> None:
     def run_mixed_collectives(group: RankGroup) -> list[float]:
         found = []
         for i in range(20):
-            x = group.sum(make_rank_tensor(group.rank + i))
+            x = group.all_reduce_sum(make_rank_tensor(group.rank + i))
             group.gather(x)
-            found += [group.broadcast(x).sum().item(), group.minimum(i + group.rank)]
+            found += [group.broadcast(x).sum().item(), group.all_reduce_min(i + group.rank)]
         return found
     first, *others = run_on_rank_threads(tmp_path, 3, run_mixed_collectives)
     assert others == [first, first]
@@ -152,8 +153,8 @@ def test_different_collectives_may_follow_each_other(tmp_path: Path) -> None:
 
 def test_waiting_for_a_rank_that_left_is_an_error(tmp_path: Path) -> None:
     def sum_or_leave(group: RankGroup) -> Any:
-        group.sum(make_rank_tensor(group.rank))  # so that all have met
-        return "left" if group.rank == 1 else group.sum(make_rank_tensor(group.rank))
+        group.all_reduce_sum(make_rank_tensor(group.rank))  # so that all have met
+        return "left" if group.rank == 1 else group.all_reduce_sum(make_rank_tensor(group.rank))
     outcomes = run_on_rank_threads(tmp_path, 3, sum_or_leave)
     assert outcomes.pop(1) == "left"
     assert all(isinstance(outcome, RuntimeError) for outcome in outcomes)
@@ -165,10 +166,11 @@ def test_sums_of_two_processes_fail_once_one_has_died(tmp_path: Path) -> None:
     own_tensor = torch.randn(32, 896)
     with join_with_peer_process(tmp_path, 3) as group:
         for _ in range(3):
-            assert torch.equal(group.sum(own_tensor), own_tensor + torch.randn(32, 896, generator=peer_generator))
+            assert torch.equal(group.all_reduce_sum(own_tensor),
+                               own_tensor + torch.randn(32, 896, generator=peer_generator))
         for _ in range(2):
             with pytest.raises(RuntimeError, match="peer"):
-                group.sum(own_tensor)
+                group.all_reduce_sum(own_tensor)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -205,7 +207,8 @@ def test_file_is_used_where_memfd_create_is_forbidden(tmp_path: Path, monkeypatc
     def raise_permission_error(*_: Any) -> int:
         raise PermissionError
     monkeypatch.setattr(os, "memfd_create", raise_permission_error)
-    assert torch.equal(run_on_rank_threads(tmp_path, 2, lambda group: group.sum(make_rank_tensor(group.rank)))[0],
+    assert torch.equal(run_on_rank_threads(tmp_path, 2,
+                                           lambda group: group.all_reduce_sum(make_rank_tensor(group.rank)))[0],
                        make_rank_tensor(0) + make_rank_tensor(1))
 
 
@@ -217,8 +220,8 @@ def test_single_rank_needs_no_meeting_point() -> None:
     group = join_group(0, 1, "memory", "")
     x = make_rank_tensor(0)
     assert isinstance(group, SingleRankGroup)
-    assert all(call(x) is x for call in (group.sum, group.gather, group.broadcast))
-    assert group.minimum(7) == 7
+    assert all(call(x) is x for call in (group.all_reduce_sum, group.gather, group.broadcast))
+    assert group.all_reduce_min(7) == 7
     group.close()
 
 
@@ -250,25 +253,26 @@ def list_shares(share_function: Callable[[int, int, int], range], count: int, si
 
 @given(st.integers(1, 50), st.integers(1, 9))
 def test_even_shares_are_equal_and_consecutive(each: int, size: int) -> None:
-    parts = list_shares(even_share, each * size, size)
+    parts = list_shares(even_rank_range, each * size, size)
     assert [i for part in parts for i in part] == list(range(each * size))
     assert {len(part) for part in parts} == {each}
 
 
 @given(st.integers(1, 100), st.integers(1, 9))
 def test_padded_shares_have_one_length_and_cover_everything(count: int, size: int) -> None:
-    parts = list_shares(padded_share, count, size)
+    parts = list_shares(padded_rank_range, count, size)
     assert len({len(part) for part in parts}) == 1
     assert [i for part in parts for i in part][:count] == list(range(count))
     assert parts[-1].stop - count < size
 
 
 def test_few_heads_are_replicated_on_neighbouring_ranks() -> None:
-    assert list_shares(replicated_share, 2, 4) == [range(1), range(1), range(1, 2), range(1, 2)]
-    assert list_shares(replicated_share, 4, 2) == [range(2), range(2, 4)]
+    assert list_shares(replicated_rank_range, 2, 4) == [range(1), range(1), range(1, 2), range(1, 2)]
+    assert list_shares(replicated_rank_range, 4, 2) == [range(2), range(2, 4)]
 
 
-@pytest.mark.parametrize(("shared", "count"), [(even_share, 6), (replicated_share, 6), (replicated_share, 3)])
+@pytest.mark.parametrize(("shared", "count"),
+                         [(even_rank_range, 6), (replicated_rank_range, 6), (replicated_rank_range, 3)])
 def test_uneven_shares_are_rejected(shared: Callable[[int, int, int], range], count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} cannot be .* evenly .* 4 shards; choose a --num-shard"):
         shared(count, 0, 4)

@@ -7,7 +7,7 @@ from support.quantized_checkpoints import GptqTool
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.gptq import GptqFormat as Form
-from shard.quantization.gptq import check_column_groups
+from shard.quantization.gptq import parse_column_groups
 from tests.shard.forward import CPU
 from tests.shard.same_model import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 
@@ -56,7 +56,7 @@ def test_only_biases_of_zeros_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("worst", [-1, 2])
 def test_nonexistent_group_is_rejected_by_name(worst: int) -> None:
     with pytest.raises(ValueError, match=rf"x.g_idx names groups from {min(worst, 0)} to {max(worst, 1)}; there are 2"):
-        check_column_groups("x.g_idx", torch.tensor([0, 1, worst]), 2)
+        parse_column_groups("x.g_idx", torch.tensor([0, 1, worst]), 2)
 
 
 def test_tensors_of_wrong_shape_are_rejected_by_name(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.quantized_checkpoints import pack_codes
 
-from shard.quantization.packing import find_word_range, fit_into_int8, subtract_zero_points, trim_to_codes, unpack_words
+from shard.quantization.packing import can_fit_int8, find_word_range, subtract_zero_points, trim_to_codes, unpack_words
 
 NO_GROUPS = torch.zeros(2).long()
 
@@ -35,4 +35,4 @@ def test_zero_points_are_subtracted(signed_bytes: bool, zeros: list[int]) -> Non
 
 @pytest.mark.parametrize(("zero", "bits", "fits"), [(0, 4, True), (16, 4, True), (128, 8, True), (127, 8, False)])
 def test_8_bit_codes_fit_a_signed_byte_only_with_a_middle_zero_point(zero: int, bits: int, fits: bool) -> None:
-    assert fit_into_int8(torch.tensor([[128, zero]]) if bits == 8 else torch.tensor([[zero]]), bits) == fits
+    assert can_fit_int8(torch.tensor([[128, zero]]) if bits == 8 else torch.tensor([[zero]]), bits) == fits

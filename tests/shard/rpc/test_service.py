@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from shard.deferred import PendingResult
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 from shard.simulator.worker import SimulatedWorker
 from tests.shard.messages import SequenceRow, make_decode, make_filter, make_prefill
 from tests.shard.peer import ShardClient, await_status_code

@@ -15,7 +15,7 @@ from support.replayable_model import CPU, MAX_LENGTH, MAX_ROWS, ReplayableModel
 from support.small_checkpoints import make_tiny_checkpoint
 from support.uninitialized_memory import fill_uninitialized_with_nan
 
-from shard.attention.span import TokenSpan
+from shard.attention.token_span import TokenSpan
 from shard.runner.cuda_graphs import (
     CudaGraphRunner,
     LaunchFunction,
@@ -92,10 +92,10 @@ def test_captured_graphs_are_freed_with_their_owner(replayable_model: Replayable
         cuda_graph_runner = CudaGraphRunner(replayable_model.model, replayable_model.attention, replayable_model.cache,
                                             MaxDecodeSize(2, MAX_LENGTH), fake_capture)
         weak_reference = weakref.ref(cuda_graph_runner)
-        replayable_model.runner.use_cuda_graphs(cuda_graph_runner)
+        replayable_model.runner.set_cuda_graph_runner(cuda_graph_runner)
         replayable_model.runner.run(Step(decodes=replayable_model.make_prefilled_sequences([5], 0)),
                                     replayable_model.cache)
-        replayable_model.runner.use_cuda_graphs(None)
+        replayable_model.runner.set_cuda_graph_runner(None)
         del cuda_graph_runner
         assert weak_reference() is None
 

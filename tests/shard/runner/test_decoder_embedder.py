@@ -10,8 +10,8 @@ from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModel
 
 from shard.attention.backend import make_attention_backend
-from shard.attention.kv_cache import LayerSharedKVCache
-from shard.attention.variant import AttentionConfig
+from shard.attention.config import AttentionConfig
+from shard.attention.kv_cache import TransientKVCache
 from shard.config import ShardConfig
 from shard.lora.routing import AdapterRouting
 from shard.lora.slots import AdapterSlots
@@ -41,7 +41,7 @@ def make_embedder(checkpoint: Path, group: RankGroup, *, width: int = 64, poison
     attention = make_attention_backend("cpu", config.num_heads // group.size, model.num_kv_heads, config.head_dim,
                                        AttentionConfig(config.attention_scale, config.attention_softcap,
                                                        config.sliding_windows))
-    cache = partial(make_cache, model, 16, dtype=torch.float32, device=CPU, cache_type=LayerSharedKVCache)
+    cache = partial(make_cache, model, 16, dtype=torch.float32, device=CPU, cache_type=TransientKVCache)
     return DecoderEmbedder(model, attention, Pooling("last", width), AdapterRouting(CPU, AdapterSlots()),
                            make_cache=cache, device=CPU)
 
@@ -101,7 +101,7 @@ def test_embedding_with_an_adapter_matches_peft(tmp_path_factory: pytest.TempPat
     worker = DecoderWorker(ShardConfig(model=str(base_checkpoint), device="cpu", threads=1, adaptable=True,
                                        embedding_dim=16))
     worker.warmup(WARMUP_REQUEST)
-    worker.load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5, source=str(adapter)))
+    worker.load_resource(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5, source=str(adapter)))
     plain, changed = get_embeddings(worker.embed(make_embed(tokens, tokens, adapters=[0, 5])))
     with torch.inference_mode():
         peft_output = load_with_adapter(base_checkpoint, adapter)(torch.tensor([tokens]), output_hidden_states=True)

@@ -20,7 +20,7 @@ from router.text.tokenizer import create_byte_tokenizer
 from shard.errors import RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.sampling.grammar import MATCHER_LIMITS, GrammarRegistry, GrammarTokenizer, make_grammar_registry
-from shard.sampling.sampler import SampledBatch, Sampler
+from shard.sampling.sampler import Sampler, SamplerOutput
 from shard.state.sequence import Sequence
 from tests.shard.asking import make_random_logits, make_sampling_sequence
 
@@ -175,7 +175,7 @@ def test_folder_without_a_usable_tokenizer_has_no_grammars(tmp_path: Path) -> No
 # -- sampling
 
 
-def sample(grammar_registry: GrammarRegistry, logits: torch.Tensor, *sequences: Sequence) -> SampledBatch:
+def sample(grammar_registry: GrammarRegistry, logits: torch.Tensor, *sequences: Sequence) -> SamplerOutput:
     return Sampler(VOCABULARY_SIZE, grammars=grammar_registry).sample(logits.clone(), list(sequences))
 
 
@@ -249,7 +249,7 @@ def make_requests(count: int, choose_grammar: Any) -> list[Request]:
 def load_all_grammars(harness: SchedulerWithWorkers) -> None:
     harness.start_next_epoch()
     for number, source in GRAMMAR_SOURCES.items():
-        harness.call_all_ranks("load", pb.LoadRequest(kind=pb.KIND_GRAMMAR, id=number, source=source))
+        harness.call_all_ranks("load_resource", pb.LoadRequest(kind=pb.KIND_GRAMMAR, id=number, source=source))
 
 
 def check_text_fits_grammar(text: str, grammar_id: int) -> None:
@@ -301,5 +301,5 @@ def test_grammar_without_a_continuation_fails_only_its_sequence(checkpoint: Path
         others, failed = harness.run_together([ScheduledRequest(plain), ScheduledRequest(stuck)])
         assert others == alone
         assert failed.end_reason == "the grammar had no way on"
-        harness.call_all_ranks("unload", pb.UnloadRequest(kind=pb.KIND_GRAMMAR, id=1))
+        harness.call_all_ranks("unload_resource", pb.UnloadRequest(kind=pb.KIND_GRAMMAR, id=1))
         assert list(harness.call_all_ranks("info")[0].loaded_grammars) == [2]

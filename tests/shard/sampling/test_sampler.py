@@ -21,7 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from shard.sampling.sampler import MAX_ROWS_AT_ONCE, SampledBatch, Sampler
+from shard.sampling.sampler import MAX_ROWS_AT_ONCE, Sampler, SamplerOutput
 from shard.state.sequence import SamplingParams, Sequence
 from tests.shard.asking import make_random_logits, make_sampling_sequence
 
@@ -32,7 +32,7 @@ TRANSFORMERS_PROCESSORS: dict[str, Any] = {
     "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "typical_p": TypicalLogitsWarper, "min_p": MinPLogitsWarper}
 
 
-def sample(logits: Tensor, *sequences: Sequence) -> SampledBatch:
+def sample(logits: Tensor, *sequences: Sequence) -> SamplerOutput:
     return Sampler(logits.shape[-1]).sample(logits.clone(), list(sequences))
 
 
@@ -189,7 +189,7 @@ def test_row_without_allowed_tokens_fails(temperature: float) -> None:
 # -- the same row, the same bits
 
 
-def split_into_rows(chosen: SampledBatch) -> list[tuple[Any, ...]]:
+def split_into_rows(chosen: SamplerOutput) -> list[tuple[Any, ...]]:
     """Return the result of each row. A row with NaN logits fails: its token is never used, so not compared."""
     tokens = [token if finite else None for token, finite in zip(chosen.tokens, chosen.is_finite, strict=True)]
     return list(zip(tokens, chosen.logprobs, chosen.top_tokens, chosen.top_logprobs, chosen.is_finite, strict=True))

@@ -14,7 +14,7 @@ from shard.sampling.best_candidates import (
     CandidateFinder,
     sort_whole_vocabulary,
 )
-from shard.sampling.selection import SampledToken, sample_candidates
+from shard.sampling.selection import SampledToken, sample_from_candidates
 from shard.state.sequence import SamplingParams
 from tests.shard.asking import make_random_logits
 
@@ -45,13 +45,13 @@ def random_logit_rows(draw: Any) -> Tensor:
 def sample_from_few(logits: Tensor, sampling: SamplingParams, draw: float,
                     width: int = NUM_FEW_CANDIDATES) -> tuple[SampledToken, bool]:
     candidates = CandidateFinder(logits.shape[-1]).find_candidates(logits, logits.log_softmax(-1), width)
-    (choice,), (decided,) = sample_candidates(candidates, [sampling], torch.tensor([draw], dtype=torch.float64))
+    (choice,), (decided,) = sample_from_candidates(candidates, [sampling], torch.tensor([draw], dtype=torch.float64))
     return choice, decided
 
 
 def sample_from_all(logits: Tensor, sampling: SamplingParams, draw: float) -> SampledToken:
-    (choice,), (decided,) = sample_candidates(sort_whole_vocabulary(logits[0], logits.log_softmax(-1)[0]), [sampling],
-                                              torch.tensor([draw], dtype=torch.float64))
+    (choice,), (decided,) = sample_from_candidates(sort_whole_vocabulary(logits[0], logits.log_softmax(-1)[0]),
+                                       [sampling], torch.tensor([draw], dtype=torch.float64))
     assert decided
     return choice
 

@@ -10,10 +10,10 @@ from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
 from shard.pb import shard_pb2 as pb
 from shard.simulator.invalid_answers import UNKNOWN_SEQUENCE_ID
-from shard.simulator.text import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
+from shard.simulator.simulated_model import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.ledger import RejectedMessage
 from shard.state.pooling_text import PoolingText
+from shard.state.shard_state import RejectedMessage
 from tests.shard.messages import (
     SequenceRow,
     get_embeddings,
@@ -52,7 +52,7 @@ def make_expected_text(row: SequenceRow, seed: int = 0, mean_output_length: floa
     """Return the text that this new sequence should get."""
     worker = make_worker(seed=seed, mean_output_length=mean_output_length)
     worker.prefill(make_prefill(1, row))
-    found: SimulatedText = worker.ledger.sequences[row.id].worker_state.text
+    found: SimulatedText = worker.shard_state.sequences[row.id].worker_state.text
     return found
 
 
@@ -70,7 +70,7 @@ class RandomBatchWalk:
             self.tokens_by_sequence[i] += tokens
 
     def take_random_action(self) -> None:
-        live_sequences = self.worker.ledger.sequences
+        live_sequences = self.worker.shard_state.sequences
         waiting, unfinished = (sorted(self.prompts.keys() - live_sequences.keys()),
                                [i for i in live_sequences if not live_sequences[i].is_prefilled])
         if waiting and self.draw(st.booleans()):
@@ -94,21 +94,21 @@ class RandomBatchWalk:
                                                          alongside=self.draw(st.booleans()))))
 
     def decode_batches(self) -> None:
-        for batch, members in list(self.worker.ledger.batches.items()):
+        for batch, members in list(self.worker.shard_state.batches.items()):
             if any(sequence.is_prefilled for sequence in members.values()):
                 self.add_answer(self.worker.decode(make_decode(batch)))
 
     def remove_random_sequence(self) -> None:
-        batch, members = self.draw(st.sampled_from(sorted(self.worker.ledger.batches.items(), key=lambda b: b[0])))
+        batch, members = self.draw(st.sampled_from(sorted(self.worker.shard_state.batches.items(), key=lambda b: b[0])))
         removed_id = self.draw(st.sampled_from(sorted(members)))
         self.worker.filter(make_filter(batch, *[i for i in members if i != removed_id]))
 
     def join_all_batches(self) -> None:
-        if len(self.worker.ledger.batches) > 1:
-            self.worker.concat(make_concat(*self.worker.ledger.batches))
+        if len(self.worker.shard_state.batches) > 1:
+            self.worker.concat(make_concat(*self.worker.shard_state.batches))
 
     def find_batch(self, sequence_id: int) -> int:
-        return next(batch for batch, members in self.worker.ledger.batches.items() if sequence_id in members)
+        return next(batch for batch, members in self.worker.shard_state.batches.items() if sequence_id in members)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_cached_prefix_of_another_prompt_fails_the_step() -> None:
 
 def test_a_cached_prefix_of_another_adapter_fails_the_step() -> None:
     worker = make_worker()
-    worker.load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=3))
+    worker.load_resource(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=3))
     worker.prefill(make_prefill(1, SequenceRow(7, PROMPT_TOKENS, [0, 1])))
     with pytest.raises(StateMismatch, match="holds something else"):
         worker.prefill(make_prefill(1, SequenceRow(8, PROMPT_TOKENS, [0, 2], num_cached=16, adapter_id=3)))
@@ -182,18 +182,18 @@ def test_time_scale_of_zero_never_sleeps() -> None:
     assert not sleep_seconds
 
 
-def test_other_ranks_keep_the_same_ledger_and_return_no_rows() -> None:
+def test_other_ranks_keep_the_same_shard_state_and_return_no_rows() -> None:
     workers = make_worker(rank=0), make_worker(rank=1)
     answers = [worker.prefill(make_prefill(1, SequenceRow(7, PROMPT_TOKENS, [0, 1], prompt_logprobs=True)))
                for worker in workers]
-    assert workers[0].ledger.batches == workers[1].ledger.batches
+    assert workers[0].shard_state.batches == workers[1].shard_state.batches
     assert [len(answer.sequences) + len(answer.prompt_sequences) for answer in answers] == [2, 0]
 
 
 @pytest.mark.parametrize(("kind", "config"), [(pb.KIND_ADAPTER, "adapters"), (pb.KIND_GRAMMAR, "grammars")])
 def test_unsupported_resources_are_not_loaded(kind: pb.Kind, config: str) -> None:
     with pytest.raises(RejectedMessage, match="takes no KIND"):
-        make_worker(**{config: False}).load(pb.LoadRequest(epoch=1, kind=kind, id=3))
+        make_worker(**{config: False}).load_resource(pb.LoadRequest(epoch=1, kind=kind, id=3))
 
 
 # -- faults
@@ -254,7 +254,7 @@ def test_faults_before_a_call_runs_change_nothing() -> None:
     for error in (RejectedMessage, SimulatedStepError, StepOutOfMemory):
         with pytest.raises(error):
             worker.prefill(make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [0])))
-    assert not worker.ledger.sequences
+    assert not worker.shard_state.sequences
 
 
 def test_poison_fails_every_step_that_contains_it() -> None:
@@ -281,7 +281,7 @@ def test_each_wrong_fault_corrupts_one_part_of_a_step_answer(wrong: str, sequenc
 
 def test_embedding_depends_on_tokens_and_adapter() -> None:
     worker = make_worker()
-    worker.load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5))
+    worker.load_resource(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5))
     answer = worker.embed(make_embed(SHORT_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, PROMPT_TOKENS, adapters=[0, 5, 0]))
     texts = [PoolingText(SHORT_PROMPT_TOKENS), PoolingText(SHORT_PROMPT_TOKENS, 5), PoolingText(PROMPT_TOKENS)]
     assert get_embeddings(answer) == [make_embedding(text, 16, 0) for text in texts]

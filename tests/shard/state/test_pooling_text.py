@@ -7,10 +7,10 @@ import pytest
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.pooling_text import PoolingText, read_texts
-from shard.state.sequence import MessageLimits
+from shard.state.sequence import ModelLimits
 from tests.shard.messages import make_embed
 
-MESSAGE_LIMITS = MessageLimits(512, 8, 1, mixed_steps=True)
+MESSAGE_LIMITS = ModelLimits(512, 8, 1, mixed_steps=True)
 
 
 def test_texts_are_split_by_the_counts_column() -> None:

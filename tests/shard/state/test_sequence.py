@@ -6,7 +6,7 @@ import pytest
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import (
-    MessageLimits,
+    ModelLimits,
     SamplingParams,
     read_column,
     read_sampling_params,
@@ -16,7 +16,7 @@ from shard.state.sequence import (
 from tests.shard.messages import SequenceRow, make_sequences
 
 FLOAT_PARAMETERS = [field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == field.TYPE_FLOAT]
-MESSAGE_LIMITS = MessageLimits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)
+MESSAGE_LIMITS = ModelLimits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)
 
 
 def test_sampling_params_have_the_fields_of_the_protocol() -> None:

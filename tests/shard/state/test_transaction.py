@@ -1,4 +1,4 @@
-"""Messages that a ledger rejects without changing its state."""
+"""Messages that a shard_state rejects without changing its state."""
 
 from copy import deepcopy
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shard.pb import shard_pb2 as pb
-from shard.state.ledger import Ledger, MalformedMessage, RejectedMessage
-from tests.shard.books import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_ledger
+from shard.state.shard_state import MalformedMessage, RejectedMessage, ShardState
+from tests.shard.books import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
 from tests.shard.messages import (
     SequenceRow,
     make_chunks,
@@ -20,7 +20,7 @@ from tests.shard.messages import (
     make_prefill,
 )
 
-# Messages that a ledger with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
+# Messages that a shard_state with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
 REJECTED_MESSAGES = {
     "the sequence is here already": make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),
     "the sequence is here already, in another batch": make_prefill(2, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),
@@ -108,28 +108,29 @@ MALFORMED_MESSAGES = {
 }
 
 
-def check_rejected_without_change(ledger: Ledger, message: Any, error: type[Exception]) -> None:
-    """Assert that the ledger rejects the message with `error` and changes nothing."""
-    apply_and_finish(ledger, make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [0]),
-                                          SequenceRow(8, PROMPT_TOKENS, [1, 2]), chunk_rows=[(7, 0, 3), (8, 0, 16)]))
-    apply_and_finish(ledger, make_prefill(3, SequenceRow(30, PROMPT_TOKENS, [5, 6]), chunk_rows=[(30, 0, 1)]))
-    before = deepcopy((ledger.batches, ledger.sequences, vars(ledger.block_usage)))
+def check_rejected_without_change(shard_state: ShardState, message: Any, error: type[Exception]) -> None:
+    """Assert that the shard's state rejects the message with `error` and changes nothing."""
+    apply_and_finish(shard_state,
+                     make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [0]), SequenceRow(8, PROMPT_TOKENS, [1, 2]),
+                                  chunk_rows=[(7, 0, 3), (8, 0, 16)]))
+    apply_and_finish(shard_state, make_prefill(3, SequenceRow(30, PROMPT_TOKENS, [5, 6]), chunk_rows=[(30, 0, 1)]))
+    before = deepcopy((shard_state.batches, shard_state.sequences, vars(shard_state.block_usage)))
     with pytest.raises(error):
-        apply_and_finish(ledger, message)
-    assert (ledger.batches, ledger.sequences, vars(ledger.block_usage)) == before
+        apply_and_finish(shard_state, message)
+    assert (shard_state.batches, shard_state.sequences, vars(shard_state.block_usage)) == before
 
 
 @pytest.mark.parametrize("reason", REJECTED_MESSAGES)
 def test_messages_that_do_not_fit_the_state_are_rejected(reason: str) -> None:
-    check_rejected_without_change(make_ledger(), REJECTED_MESSAGES[reason], RejectedMessage)
+    check_rejected_without_change(make_shard_state(), REJECTED_MESSAGES[reason], RejectedMessage)
 
 
 @pytest.mark.parametrize("reason", MALFORMED_MESSAGES)
 def test_invalid_messages_are_malformed(reason: str) -> None:
-    check_rejected_without_change(make_ledger(), MALFORMED_MESSAGES[reason], MalformedMessage)
+    check_rejected_without_change(make_shard_state(), MALFORMED_MESSAGES[reason], MalformedMessage)
 
 
 def test_mixed_steps_are_rejected_if_unsupported() -> None:
-    check_rejected_without_change(make_ledger(mixed_steps=False),
+    check_rejected_without_change(make_shard_state(mixed_steps=False),
                                   make_prefill(1, SequenceRow(9, SHORT_PROMPT_TOKENS, [9]), alongside=True),
                                   RejectedMessage)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shard.deferred import PendingResult
+from shard.pending_result import PendingResult
 from shard.telemetry.step_log import open_step_log
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.state.ledger import MalformedMessage, RejectedMessage
+from shard.state.shard_state import MalformedMessage, RejectedMessage
 from shard.workers.encoder import EncoderWorker
 from tests.shard.encoders import RANDOM_TEXTS
 from tests.shard.messages import WARMUP_REQUEST, get_embeddings, make_embed
@@ -44,7 +44,7 @@ def make_adapted_model(base_checkpoint: Path, adapter_folder: Path, **model_opti
 
 
 def load_adapter(worker: EncoderWorker, adapter: Path) -> None:
-    worker.load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5, source=str(adapter)))
+    worker.load_resource(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5, source=str(adapter)))
 
 
 def test_encoder_blocks_take_no_memory(checkpoint: Path) -> None:

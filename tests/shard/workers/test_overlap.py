@@ -17,9 +17,9 @@ from support.replayable_model import replay_on_cpu
 from support.small_checkpoints import make_tiny_checkpoint
 
 from router.request import Request, SamplingParams
-from shard.deferred import PendingResult
 from shard.errors import RejectedMessage
 from shard.pb import shard_pb2 as pb
+from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import InFlightReplay
 from shard.workers import overlap
 from tests.shard.histories import given_device_sampling_histories, relaxed_settings
@@ -165,7 +165,7 @@ class OverlappedBatch:
 
     def fill_cache_with_nan(self, sequence_id: int) -> None:
         """Overwrite the values that a sequence has in the cache with NaN."""
-        cache, sequence = self.worker._cache, self.worker.ledger.sequences[sequence_id]
+        cache, sequence = self.worker._cache, self.worker.shard_state.sequences[sequence_id]
         for rows in cache.values:
             rows[cache.list_slots(sequence.blocks, 0, len(sequence.tokens) - 1)] = torch.nan
 
@@ -195,7 +195,7 @@ def test_failing_sequence_fails_alone_and_leaves_nothing_behind(overlapping_work
         assert failures == {2: pb.NON_FINITE}
     assert batch.wait_for_answer(batch.send(make_decode(1)))[0] == {one: expected[2][one] for one in (1, 3)}
     assert not batch.blocks_with_nan
-    assert list(overlapping_workers.workers[0].ledger.block_usage.is_full[2:7:2]) == [True, False, True]
+    assert list(overlapping_workers.workers[0].shard_state.block_usage.is_full[2:7:2]) == [True, False, True]
 
 
 def test_failing_sequence_fails_alone_in_a_step_that_had_to_wait(overlapping_workers: SchedulerWithWorkers) -> None:
@@ -220,13 +220,13 @@ def test_blocks_of_a_removed_sequence_can_be_given_to_another(overlapping_worker
                 patch.setattr(InFlightReplay, "get_sampled_tokens", lambda _: None)
             first = batch.send(make_decode(1))  # fills block 2
             second = batch.send(make_decode(1, keep=make_keep(2), grants=make_grants(s2=[2])))
-            full = overlapping_workers.workers[0].ledger.block_usage.is_full[2]
+            full = overlapping_workers.workers[0].shard_state.block_usage.is_full[2]
             answers = [batch.wait_for_answer(first), batch.wait_for_answer(second)]
             for _ in range(14):
                 answers.append(batch.wait_for_answer(batch.send(make_decode(1))))
             third, fourth = batch.send(make_decode(1)), batch.send(make_decode(1))
             answers += [batch.wait_for_answer(third), batch.wait_for_answer(fourth)]
-        blocks = overlapping_workers.workers[0].ledger.block_usage
+        blocks = overlapping_workers.workers[0].shard_state.block_usage
         return full, answers, list(blocks.is_full[:6]), list(blocks.num_holders[:6])
 
     assert run_steps(reruns=False) == run_steps(reruns=True)
@@ -237,8 +237,8 @@ def test_blocks_of_a_removed_sequence_can_be_given_to_another(overlapping_worker
 def test_sequence_without_room_returns_its_last_token_first(
         overlapping_workers: SchedulerWithWorkers, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
     """NO_ROOM is the answer of the next step, which starts while the step with the last token is still running."""
-    ledger = overlapping_workers.workers[0].ledger
-    monkeypatch.setattr(ledger, "limits", replace(ledger.limits, max_positions=16))
+    shard_state = overlapping_workers.workers[0].shard_state
+    monkeypatch.setattr(shard_state, "limits", replace(shard_state.limits, max_positions=16))
     batch = OverlappedBatch(overlapping_workers, SequenceRow(1, [5] * 15, [0, 1]), SequenceRow(2, [6] * 9, [2, 3]))
     if anew:
         monkeypatch.setattr(InFlightReplay, "get_sampled_tokens", lambda _: None)
@@ -247,7 +247,7 @@ def test_sequence_without_room_returns_its_last_token_first(
     assert (set(tokens), failures) == ({1, 2}, {})
     tokens, failures = batch.wait_for_answer(second)
     assert (set(tokens), failures) == ({2}, {1: pb.NO_ROOM})
-    assert list(ledger.block_usage.is_full[:4]) == [True, False, False, False]
+    assert list(shard_state.block_usage.is_full[:4]) == [True, False, False, False]
 
 
 def test_many_reruns_suspend_the_overlap(overlapping_workers: SchedulerWithWorkers,
@@ -268,7 +268,7 @@ def test_few_reruns_do_not_suspend_the_overlap(
     monkeypatch.setattr(overlap, "NUM_SUSPENDED_STEPS", 32)
     backoff, num_started, num_waited = overlap.OverlapBackoff(), 0, 0
     while num_started < 1000:
-        if backoff.take_suspended_step():
+        if backoff.should_suspend_next_step():
             num_waited += 1
         else:
             num_started += 1

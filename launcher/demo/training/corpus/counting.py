@@ -4,7 +4,7 @@ from random import Random
 from string import ascii_lowercase
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
-from launcher.demo.training.corpus.asking import (
+from launcher.demo.training.corpus.request_variations import (
     capitalize_first_letter,
     choose_weighted,
     fill_random_template,
@@ -158,7 +158,7 @@ def draw_last_number(rng: Random, min_number: int = 3) -> int:
     return rng.randint(min_number, most) if rng.random() < 0.85 else rng.choice((5, 10, 20))
 
 
-def write_number_randomly(rng: Random, number: int) -> str:
+def write_number_in_digits_or_words(rng: Random, number: int) -> str:
     return write_number_in_words(number) if rng.random() < 0.2 else str(number)
 
 
@@ -170,13 +170,15 @@ def write_two_numbers(rng: Random, a: int, b: int) -> dict[str, str]:
 
 def make_count_up(rng: Random) -> Conversation:
     n = 100 if rng.random() < 0.01 else draw_last_number(rng)
-    return make_conversation(rng, fill_random_template(rng, COUNT_UP_REQUESTS, n=write_number_randomly(rng, n)),
+    return make_conversation(rng,
+                             fill_random_template(rng, COUNT_UP_REQUESTS, n=write_number_in_digits_or_words(rng, n)),
                              f"{join_numbers(range(1, n + 1))}.")
 
 
 def make_count_up_in_words(rng: Random) -> Conversation:
     n = draw_last_number(rng)
-    return make_conversation(rng, fill_random_template(rng, COUNT_IN_WORDS_REQUESTS, n=write_number_randomly(rng, n)),
+    return make_conversation(rng, fill_random_template(rng, COUNT_IN_WORDS_REQUESTS,
+                                                       n=write_number_in_digits_or_words(rng, n)),
                              capitalize_first_letter(f"{', '.join(map(write_number_in_words, range(1, n + 1)))}."))
 
 
@@ -191,7 +193,7 @@ def make_count_down(rng: Random) -> Conversation:
     if rng.random() < 0.5:
         top = draw_last_number(rng)
         return make_conversation(rng, fill_random_template(rng, COUNT_DOWN_TO_ONE_REQUESTS,
-                                                           a=write_number_randomly(rng, top)),
+                                                           a=write_number_in_digits_or_words(rng, top)),
                                  f"{join_numbers(range(top, 0, -1))}.")
     low = rng.choice((0, 1, 1, rng.randint(2, 60)))
     top = low + rng.randint(3, 14)
@@ -209,8 +211,9 @@ def make_count_by_steps(rng: Random) -> Conversation:
 def make_count_things(rng: Random) -> Conversation:
     n, thing = rng.randint(2, 12), rng.choice(COUNTABLE_NOUNS)
     counted = [f"1 {thing}", *(f"{number} {thing}s" for number in range(2, n + 1))]
-    return make_conversation(rng, fill_random_template(rng, COUNT_THINGS_REQUESTS, n=write_number_randomly(rng, n),
-                                                       things=f"{thing}s"), f"{', '.join(counted)}.")
+    return make_conversation(rng, fill_random_template(rng, COUNT_THINGS_REQUESTS,
+            n=write_number_in_digits_or_words(rng, n), things=f"{thing}s"),
+                             f"{', '.join(counted)}.")
 
 
 def make_neighbour_number_question(rng: Random) -> Conversation:
@@ -292,7 +295,8 @@ def make_two_counts(rng: Random) -> Conversation:
     first, second = rng.sample(range(3, 21), 2)
     return make_conversation(rng, fill_random_template(rng, COUNT_UP_REQUESTS, n=first),
                              f"{join_numbers(range(1, first + 1))}.",
-                             fill_random_template(rng, COUNT_TO_OTHER_REQUESTS, n=write_number_randomly(rng, second)),
+                             fill_random_template(rng, COUNT_TO_OTHER_REQUESTS,
+                                                  n=write_number_in_digits_or_words(rng, second)),
                              f"{join_numbers(range(1, second + 1))}.")
 
 

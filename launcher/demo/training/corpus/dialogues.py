@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
-from launcher.demo.training.corpus import echoes, lore, poems, smalltalk
-from launcher.demo.training.corpus.grammar import vary_question
+from launcher.demo.training.corpus import echoes, fact_questions, poems, smalltalk
+from launcher.demo.training.corpus.templates import vary_question
 from launcher.demo.training.corpus.turns import ConversationTurn, TurnsMaker
 
 PLAIN_SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a friendly assistant.",
@@ -19,9 +19,10 @@ BRIEF_SYSTEM_MESSAGES = ("Answer briefly.", "Answer in one word.", "Be brief.", 
 # not varied, since their text is to be copied
 COPYING_TURN_MAKERS = (echoes.make_copy_turns, echoes.make_lower_case_turns)
 WEIGHTED_TURN_MAKERS: tuple[tuple[TurnsMaker, float], ...] = (
-    (lore.make_fact_turns, 10), (lore.make_size_turns, 1), (lore.make_list_turns, 0.4),
-    (lore.make_unknown_word_turns, 0.6), (smalltalk.make_small_talk_turns, 5), (smalltalk.make_mood_turns,
-                                                                                0.7),
+    (fact_questions.make_fact_turns, 10), (fact_questions.make_size_comparison_turns, 1),
+    (fact_questions.make_calendar_list_turns, 0.4),
+    (fact_questions.make_unknown_word_turns, 0.6), (smalltalk.make_small_talk_turns, 5), (smalltalk.make_mood_turns,
+                                                                                          0.7),
     (smalltalk.make_joke_turns, 0.7), (smalltalk.make_unanswerable_turns, 1.5), (echoes.make_copy_turns, 2),
     (echoes.make_lower_case_turns, 0.3), (echoes.make_remembered_fact_turns,
                                           1.2),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from launcher.demo.training.corpus.grammar import (
+from launcher.demo.training.corpus.templates import (
     capitalize_first_letter,
     expand_random_template,
     expand_template,

@@ -7,14 +7,14 @@ from pathlib import Path
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker, make_one_turn_conversation
-from launcher.demo.training.corpus.definitions import DEFINITIONS_BY_WORD
-from launcher.demo.training.corpus.grammar import (
+from launcher.demo.training.corpus.sources.wordnet import WordMeaning, read_first_meanings
+from launcher.demo.training.corpus.templates import (
     add_article,
     capitalize_first_letter,
     expand_random_template,
     vary_question,
 )
-from launcher.demo.training.corpus.sources.wordnet import WordMeaning, read_first_meanings
+from launcher.demo.training.corpus.word_definitions import DEFINITIONS_BY_WORD
 
 MAX_WORDS = 16
 COUNTED_SUBJECTS = {3, 5, 6, 8, 17, 18, 20,
@@ -79,7 +79,7 @@ def read_glosses(folder: Path, min_occurrences: int) -> list[WordGloss]:
         if meaning.num_occurrences >= max(min_occurrences,
                                           1 + chosen[meaning.word].num_occurrences if meaning.word in chosen else 0):
             chosen[meaning.word] = meaning
-    return [gloss for meaning in chosen.values() if is_simple_word(meaning) for gloss in make_glosses(meaning)]
+    return [gloss for meaning in chosen.values() if is_simple_word(meaning) for gloss in make_optional_gloss(meaning)]
 
 
 def is_simple_word(meaning: WordMeaning) -> bool:
@@ -90,7 +90,7 @@ def is_simple_word(meaning: WordMeaning) -> bool:
             and not OFFENSIVE_WORDS_PATTERN.search(f"{word} {extract_definition(meaning.gloss_text)}"))
 
 
-def make_glosses(meaning: WordMeaning) -> list[WordGloss]:
+def make_optional_gloss(meaning: WordMeaning) -> list[WordGloss]:
     """Return the meaning as a sentence, or an empty list if it does not make one."""
     text = extract_definition(meaning.gloss_text)
     if text.endswith(INCOMPLETE_ENDINGS) or not 3 <= len(

@@ -9,16 +9,16 @@ from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
 from launcher.demo.training.corpus import poems, stories
+from launcher.demo.training.corpus.arithmetic import make_arithmetic_document
+from launcher.demo.training.corpus.bible_verses import make_passage_maker, make_verse_question_maker
 from launcher.demo.training.corpus.counting import make_counting_document
 from launcher.demo.training.corpus.dialogues import make_dialogue
 from launcher.demo.training.corpus.glosses import make_gloss_text_maker, make_meaning_question_maker, read_glosses
-from launcher.demo.training.corpus.objects import make_json_document
+from launcher.demo.training.corpus.json_answers import make_json_document
 from launcher.demo.training.corpus.sources.scripture import read_verses
 from launcher.demo.training.corpus.spelling import make_spelling_document
-from launcher.demo.training.corpus.sums import make_arithmetic_document
-from launcher.demo.training.corpus.tools.calls import make_tool_document
-from launcher.demo.training.corpus.verses import make_passage_maker, make_verse_question_maker
-from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE, make_voiced_maker
+from launcher.demo.training.corpus.tool_calling.conversations import make_tool_document
+from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE, make_rewriting_maker
 
 DocumentShares = Mapping[DocumentMaker, float]
 
@@ -43,7 +43,7 @@ def make_base_shares(wordnet: Path) -> DocumentShares:
 
 def make_voice_shares(voice: str, bible: Path) -> DocumentShares:
     """Return the shares for a voice. `bible` is only read for the voice `kjv`."""
-    shares = {make_voiced_maker(make, REWRITERS_BY_VOICE[voice]): share for make, share in VOICE_SHARES.items()}
+    shares = {make_rewriting_maker(make, REWRITERS_BY_VOICE[voice]): share for make, share in VOICE_SHARES.items()}
     if voice == "kjv":
         known = read_verses(bible)
         shares |= {make_verse_question_maker(known): VERSE_SHARE, make_passage_maker(known): PASSAGE_SHARE}

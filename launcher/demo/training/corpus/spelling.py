@@ -6,7 +6,7 @@ Every answer first spells the word as c-a-t, so that the rest can be read off it
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, DocumentMaker
-from launcher.demo.training.corpus.asking import choose_weighted, fill_random_template, make_conversation
+from launcher.demo.training.corpus.request_variations import choose_weighted, fill_random_template, make_conversation
 from launcher.demo.training.corpus.values import invent_word
 
 SPELLING_WORDS = (

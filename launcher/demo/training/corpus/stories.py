@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from launcher.demo.training.conversation import Conversation, Message, make_turn_messages
-from launcher.demo.training.corpus.grammar import (
+from launcher.demo.training.corpus.story_plots import BEDTIME_ENDINGS, PLOTS, PRANK_PLOT, SHORT_PLOTS, STORY_OPENINGS
+from launcher.demo.training.corpus.templates import (
     add_article,
     capitalize_first_letter,
     expand_random_template,
@@ -18,7 +19,6 @@ from launcher.demo.training.corpus.grammar import (
     make_slot_forms,
     vary_question,
 )
-from launcher.demo.training.corpus.plots import BEDTIME_ENDINGS, PLOTS, PRANK_PLOT, SHORT_PLOTS, STORY_OPENINGS
 from launcher.demo.training.corpus.words import (
     ANIMALS,
     BOY_NAMES,
@@ -83,14 +83,14 @@ class StoryCast:
         return f"{self.trait} {self.kind}".strip()
 
     @property
-    def definite_friend(self) -> str:
+    def friend_with_definite_article(self) -> str:
         """The friend after the first mention, with a definite article."""
         return re.sub(r"^an? ", "the ", self.friend)
 
     def make_slots(self) -> dict[str, str]:
         he, him, his = FEMALE_PRONOUNS if self.is_female else MALE_PRONOUNS
         words = make_slot_forms(hero=self.hero_with_trait, kind=self.kind, thing=self.thing, place=self.place, he=he,
-                                him=him, his=his, friend=self.definite_friend)
+                                him=him, his=his, friend=self.friend_with_definite_article)
         return words | {"name": self.name, "a_friend": self.friend,
                         "Hero": self.hero_with_trait.title(), "Thing": self.thing.title(), "Kind": self.kind.title()}
 

@@ -79,7 +79,7 @@ WORD_ENDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ValueKind:
+class ValueGenerator:
     """Generator of random values of one kind, with their JSON schema."""
 
     schema: dict[str, Any]  # JSON schema of the value
@@ -112,68 +112,76 @@ def draw_email(rng: Random) -> str:
     return f"{rng.choice(PERSON_NAMES).lower()}@{invent_word(rng)}.com"
 
 
-def make_word_drawer(words: Sequence[str]) -> DrawFunction:
+def make_word_draw_function(words: Sequence[str]) -> DrawFunction:
     return lambda rng: rng.choice(words)
 
 
-def make_word_or_invented_drawer(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
+def make_word_or_invented_draw_function(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
     return lambda rng: invent_word(rng) if rng.random() < invented_share else rng.choice(words)
 
 
-def make_name_or_invented_drawer(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
+def make_name_or_invented_draw_function(words: Sequence[str], invented_share: float = 0.2) -> DrawFunction:
     return lambda rng: invent_word(rng).capitalize() if rng.random() < invented_share else rng.choice(words)
 
 
-def make_integer_drawer(low: int, high: int) -> DrawFunction:
+def make_integer_draw_function(low: int, high: int) -> DrawFunction:
     return lambda rng: rng.randint(low, high)
 
 
-def make_word_list_drawer(words: Sequence[str]) -> DrawFunction:
+def make_word_list_draw_function(words: Sequence[str]) -> DrawFunction:
     return lambda rng: rng.sample(words, rng.choice((2, 2, 3)))
 
 
-def make_string_kind(draw: DrawFunction) -> ValueKind:
-    return ValueKind({"type": "string"}, draw)
+def make_string_generator(draw: DrawFunction) -> ValueGenerator:
+    return ValueGenerator({"type": "string"}, draw)
 
 
-def make_integer_kind(low: int, high: int) -> ValueKind:
-    return ValueKind({"type": "integer"}, make_integer_drawer(low, high))
+def make_integer_generator(low: int, high: int) -> ValueGenerator:
+    return ValueGenerator({"type": "integer"}, make_integer_draw_function(low, high))
 
 
-def make_enum_kind(*words: str) -> ValueKind:
-    return ValueKind({"type": "string", "enum": list(words)}, make_word_drawer(words))
+def make_enum_generator(*words: str) -> ValueGenerator:
+    return ValueGenerator({"type": "string", "enum": list(words)}, make_word_draw_function(words))
 
 
 VALUE_KINDS = {
-    "name": make_string_kind(make_name_or_invented_drawer(PERSON_NAMES)),
-    "city": make_string_kind(make_name_or_invented_drawer(CITIES)),
-    "colour": make_string_kind(make_word_drawer(COLOURS)),
-    "animal": make_string_kind(make_word_or_invented_drawer(ANIMALS, 0.1)),
-    "fruit": make_string_kind(make_word_drawer(FRUIT)), "food": make_string_kind(make_word_drawer(FOODS)),
-    "dish": make_string_kind(make_word_drawer(DISHES)), "thing": make_string_kind(make_word_or_invented_drawer(THINGS)),
-    "room": make_string_kind(make_word_drawer(ROOMS)),
-    "day": make_string_kind(make_word_drawer(DAYS)), "month": make_string_kind(make_word_drawer(MONTHS)),
-    "sky": make_string_kind(make_word_drawer(SKY_STATES)),
-    "subject": make_string_kind(make_word_drawer(SCHOOL_SUBJECTS)), "job": make_string_kind(make_word_drawer(JOBS)),
-    "topic": make_string_kind(make_word_or_invented_drawer(TOPICS, 0.1)),
-    "language": make_string_kind(make_word_drawer(LANGUAGES)), "message": make_string_kind(make_word_drawer(MESSAGES)),
-    "chore": make_string_kind(make_word_drawer(CHORE_TEXTS)),
-    "title": make_string_kind(draw_title), "clock": make_string_kind(draw_clock_time),
-    "code": make_string_kind(draw_code), "word": make_string_kind(invent_word),
-    "plain": make_string_kind(make_word_or_invented_drawer(ANIMALS + THINGS + FRUIT, 0.3)),
-    "digit": make_integer_kind(1, 9), "few": make_integer_kind(2, 9),
-    "legs": ValueKind({"type": "integer"}, lambda rng: rng.choice((0, 2, 4, 4, 6, 8))),
-    "number": make_integer_kind(1, 99),
-    "dozen": make_integer_kind(2, 12), "minutes": make_integer_kind(2, 60), "age": make_integer_kind(2, 80),
-    "degrees": make_integer_kind(2, 30),
-    "warmth": make_integer_kind(12, 28), "hundreds": make_integer_kind(100, 999), "year": make_integer_kind(1900, 2030),
-    "country": make_string_kind(make_word_drawer(COUNTRIES)),
-    "email": make_string_kind(draw_email), "price": ValueKind({"type": "number"}, draw_price),
-    "yes": ValueKind({"type": "boolean"}, lambda rng: rng.random() < 0.5),
-    "foods": ValueKind({"type": "array", "items": {"type": "string"}}, make_word_list_drawer(FOODS)),
-    "names": ValueKind({"type": "array", "items": {"type": "string"}}, make_word_list_drawer(PERSON_NAMES)),
-    "unit": make_enum_kind("celsius", "fahrenheit"),
-    "size": make_enum_kind("small", "medium", "large"), "way": make_enum_kind("left", "right", "forward", "back"),
-    "shape": make_enum_kind("circle", "square", "star", "triangle"),
-    "money": make_enum_kind("euros", "dollars", "pounds", "yen"),
-    "speed": make_enum_kind("slow", "fast"), "mood": make_enum_kind("happy", "sad", "calm", "angry"),}
+    "name": make_string_generator(make_name_or_invented_draw_function(PERSON_NAMES)),
+    "city": make_string_generator(make_name_or_invented_draw_function(CITIES)),
+    "colour": make_string_generator(make_word_draw_function(COLOURS)),
+    "animal": make_string_generator(make_word_or_invented_draw_function(ANIMALS, 0.1)),
+    "fruit": make_string_generator(make_word_draw_function(FRUIT)),
+    "food": make_string_generator(make_word_draw_function(FOODS)),
+    "dish": make_string_generator(make_word_draw_function(DISHES)),
+    "thing": make_string_generator(make_word_or_invented_draw_function(THINGS)),
+    "room": make_string_generator(make_word_draw_function(ROOMS)),
+    "day": make_string_generator(make_word_draw_function(DAYS)),
+    "month": make_string_generator(make_word_draw_function(MONTHS)),
+    "sky": make_string_generator(make_word_draw_function(SKY_STATES)),
+    "subject": make_string_generator(make_word_draw_function(SCHOOL_SUBJECTS)),
+    "job": make_string_generator(make_word_draw_function(JOBS)),
+    "topic": make_string_generator(make_word_or_invented_draw_function(TOPICS, 0.1)),
+    "language": make_string_generator(make_word_draw_function(LANGUAGES)),
+    "message": make_string_generator(make_word_draw_function(MESSAGES)),
+    "chore": make_string_generator(make_word_draw_function(CHORE_TEXTS)),
+    "title": make_string_generator(draw_title), "clock": make_string_generator(draw_clock_time),
+    "code": make_string_generator(draw_code), "word": make_string_generator(invent_word),
+    "plain": make_string_generator(make_word_or_invented_draw_function(ANIMALS + THINGS + FRUIT, 0.3)),
+    "digit": make_integer_generator(1, 9), "few": make_integer_generator(2, 9),
+    "legs": ValueGenerator({"type": "integer"}, lambda rng: rng.choice((0, 2, 4, 4, 6, 8))),
+    "number": make_integer_generator(1, 99),
+    "dozen": make_integer_generator(2, 12), "minutes": make_integer_generator(2, 60),
+    "age": make_integer_generator(2, 80),
+    "degrees": make_integer_generator(2, 30),
+    "warmth": make_integer_generator(12, 28), "hundreds": make_integer_generator(100, 999),
+    "year": make_integer_generator(1900, 2030),
+    "country": make_string_generator(make_word_draw_function(COUNTRIES)),
+    "email": make_string_generator(draw_email), "price": ValueGenerator({"type": "number"}, draw_price),
+    "yes": ValueGenerator({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+    "foods": ValueGenerator({"type": "array", "items": {"type": "string"}}, make_word_list_draw_function(FOODS)),
+    "names": ValueGenerator({"type": "array", "items": {"type": "string"}}, make_word_list_draw_function(PERSON_NAMES)),
+    "unit": make_enum_generator("celsius", "fahrenheit"),
+    "size": make_enum_generator("small", "medium", "large"),
+    "way": make_enum_generator("left", "right", "forward", "back"),
+    "shape": make_enum_generator("circle", "square", "star", "triangle"),
+    "money": make_enum_generator("euros", "dollars", "pounds", "yen"),
+    "speed": make_enum_generator("slow", "fast"), "mood": make_enum_generator("happy", "sad", "calm", "angry"),}

@@ -12,7 +12,7 @@ from benchmarks.bench.load.arrivals import (
     iter_burst_times,
     iter_even_times,
     iter_poisson_times,
-    iter_uniform_pause_times,
+    iter_times_with_uniform_pauses,
     read_trace,
 )
 
@@ -38,7 +38,7 @@ def test_even_arrivals_have_equal_gaps() -> None:
 
 
 def test_random_pauses_have_a_maximum() -> None:
-    moments = list(islice(iter_uniform_pause_times(2.0, Random(0)), 1000))
+    moments = list(islice(iter_times_with_uniform_pauses(2.0, Random(0)), 1000))
     assert moments[0] == 0.0
     assert all(0 <= after - before <= 2.0 for before, after in pairwise(moments))
     assert moments[-1] == pytest.approx(1000, rel=0.1)

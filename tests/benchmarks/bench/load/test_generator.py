@@ -12,8 +12,8 @@ from benchmarks.bench.load import generator
 from benchmarks.bench.load.client import ResponseReader, Target, check_is_json, escape_surrogates
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.http import NoResponseError, ResponseHead
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.http import RequestFailedError, ResponseHead
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_error_text_is_printable() -> None:
 
 
 def test_answer_that_is_not_json_is_an_error() -> None:
-    with pytest.raises(NoResponseError, match=r"^an answer that is no JSON: b'gone'$"):
+    with pytest.raises(RequestFailedError, match=r"^an answer that is no JSON: b'gone'$"):
         check_is_json(b"gone")
 
 

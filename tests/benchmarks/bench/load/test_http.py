@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.http import HttpConnection, HttpConnectionPool, NoResponseError
+from benchmarks.bench.load.http import HttpConnection, HttpConnectionPool, RequestFailedError
 
 CHUNKED_RESPONSE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=1\r\n world\r\n0\r\n\r\n"
 SIZED_RESPONSE = b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone"
@@ -63,7 +63,7 @@ def test_body_may_last_until_the_connection_closes() -> None:
 
 
 def test_broken_body_is_not_taken_for_complete() -> None:
-    with pytest.raises(NoResponseError, match="before its answer was complete"):
+    with pytest.raises(RequestFailedError, match="before its answer was complete"):
         receive([b"HTTP/1.0 200 OK\r\n\r\nall"], error=ConnectionResetError())
 
 
@@ -78,12 +78,12 @@ def test_connection_with_a_close_header_is_not_reused() -> None:
 @pytest.mark.parametrize("answer", [
     b"SSH-2.0-OpenSSH_9.6\r\n\r\n", CHUNKED_RESPONSE.replace(b"5\r\nhello", b"five\r\nhello"), b"x" * 70_000])
 def test_invalid_http_is_reported(answer: bytes) -> None:
-    with pytest.raises(NoResponseError, match=r"this is no HTTP|the head of an answer"):
+    with pytest.raises(RequestFailedError, match=r"this is no HTTP|the head of an answer"):
         receive([answer])
 
 
 def test_incomplete_answer_is_reported() -> None:
-    with pytest.raises(NoResponseError, match="before its answer was complete"):
+    with pytest.raises(RequestFailedError, match="before its answer was complete"):
         receive([CHUNKED_RESPONSE[:-8]], closes=True)
 
 
@@ -152,5 +152,5 @@ def test_cancelled_request_closes_its_connection() -> None:
 def test_refused_connection_is_reported() -> None:
     async def scenario() -> None:
         await HttpConnectionPool("http://127.0.0.1:1").exchange(b"", lambda *_: None)
-    with pytest.raises(NoResponseError, match=r"nobody answers at 127\.0\.0\.1:1"):
+    with pytest.raises(RequestFailedError, match=r"nobody answers at 127\.0\.0\.1:1"):
         asyncio.run(scenario())

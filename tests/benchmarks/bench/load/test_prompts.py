@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.http import NoResponseError
+from benchmarks.bench.load.http import RequestFailedError
 from benchmarks.bench.load.prompts import (
     TextTooLongError,
     count_words,
+    make_local_token_counter,
     make_prompt_of_length,
-    make_tokenizer_counter,
     parse_token_count,
     read_prompts,
 )
-from benchmarks.harness.checkpoints import make_byte_tokenizer
+from benchmarks.harness.random_checkpoints import make_byte_tokenizer
 
 
 async def count_subwords(text: str) -> int:
@@ -52,7 +52,7 @@ def test_prompt_fits_though_the_counter_has_a_limit(wanted: int) -> None:
 
 
 def test_prompt_above_the_counter_limit_is_an_error() -> None:
-    with pytest.raises(NoResponseError, match="at most 100, got 1"):
+    with pytest.raises(RequestFailedError, match="at most 100, got 1"):
         asyncio.run(make_prompt_of_length("7", 101, make_limited_counter(100), Random(0)))
 
 
@@ -63,12 +63,12 @@ def test_prompt_is_never_shorter_than_its_beginning() -> None:
 
 def test_local_tokenizer_counts_tokens(tmp_path: Path) -> None:
     make_byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    assert asyncio.run(make_tokenizer_counter(str(tmp_path))("abc")) == 3
+    assert asyncio.run(make_local_token_counter(str(tmp_path))("abc")) == 3
 
 
 def test_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--tokenizer: cannot read .*nothing"):
-        make_tokenizer_counter(str(tmp_path / "nothing"))
+        make_local_token_counter(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("answer", [[{"id": 1}, {"id": 2}], {"count": 2, "tokens": None}, {"tokens": [1, 2]}])

@@ -19,7 +19,7 @@ from benchmarks.bench.report.curves import (
     count_requests_in_flight,
     cumulative_distribution,
     fit_line,
-    select_counted_records,
+    select_successful_in_window,
     thin_out,
 )
 
@@ -29,7 +29,7 @@ SORTED_VALUES = st.lists(st.floats(0, 100), min_size=1, max_size=2 * MAX_LINE_PO
 def test_only_requests_sent_in_the_window_count() -> None:
     records = [make_streamed_record(sent_at=0.0), early := make_streamed_record(sent_at=1.0), make_rejected_record(1.5),
                make_streamed_record(sent_at=2.0)]
-    assert select_counted_records(make_bench_result(records, window=(1.0, 2.0))) == [early]
+    assert select_successful_in_window(make_bench_result(records, window=(1.0, 2.0))) == [early]
 
 
 def test_cumulative_shares_rise_to_100_percent() -> None:

@@ -17,7 +17,7 @@ from support.fake_bench_results import (
 from benchmarks.bench.report.html import PLOTS, render_failures, render_html, render_plot
 from benchmarks.bench.report.result import BenchResult
 from benchmarks.bench.report.table import make_table_rows
-from benchmarks.bench.report.versus import FigureRatio, compute_figure_ratios, make_ratio_rows
+from benchmarks.bench.report.versus import MetricComparison, compare_metrics, make_ratio_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fonts")]
 HOSTILE_TEXT = '<script>alert("1")</script>'
@@ -46,9 +46,9 @@ def get_table_cells(page: str) -> set[str]:
 
 
 @cache
-def make_two_run_report() -> tuple[list[BenchResult], list[FigureRatio], str]:
+def make_two_run_report() -> tuple[list[BenchResult], list[MetricComparison], str]:
     results = [make_sample_result("http://127.0.0.1:3000"), make_sample_result("https://weft.example", gap=0.02)]
-    ratios = compute_figure_ratios([(results[0].summary, results[1].summary)])
+    ratios = compare_metrics([(results[0].summary, results[1].summary)])
     return results, ratios, render_html(results, ratios)
 
 

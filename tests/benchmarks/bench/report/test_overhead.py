@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.bench.load.record import BenchRequest, RequestRecord
+from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
 from benchmarks.bench.report.overhead import GeneratorOverhead, measure_overhead
 
 SENT_RECORDS = [RequestRecord(BenchRequest(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50)

@@ -14,12 +14,12 @@ from support.fake_bench_results import (
 )
 
 from benchmarks.bench.report.result import CSV_COLUMNS, to_csv, to_json, to_json_value
-from benchmarks.bench.report.versus import FigureRatio
+from benchmarks.bench.report.versus import MetricComparison
 
 
 def test_json_contains_results_and_comparison() -> None:
     said = json.loads(to_json([make_sample_result("A"), make_sample_result("B")],
-                              [FigureRatio("tokens/s", "higher", (1.2, 1.4, 1.3), 3)]))
+                              [MetricComparison("tokens/s", "higher", (1.2, 1.4, 1.3), 3)]))
     first = said["results"][0]
     assert [one["name"] for one in said["results"]] == ["A", "B"]
     assert len(first["records"]) == 41

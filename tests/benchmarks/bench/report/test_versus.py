@@ -11,24 +11,24 @@ from support.fake_bench_results import (
 )
 
 from benchmarks.bench.report.summary import LatencyGoal
-from benchmarks.bench.report.versus import FigureRatio, compute_figure_ratios, format_factor, format_ratio_table
+from benchmarks.bench.report.versus import MetricComparison, compare_metrics, format_factor, format_ratio_table
 
 SLOW_SUMMARY, FAST_SUMMARY = make_sample_result("A", gap=0.02).summary, make_sample_result("B", gap=0.01).summary
 
 
-def get_ratios_by_name(ratios: list[FigureRatio]) -> dict[str, FigureRatio]:
+def get_ratios_by_name(ratios: list[MetricComparison]) -> dict[str, MetricComparison]:
     return {ratio.name: ratio for ratio in ratios}
 
 
 def test_ratio_is_of_b_to_a_in_every_turn() -> None:
-    found = get_ratios_by_name(compute_figure_ratios([(SLOW_SUMMARY, FAST_SUMMARY), (SLOW_SUMMARY, SLOW_SUMMARY),
-                                                      (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens p50"]
+    found = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY), (SLOW_SUMMARY, SLOW_SUMMARY),
+                                                (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens p50"]
     assert found.ratios_by_turn == pytest.approx((0.5, 1.0, 2.0))
     assert (found.median, found.least, found.most) == pytest.approx((1.0, 0.5, 2.0))
 
 
 def test_better_direction_is_stated() -> None:
-    made = get_ratios_by_name(compute_figure_ratios([(SLOW_SUMMARY, FAST_SUMMARY)]))
+    made = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY)]))
     assert {name for name, ratio in made.items() if ratio.better_when == "higher"} == {"tokens/s", "requests/s"}
     assert {ratio.better_when for name, ratio in made.items() if name[-3:] in {"p50", "p90", "p95", "p99"}} == {"lower"}
 
@@ -36,28 +36,28 @@ def test_better_direction_is_stated() -> None:
 def test_figures_missing_in_one_run_are_not_compared() -> None:
     streamed, not_streamed = (make_bench_result([make_streamed_record()]).summary,
                               make_bench_result([make_unstreamed_record()]).summary)
-    assert "first token p50" not in get_ratios_by_name(compute_figure_ratios([(streamed, not_streamed)]))
+    assert "first token p50" not in get_ratios_by_name(compare_metrics([(streamed, not_streamed)]))
     assert len(get_ratios_by_name(
-        compute_figure_ratios([(streamed, not_streamed), (streamed, streamed)]))["first token p50"].ratios_by_turn) == 1
+        compare_metrics([(streamed, not_streamed), (streamed, streamed)]))["first token p50"].ratios_by_turn) == 1
 
 
 def test_ratio_to_zero_is_left_out() -> None:
     none, some = (make_bench_result([make_streamed_record()], goal=LatencyGoal(e2e=limit)).summary
                   for limit in (0.0, 1.0))
-    assert "goodput, requests/s" not in get_ratios_by_name(compute_figure_ratios([(none, some)]))
-    assert get_ratios_by_name(compute_figure_ratios([(some, none)]))["goodput, requests/s"].ratios_by_turn == (0.0,)
+    assert "goodput, requests/s" not in get_ratios_by_name(compare_metrics([(none, some)]))
+    assert get_ratios_by_name(compare_metrics([(some, none)]))["goodput, requests/s"].ratios_by_turn == (0.0,)
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.001, 1.0))
 def test_swapped_comparison_gives_the_inverse(one: float, other: float) -> None:
     first, second = (make_bench_result([make_streamed_record(gap=gap)]).summary for gap in (one, other))
-    there, back = get_ratios_by_name(compute_figure_ratios([(first, second)])), get_ratios_by_name(
-        compute_figure_ratios([(second, first)]))
+    there, back = get_ratios_by_name(compare_metrics([(first, second)])), get_ratios_by_name(
+        compare_metrics([(second, first)]))
     assert [there[name].median * back[name].median for name in there] == pytest.approx([1.0] * len(there))
 
 
 def test_line_shows_median_and_spread() -> None:
-    lines = format_ratio_table([FigureRatio("tokens/s", "higher", (1.28, 1.31, 1.35), 3)],
+    lines = format_ratio_table([MetricComparison("tokens/s", "higher", (1.28, 1.31, 1.35), 3)],
                                ("before", "after")).splitlines()
     assert lines[0].split() == ["after", "/", "before", "median", "least", "to", "most", "turns", "better", "is"]
     assert lines[1].split() == ["tokens/s", "1.31", "(1.28", "to", "1.35)", "3", "higher"]
@@ -66,7 +66,7 @@ def test_line_shows_median_and_spread() -> None:
 def test_turns_without_a_figure_are_counted() -> None:
     none, some = (make_bench_result([make_streamed_record()], goal=LatencyGoal(e2e=limit)).summary
                   for limit in (0.0, 1.0))
-    [line] = [line for line in format_ratio_table(compute_figure_ratios([(none, some), (some, some)])).splitlines()
+    [line] = [line for line in format_ratio_table(compare_metrics([(none, some), (some, some)])).splitlines()
               if "goodput" in line]
     assert "1 of 2" in line
 

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from benchmarks.bench.shards.batch_run import (
     BatchRunTimings,
     SamplingSettings,
-    SequenceShape,
+    SequenceLengths,
     ShardEpoch,
     make_random_sequences,
 )
-from benchmarks.bench.shards.rank_processes import RankReplies, ShardFailed
+from benchmarks.bench.shards.rank_connections import RankReplies, ShardFailed
 from shard.pb import shard_pb2 as pb
-from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, MessageLimits, read_sampling_params, read_sequences
+from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, ModelLimits, read_sampling_params, read_sequences
 
-SMALL_SHAPE = SequenceShape(sequence_length=10, decode_length=8, block_size=16)
+SMALL_SHAPE = SequenceLengths(sequence_length=10, decode_length=8, block_size=16)
 
 
 class RecordingConnection:
@@ -71,9 +71,9 @@ def test_prompts_are_repeatable() -> None:
        vocabulary=st.integers(1, 300))
 def test_every_sequence_gets_all_the_blocks_it_needs(
         rows: int, length: int, decodes: int, speculated: int, vocabulary: int) -> None:
-    shape = SequenceShape(length, decodes, 16, speculated)
+    shape = SequenceLengths(length, decodes, 16, speculated)
     message = make_random_sequences(rows, shape, vocabulary, SamplingSettings())
-    sequences = read_sequences(message, MessageLimits(vocabulary, 1000, speculated, True), 16, rows * shape.num_blocks)
+    sequences = read_sequences(message, ModelLimits(vocabulary, 1000, speculated, True), 16, rows * shape.num_blocks)
     assert sorted(block for one in sequences for block in one.blocks) == [*range(rows * shape.num_blocks)]
     assert all(16 * len(one.blocks) >= length + (decodes - 1) * speculated for one in sequences)
 

@@ -19,9 +19,9 @@ from benchmarks.bench.shards.command import (
     measure_batch_sizes,
     resolve_model_folder,
 )
-from benchmarks.bench.shards.rank_processes import MessageRejected, ShardFailed, connect_to_ranks
-from benchmarks.harness.checkpoints import make_random_checkpoint
+from benchmarks.bench.shards.rank_connections import MessageRejected, ShardFailed, connect_to_ranks
 from benchmarks.harness.processes import run_children
+from benchmarks.harness.random_checkpoints import make_random_checkpoint
 
 DEFAULT_SETTINGS = ShardBenchSettings()
 SMALL_SETTINGS = ShardBenchSettings(batch_size=(1, 2), runs=1, warmups=0, decode_length=2)
@@ -41,7 +41,7 @@ def return_settings(settings: ShardBenchSettings = DEFAULT_SETTINGS) -> ShardBen
 
 def get_exit_code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as end:
-        command.run_command("weft bench --shard", bench, arguments)
+        command.run_cli("weft bench --shard", bench, arguments)
     assert isinstance(end.value.code, int)
     return end.value.code
 
@@ -73,7 +73,7 @@ def shard_sockets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.mark.slow
 def test_tables_have_a_row_for_every_batch_size(shard_sockets: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for socket in shard_sockets for word in ("--socket", socket)]
-    command.run_command("", bench, [*words, "-b", "1", "2", "-b", "32", "--runs", "2"])
+    command.run_cli("", bench, [*words, "-b", "1", "2", "-b", "32", "--runs", "2"])
     text = capsys.readouterr().out
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith(("| prefill", "| decode"))]
     for step, tables in (("prefill", 3), ("decode (token)", 2), ("decode (total)", 1), ("decode", 1)):
@@ -83,7 +83,7 @@ def test_tables_have_a_row_for_every_batch_size(shard_sockets: list[str], capsys
 @pytest.mark.slow
 def test_forward_seconds_match_the_cost_model(
         shard_sockets: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    command.run_command("", bench, ["-m", shard_sockets[0], "-b", "3", "-s", "20", "-d", "4", "-r", "2"])
+    command.run_cli("", bench, ["-m", shard_sockets[0], "-b", "3", "-s", "20", "-d", "4", "-r", "2"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     [one] = told["points"]
     assert told["shards"] == len(shard_sockets)
@@ -154,7 +154,7 @@ def test_lengths_beyond_the_model_are_rejected_before_any_run(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_shards_are_started_without_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
-    command.run_command("", bench, ["--num-shard", "2", "-b", "2", "-d", "2", "-r", "1", "-w", "0"])
+    command.run_cli("", bench, ["--num-shard", "2", "-b", "2", "-d", "2", "-r", "1", "-w", "0"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["model"], told["shards"], told["left_out"]) == ("simulated", 2, {})
 
@@ -162,8 +162,8 @@ def test_shards_are_started_without_a_socket(capsys: pytest.CaptureFixture[str])
 @pytest.mark.slow
 def test_real_model_is_measured_on_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_random_checkpoint("tiny", tmp_path / "tiny")
-    command.run_command("", bench, ["--model", str(folder), "--num-shard", "2", "--threads", "1", "-b", "1", "4", "-r",
-                                    "2", "--do-sample", "--top-n-tokens", "2"])
+    command.run_cli("", bench, ["--model", str(folder), "--num-shard", "2", "--threads", "1", "-b", "1", "4", "-r",
+                                "2", "--do-sample", "--top-n-tokens", "2"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["batch_size"] for one in told["points"]] == [1, 4]
     assert (told["model"], told["dtype"], told["do_sample"], told["top_n_tokens"]) == (str(folder), "float32", True, 2)

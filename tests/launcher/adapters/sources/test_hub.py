@@ -11,9 +11,9 @@ from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files,
 from support.fake_hub import COMMIT, FakeHub
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
-from launcher.adapters.protocol import AccessCheckRequest, FetchRequest
 from launcher.adapters.sources import hub as module
 from launcher.adapters.sources.hub import HubSource, HubSourceSettings, parse_hub_adapter_name
+from launcher.adapters.store_protocol import AccessCheckRequest, FetchRequest
 
 UNUSED_FILES = {"README.md": b"read", "tokenizer.json": b"{}", "adapter_model.bin": b"pickle"}
 OTHER_COMMIT = "f" * 40
@@ -34,7 +34,7 @@ class HubSourceHarness:
     def fetch_files(self, name: str = "org/name", token: str = "", *,
                     own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
-        with (convert_errors_to_adapter_error("the adapter"), self.source.open_remote_version(
+        with (convert_errors_to_adapter_error("the adapter"), self.source.open_version(
             FetchRequest("hub", name, token, may_use_server_token=own_token)) as sighting):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
@@ -186,7 +186,7 @@ def test_damaged_download_is_rejected_and_can_be_repeated(harness: HubSourceHarn
 
 def test_unused_download_is_deleted(harness: HubSourceHarness) -> None:
     """The downloaded files were no adapter and were deleted."""
-    with harness.source.open_remote_version(FetchRequest("hub", "org/name")) as sighting:
+    with harness.source.open_version(FetchRequest("hub", "org/name")) as sighting:
         (harness.folder / "version").mkdir()
         sighting.download_files(harness.folder / "version")
         for path in (harness.folder / "version").iterdir():
@@ -303,7 +303,7 @@ def test_hub_cache_of_others_is_used_when_offline(harness: HubSourceHarness) -> 
 
 def test_stamp_changes_only_with_the_files(harness: HubSourceHarness) -> None:
     def get_stamp(token: str = "") -> object:
-        with harness.source.open_remote_version(FetchRequest("hub", "org/name", token)) as sighting:
+        with harness.source.open_version(FetchRequest("hub", "org/name", token)) as sighting:
             return sighting.version_stamp
 
     first = get_stamp()

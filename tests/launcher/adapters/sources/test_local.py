@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
-from launcher.adapters.protocol import FetchRequest
-from launcher.adapters.remote_version import RemoteVersion
+from launcher.adapters.sources.interface import SourceVersion
 from launcher.adapters.sources.local import LocalSource, open_below_root
+from launcher.adapters.store_protocol import FetchRequest
 
 FUTURE_TIME_NS = 2 * 10**18  # long after every file was written
 
@@ -29,7 +29,7 @@ class LocalSourceHarness:
         self.source = LocalSource(str(self.root), lambda: FUTURE_TIME_NS)
 
     def fetch_files(self, name: str, before_copy: Callable[[], object] = lambda: None) -> dict[str, bytes]:
-        with self.source.open_remote_version(FetchRequest("local", name)) as sighting:
+        with self.source.open_version(FetchRequest("local", name)) as sighting:
             before_copy()
             sighting.download_files(self.target_folder)
         return {path.name: path.read_bytes() for path in self.target_folder.iterdir()}
@@ -40,8 +40,8 @@ class LocalSourceHarness:
         assert list(self.target_folder.iterdir()) == []
         return refused.value
 
-    def get_remote_version(self, name: str = "team/one", *, fresh: bool = False) -> RemoteVersion:
-        with self.source.open_remote_version(FetchRequest("local", name, skips_name_cache=fresh)) as sighting:
+    def get_remote_version(self, name: str = "team/one", *, fresh: bool = False) -> SourceVersion:
+        with self.source.open_version(FetchRequest("local", name, skips_name_cache=fresh)) as sighting:
             return sighting
 
 
@@ -85,7 +85,7 @@ def test_only_config_and_weights_are_copied(harness: LocalSourceHarness) -> None
 
 
 def test_source_is_disabled_without_a_root() -> None:
-    with pytest.raises(AdapterError, match="--adapter-root FOLDER") as refused, LocalSource("").open_remote_version(
+    with pytest.raises(AdapterError, match="--adapter-root FOLDER") as refused, LocalSource("").open_version(
         FetchRequest("local", "a")):
         pass
     assert refused.value.kind == "forbidden"
@@ -224,7 +224,7 @@ def test_pickled_weights_are_rejected(harness: LocalSourceHarness) -> None:
 
 def test_missing_root_is_reported_without_its_path(tmp_path: Path) -> None:
     with (pytest.raises(AdapterError, match="No such file") as refused, convert_errors_to_adapter_error("the adapter"),
-          LocalSource(str(tmp_path / "none")).open_remote_version(FetchRequest("local", "a"))):
+          LocalSource(str(tmp_path / "none")).open_version(FetchRequest("local", "a"))):
         pass
     assert str(tmp_path) not in str(refused.value)
 

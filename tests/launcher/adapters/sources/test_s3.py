@@ -7,8 +7,8 @@ import pytest
 from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
-from launcher.adapters.protocol import FetchRequest
 from launcher.adapters.sources.s3 import BucketEntry, S3Source, parse_s3_adapter_name
+from launcher.adapters.store_protocol import FetchRequest
 from launcher.hub.client import ServerUnreachableError
 
 
@@ -49,7 +49,7 @@ class S3SourceHarness:
         return self.storage
 
     def fetch_files(self, name: str = "s3://loras/team/one") -> dict[str, bytes]:
-        with convert_errors_to_adapter_error("the adapter"), self.source.open_remote_version(
+        with convert_errors_to_adapter_error("the adapter"), self.source.open_version(
             FetchRequest("s3", name, "hf_token")) as sighting:
             assert (sighting.is_private, sighting.required_token) == (False, "")
             sighting.download_files(self.target_folder)
@@ -61,7 +61,7 @@ class S3SourceHarness:
         return refused.value
 
     def get_stamp(self) -> object:
-        with self.source.open_remote_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
+        with self.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
             return sighting.version_stamp
 
 
@@ -138,7 +138,7 @@ def test_interrupted_read_resumes(harness: S3SourceHarness) -> None:
 
 
 def test_file_changed_meanwhile_is_reported(harness: S3SourceHarness) -> None:
-    with harness.source.open_remote_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
+    with harness.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
         harness.storage.files[f"team/one/{CONFIG_FILE}"] += b" "
         with pytest.raises(AdapterError, match="changed while it was read"):
             sighting.download_files(harness.target_folder)

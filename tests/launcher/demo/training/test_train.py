@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from launcher.demo.training.corpus.counting import make_counting_document
+from launcher.demo.training.tokenizer import save_tokenizer
 from launcher.demo.training.train import make_model, save_model, train_corpus_tokenizer, train_demo_model
-from launcher.demo.training.vocabulary import save_tokenizer
 from shard.models.read_config import read_model_config
 
 DOCUMENT_SHARES = {make_counting_document: 1.0}

@@ -34,10 +34,11 @@ def test_operation_ids_are_unique():
 
 def test_body_schemas_match_the_accepted_types():
     schemas = OPENAPI_DOCUMENT["components"]["schemas"]
-    assert schemas["Generate"]["required"] == ["inputs"]
+    assert schemas["GenerateRequest"]["required"] == ["inputs"]
     assert {kind["type"] for kind in schemas["ChatRequest"]["properties"]["stop"]["anyOf"]} == {
         "string", "array", "null"}
-    assert {kind["type"] for kind in schemas["Completion"]["properties"]["prompt"]["anyOf"]} == {"string", "array"}
+    assert {kind["type"]
+            for kind in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]} == {"string", "array"}
 
 
 def test_streaming_routes_document_event_streams():
@@ -48,7 +49,7 @@ def test_streaming_routes_document_event_streams():
 def test_route_with_several_body_types_lists_all_of_them():
     schema = OPENAPI_DOCUMENT["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert [kind["$ref"].rpartition("/")[2] for kind in schema["anyOf"]] == [
-        "CompatGenerate", "ChatRequest", "Completion"]
+        "CompatGenerateRequest", "ChatRequest", "CompletionRequest"]
 
 
 def test_path_parameters_and_responses_are_described():

@@ -14,7 +14,7 @@ from router.errors import (
     InvalidRequest,
     Overloaded,
 )
-from router.http.openai.errors import OpenAIErrorReply, has_openai_errors
+from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 
 
 @pytest.mark.parametrize(("path", "compat", "has"), [
@@ -22,7 +22,7 @@ from router.http.openai.errors import OpenAIErrorReply, has_openai_errors
     ("/v1/chat/completions", "tgi", False), ("/v1/embeddings", "lorax", False), ("/generate", "none", False),
     ("/v10/x", "none", False), ("/invocations", "none", False)])
 def test_v1_routes_use_openai_errors_unless_another_server_is_emulated(path, compat, has):
-    assert has_openai_errors(path, compat) is has
+    assert has_openai_error_format(path, compat) is has
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "param", "code"), [

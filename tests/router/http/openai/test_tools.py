@@ -8,11 +8,11 @@ import pytest
 from router.errors import InvalidRequest, InvalidTools
 from router.http.openai.tools import (
     Function,
-    NamedTool,
+    NamedToolChoice,
     Tool,
-    get_template_tools,
     parse_arguments_object,
     required_call_grammar,
+    select_template_tools,
 )
 
 PAINT_PARAMETERS = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}},
@@ -32,7 +32,7 @@ def get_allowed_calls(tools: list[Tool], choice: Any) -> list[Any]:
 def test_grammar_allows_any_tool_or_only_the_named_one() -> None:
     tools = [make_tool("paint", PAINT_PARAMETERS), make_tool("stop")]
     assert [call["name"] for call in get_allowed_calls(tools, "required")] == [{"const": "paint"}, {"const": "stop"}]
-    named = NamedTool.model_validate({"type": "function", "function": {"name": "stop"}})
+    named = NamedToolChoice.model_validate({"type": "function", "function": {"name": "stop"}})
     for choice in ("stop", named):
         assert [call["name"] for call in get_allowed_calls(tools, choice)] == [{"const": "stop"}]
     assert [required_call_grammar(tools, choice) for choice in (None, "auto", "none")] == [None] * 3
@@ -62,7 +62,7 @@ def test_invalid_tool_schema_is_rejected_with_its_path() -> None:
 
 def test_long_tool_names_are_shortened_in_errors() -> None:
     with pytest.raises(InvalidTools, match=r"x{100}\), got y{100}$"):
-        get_template_tools([make_tool("x" * 5000)], "y" * 5000)
+        select_template_tools([make_tool("x" * 5000)], "y" * 5000)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a":' * 100_000])

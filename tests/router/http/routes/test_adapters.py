@@ -17,8 +17,8 @@ from router.adapters.reference import AdapterReference
 from router.adapters.registry import AdapterRegistry
 from router.api_keys import ApiKeys
 from router.http.app import create_app
-from router.http.transport.generate import ServedModel
 from router.http.transport.server import PROTOCOL_OPTIONS
+from router.http.transport.services import ServedModel
 from router.text.chat_template import simulated_model_template
 from router.validation.validator import RequestValidator
 
@@ -113,7 +113,7 @@ def test_loading_again_fetches_the_new_version_and_unloads_the_old(tmp_path: Pat
         await setup.load_adapter("org/a")
         assert (await setup.load_adapter("org/a"))["loads"] == 1
         setup.store.versions["org/a"] = "2"
-        removed = setup.weft.watch_scheduler_calls("resource_unloaded")
+        removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         assert (await setup.load_adapter("org/a"))["digest"] == "a-2"
         await removed.get()
         assert [standing.state for standing in setup.engine.resource_controller.adapter_statuses.values()] == ["here"]
@@ -151,7 +151,7 @@ def test_failed_new_version_leaves_the_old_one_loaded(tmp_path: Path) -> None:
 def test_deleted_adapter_is_unloaded_and_unknown_afterwards(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_adapter("org/a", alias="looms")
-        removed = setup.weft.watch_scheduler_calls("resource_unloaded")
+        removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         assert await setup.send_request("DELETE", "/v1/adapters/org/a") == (
             200, {"id": "org/a", "object": "adapter", "deleted": True})
         await removed.get()
@@ -169,7 +169,7 @@ def test_running_request_keeps_a_deleted_adapter(tmp_path: Path) -> None:
         await setup.weft.gate.wait_for_step()
         assert [told["requests"] for told in await setup.list_adapters()] == [1]
         assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200
-        removed = setup.weft.watch_scheduler_calls("resource_unloaded")
+        removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         setup.weft.gate.release_all()
         heard = await ReceivedStream.from_stream(stream)
         heard.check_output(setup.weft.model)

@@ -4,7 +4,7 @@ import pytest
 from support.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
-from router.http.transport.generate import ServedModel
+from router.http.transport.services import ServedModel
 
 
 @pytest.mark.parametrize(("about", "told"),

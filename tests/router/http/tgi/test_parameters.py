@@ -5,12 +5,12 @@ import pytest
 from router.adapters.reference import AdapterReference
 from router.http.lorax.parameters import LoraxParameters
 from router.http.tgi.parameters import SharedGenerateParameters
-from router.http.tgi.routes import Generate
-from router.http.transport.headers import Caller
+from router.http.tgi.routes import GenerateRequest
+from router.http.transport.headers import RequestContext
 from router.request import DEFAULT_TENANT
 from router.validation.validator import GenerationInput
 
-CALLER = Caller(DEFAULT_TENANT, "mine", 0.0, None, source_token="theirs")
+CALLER = RequestContext(DEFAULT_TENANT, "mine", 0.0, None, source_token="theirs")
 PARAMETERS = {
     "adapter_id": "a", "adapter_source": "s3", "best_of": 2, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 3,
     "top_p": 0.25, "typical_p": 0.75, "do_sample": True, "max_new_tokens": 7, "stop": ["x", "y"], "truncate": 9,
@@ -32,7 +32,7 @@ def test_every_shared_parameter_is_tested():
 @pytest.mark.parametrize("name", PARAMETERS.keys() - {"adapter_source"})
 def test_common_parameters_mean_the_same_in_tgi_and_lorax(name):
     parameters = {name: PARAMETERS[name]}
-    tgi = Generate.model_validate({"inputs": "hi", "parameters": parameters}).to_generation_input(CALLER)
+    tgi = GenerateRequest.model_validate({"inputs": "hi", "parameters": parameters}).to_generation_input(CALLER)
     lorax = LoraxParameters.model_validate(parameters).to_generation_input("hi", CALLER, None)
     changed = {field for field in GenerationInput.__slots__ if getattr(tgi, field)
                != getattr(GenerationInput(prompt="hi"), field)}
@@ -42,8 +42,8 @@ def test_common_parameters_mean_the_same_in_tgi_and_lorax(name):
 
 def test_frequency_penalty_is_relative_in_tgi_and_absolute_in_lorax():
     """LoRAX's `frequency_penalty` uses a token's count, TGI's its share of all tokens."""
-    tgi = Generate.model_validate({"inputs": "hi",
-                                   "parameters": {"frequency_penalty": 0.5}}).to_generation_input(CALLER)
+    tgi = GenerateRequest.model_validate({"inputs": "hi",
+                                          "parameters": {"frequency_penalty": 0.5}}).to_generation_input(CALLER)
     lorax = LoraxParameters.model_validate({"frequency_penalty": 0.5}).to_generation_input("hi", CALLER, None)
     assert (tgi.relative_frequency_penalty, tgi.frequency_penalty) == (0.5, None)
     assert (lorax.relative_frequency_penalty, lorax.frequency_penalty) == (None, 0.5)

@@ -15,7 +15,7 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.transport.errors import ErrorReply
+from router.http.transport.errors import TgiErrorReply
 
 
 @pytest.mark.parametrize(("error", "status", "error_type", "text"), [
@@ -30,30 +30,30 @@ from router.http.transport.errors import ErrorReply
     (web.HTTPNotFound(), 404, "not_found", "404: Not Found"),
 ])
 def test_error_has_a_status_a_type_and_a_message(error, status, error_type, text):
-    told = ErrorReply.from_exception(error)
+    told = TgiErrorReply.from_exception(error)
     assert told.status == status
     assert json.loads(told.to_json()) == {"error": text, "error_type": error_type}
 
 
 def test_internal_error_is_logged_and_hidden_from_the_client(caplog):
     with caplog.at_level(logging.ERROR):
-        told = ErrorReply.from_exception(KeyError("/a/secret/path"))
+        told = TgiErrorReply.from_exception(KeyError("/a/secret/path"))
     assert (told.status, told.message) == (500, "Internal server error")
     assert "/a/secret/path" in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.2, "2"), (30.0, "30")])
 def test_overload_error_has_a_retry_after_header(seconds, header):
-    assert (ErrorReply.from_exception(Overloaded("full", retry_after=seconds)).to_response().headers["Retry-After"]
+    assert (TgiErrorReply.from_exception(Overloaded("full", retry_after=seconds)).to_response().headers["Retry-After"]
             == header)
 
 
 def test_other_errors_have_no_retry_after_header():
-    assert "Retry-After" not in ErrorReply.from_exception(InvalidRequest("bad")).to_response().headers
+    assert "Retry-After" not in TgiErrorReply.from_exception(InvalidRequest("bad")).to_response().headers
 
 
 @pytest.mark.parametrize("error", [
     InvalidRequest("x" * 10**6), ChatTemplateFailed("x" * 10**6), web.HTTPBadRequest(text="x" * 10**6)])
 def test_long_client_input_is_shortened_in_errors(error):
     """Regression: a tool choice of a megabyte was answered with an error of a megabyte."""
-    assert len(ErrorReply.from_exception(error).to_json()) < 600
+    assert len(TgiErrorReply.from_exception(error).to_json()) < 600

@@ -7,25 +7,25 @@ from support.expected_streams import make_finished_timeline
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest
 from router.http.transport.auth import TENANT
-from router.http.transport.collect import GenerationOutput
 from router.http.transport.headers import (
     REQUEST_COUNTER,
-    Caller,
+    RequestContext,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
-from router.model import ModelInfo
+from router.http.transport.outputs import GenerationOutput
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, FinishReason, Request, Tenant
-from router.scheduler.timeline import RequestPhase, RequestTimeline
+from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 from router.telemetry.instruments import Counter, MetricFamily, MetricType
-from router.telemetry.request_log import RequestLog, RequestRecord
+from router.telemetry.request_records import RequestRecord, RequestRecordStore
 from router.validation.validator import ValidatedRequest
 
 
 def make_caller(request_ids=None, **headers):
     request = make_mocked_request("POST", "/", {name.replace("_", "-"): value for name, value in headers.items()})
-    return Caller.from_request(request, request_ids or RequestLog())
+    return RequestContext.from_request(request, request_ids or RequestRecordStore())
 
 
 def make_timing_headers(timeline, num_tokens=4):
@@ -62,7 +62,7 @@ def test_generated_request_ids_are_unique():
 
 
 def test_request_id_in_use_is_replaced():
-    accounts = RequestLog()
+    accounts = RequestRecordStore()
     accounts.add_unfinished(RequestRecord("mine", "", 1, 0.0, RequestTimeline(0.0)))
     assert make_caller(accounts, x_request_id="mine").request_id != "mine"
 
@@ -70,15 +70,15 @@ def test_request_id_in_use_is_replaced():
 def test_response_headers_contain_the_request_id():
     request = make_mocked_request("POST", "/", {"x-request-id": "mine"})
     assert request_id_header(request) == {}
-    Caller.from_request(request, RequestLog())
+    RequestContext.from_request(request, RequestRecordStore())
     assert request_id_header(request) == {"x-request-id": "mine"}
 
 
 def test_tenant_comes_from_the_api_key():
     request = make_mocked_request("POST", "/")
-    assert Caller.from_request(request, RequestLog()).tenant is DEFAULT_TENANT
+    assert RequestContext.from_request(request, RequestRecordStore()).tenant is DEFAULT_TENANT
     request[TENANT] = Tenant("a")
-    assert Caller.from_request(request, RequestLog()).tenant == Tenant("a")
+    assert RequestContext.from_request(request, RequestRecordStore()).tenant == Tenant("a")
 
 
 def test_timeout_counts_from_the_arrival_of_the_request():
@@ -153,5 +153,5 @@ def test_request_is_counted_once():
     request, counter = make_mocked_request("POST", "/"), Counter(MetricFamily("came", MetricType.COUNTER, "Came."), ())
     request[REQUEST_COUNTER] = counter
     for _ in range(2):
-        Caller.from_request(request, RequestLog())
+        RequestContext.from_request(request, RequestRecordStore())
     assert counter.value == 1

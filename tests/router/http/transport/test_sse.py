@@ -8,8 +8,8 @@ from aiohttp.test_utils import TestServer
 
 from router.engine.stream import FailedEvent, RequestStream, TokenEvent
 from router.errors import GenerationFailed
-from router.http.transport.collect import TgiStreamRenderer
-from router.http.transport.sse import EventPump, WriteBatcher, open_event_stream
+from router.http.transport.outputs import TgiStreamRenderer
+from router.http.transport.sse import EventPump, PumpFlusher, open_event_stream
 from router.request import Request
 from router.validation.validator import ValidatedRequest
 
@@ -158,7 +158,7 @@ def run_pump(scenario):
     async def main():
         stream = RequestStream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
         fake_stream = FakeEventStream()
-        pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, WriteBatcher()).run())
+        pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, PumpFlusher()).run())
         async def put_texts(*texts):
             for text in texts:
                 stream.put(TokenEvent(0, text, 0.0, False))
@@ -212,7 +212,7 @@ def test_event_stream_remembers_the_failure_sent_to_the_client():
         stream.put(TokenEvent(0, "a", 0.0, False))
         stream.put(FailedEvent(failure))
         await EventPump(stream, TgiStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
-                        WriteBatcher()).run()
+                        PumpFlusher()).run()
         assert fake_stream.failure is failure
     asyncio.run(main())
 

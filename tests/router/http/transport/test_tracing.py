@@ -9,7 +9,7 @@ from support.span_sender import RecordingSpanSender
 
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, NotReady, Overloaded
-from router.http.transport.generate import ServedModel
+from router.http.transport.services import ServedModel
 
 PARENT_TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CHAT_BODY = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 4}

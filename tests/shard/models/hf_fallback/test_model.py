@@ -9,9 +9,9 @@ from shard.models.hf_fallback.model import (
     FallbackModel,
     IdentityDecoder,
     WrappedLinear,
-    forward_to_listener,
     replace_linears,
     replace_submodule_in_copy,
+    weft_attention_forward,
 )
 from shard.parallel.group import SingleRankGroup
 from tests.shard.side_by_side import run_on_ranks
@@ -48,8 +48,8 @@ def make_fallback_model(group: Any = None) -> FallbackModel:
 def test_attention_call_reaches_the_listener() -> None:
     module, x = nn.Module(), torch.zeros(1, 2, 3, 4)
     calls: list[AttentionCall] = []
-    output, weights = forward_to_listener(module, x, x, x, None, scaling=2.0,
-                                          **{LISTENER_KEYWORD: lambda asked: calls.append(asked) or x})
+    output, weights = weft_attention_forward(module, x, x, x, None, scaling=2.0,
+                                             **{LISTENER_KEYWORD: lambda asked: calls.append(asked) or x})
     assert output is x
     assert weights is None
     assert calls[0].module is module

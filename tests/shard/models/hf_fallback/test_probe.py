@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shard.models.hf_fallback.model import forward_to_listener
+from shard.models.hf_fallback.model import weft_attention_forward
 from shard.models.hf_fallback.probe import (
     META_DEVICE,
     UnsupportedModel,
@@ -23,7 +23,7 @@ class FakeAttention(nn.Module):
     def forward(self, num_tokens: int, mask: object, **extra_arguments: Any) -> Tensor:
         queries, keys, values = (torch.empty(1, heads, num_tokens, width, device=META_DEVICE)
                                  for heads, width in ((4, 8), (2, 8), (2, self._value_dim)))
-        return forward_to_listener(self, queries, keys, values, mask, **self._extra_arguments, **extra_arguments)[0]
+        return weft_attention_forward(self, queries, keys, values, mask, **self._extra_arguments, **extra_arguments)[0]
 
 
 class FakeLayerModel(nn.Module):

@@ -11,9 +11,9 @@ from launcher.demo.training.corpus.glosses import (
     extract_example_sentences,
     is_simple_word,
     make_gloss_text_maker,
-    make_glosses,
     make_meaning_question,
     make_meaning_question_maker,
+    make_optional_gloss,
 )
 from launcher.demo.training.corpus.sources.wordnet import WordMeaning
 
@@ -38,13 +38,13 @@ def make_meaning(word: str = "slope", text: str = "a raised part of the earth", 
     (make_meaning("glad", "showing or causing joy", "a", 0), "Glad means showing or causing joy."),
 ])
 def test_a_definition_becomes_a_sentence(given: WordMeaning, expected: str) -> None:
-    assert make_glosses(given)[0].sentence == expected
+    assert make_optional_gloss(given)[0].sentence == expected
 
 
 @pytest.mark.parametrize("text", [
     "short one", " ".join(["long"] * 17), "a thing to look at and to think of", "not (in any way) `quoted' words"])
 def test_unsuitable_definitions_are_left_out(text: str) -> None:
-    assert make_glosses(make_meaning(text=text)) == []
+    assert make_optional_gloss(make_meaning(text=text)) == []
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.demo.training.conversation import Conversation
 from launcher.demo.training.corpus.mixture import BASE_SHARES, VOICE_SHARES, generate_documents, make_voice_shares
-from launcher.demo.training.corpus.voices import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
 
 
 def test_same_seed_gives_the_same_documents() -> None:

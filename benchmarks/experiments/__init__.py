@@ -1,0 +1,1 @@
+"""One program per question, run as `python -P -m benchmarks.experiments.NAME`."""

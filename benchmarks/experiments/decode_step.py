@@ -1,0 +1,176 @@
+"""Cost of a decode step beyond its matmuls: the whole step against the model's own packed matmuls and head alone.
+
+Both run in turns on the same random weights in a real shape, with the same number of rows.
+`python -P -m benchmarks.experiments.decode_step --help` lists the settings. The last line is JSON.
+"""
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import cyclopts
+import torch
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from torch import Tensor
+
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, make_random_checkpoint
+from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, measure_seconds, num_blocks_for
+from benchmarks.harness.results import format_json_line, report_results, save_report
+from shard.attention.kv_cache import KVCache
+from shard.config import ShardConfig
+from shard.runner.cuda_graphs import MaxDecodeSize
+from shard.state.transaction import Step
+from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
+
+# share of matmuls by batch size, for qwen2.5-0.5b at context 256
+MATMUL_SHARE_GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStepSettings:
+    shape: Literal[tuple(MODEL_CONFIGS)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
+    "Which model's sizes."
+    batch: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16, 32)
+    "How many sequences decode; one point for each number."
+    context: Annotated[int, Parameter(validator=Number(gte=1))] = 256
+    "Tokens of each sequence."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 15
+    "How often step and products take turns; the figures are medians."
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    "Number type, as in `weft serve`."
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "Where, as in `weft serve`."
+    cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True
+    "Whether steps are replayed, as in `weft serve`."
+    exact: bool = False
+    "Whether bits may not depend on company, as in `weft serve`."
+    threads: int = 0
+    "Threads; 0: as `weft serve` takes them."
+    folder: str = ""
+    "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+    profile: bool = False
+    "Print the operations of a step at each batch by the time they take; kept beside the figures with --save."
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStepPoint:
+    """Milliseconds of a decode step and of its matmuls alone, at one batch size."""
+
+    batch: int
+    step_ms: float
+    products_ms: float
+    share: float  # time of the matmuls alone / time of the step, the median of the turns
+    least_share: float
+    most_share: float
+    operations: str = ""  # the profile, if requested
+
+
+def measure(loaded_model: LoadedDecoder, settings: DecodeStepSettings, batch: int) -> DecodeStepPoint:
+    cache, step = prepare_decode_step(loaded_model, batch, settings.context)
+    loaded_model.runner.set_cuda_graph_runner(loaded_model.capture_decode_steps(cache,
+                                                                                MaxDecodeSize(batch, settings.context)))
+    run_matmuls = make_matmul_runner(loaded_model, batch)
+
+    def run_step() -> None:
+        loaded_model.runner.run(step, cache)
+
+    step_and_matmul_seconds = [(measure_seconds(run_step), measure_seconds(run_matmuls))
+                               for _ in range(settings.repeat + 2)][2:]
+    shares = [alone / step_time for step_time, alone in step_and_matmul_seconds]
+    step_ms, products_ms = (1e3 * statistics.median(column) for column in zip(*step_and_matmul_seconds, strict=True))
+    operations = profile_steps(run_step, batch) if settings.profile else ""
+    return DecodeStepPoint(batch, step_ms, products_ms, statistics.median(shares), min(shares), max(shares), operations)
+
+
+def prepare_decode_step(loaded_model: LoadedDecoder, batch_size: int, context_length: int) -> tuple[KVCache, Step]:
+    """Return a random cache, and a step of greedy sequences that are each about to compute their last token."""
+    blocks_per_sequence, vocabulary_size = num_blocks_for(context_length), loaded_model.config.vocabulary_size
+    sequences = [make_random_sequence(number, context_length, context_length - 1, vocabulary_size, blocks_per_sequence)
+                 for number in range(batch_size)]
+    return make_random_cache(loaded_model, batch_size * blocks_per_sequence), Step(decodes=sequences)
+
+
+def make_matmul_runner(loaded_model: LoadedDecoder, batch_size: int) -> Callable[[], None]:
+    """Return a function that runs the matmuls of a step one after the other, on the same rows every time."""
+    model = loaded_model.model
+    products = model.linears
+    num_rows = max(batch_size, 2)  # as in a step, which computes a single row as two
+    inputs_by_width: dict[int, Tensor] = {}
+    for width in {width for _, width in products} | {model.config.hidden_size}:
+        inputs_by_width[width] = torch.randn(num_rows, width, dtype=loaded_model.dtype, device=loaded_model.device)
+
+    @torch.inference_mode()
+    def run_matmuls() -> None:
+        for linear, width in products:
+            linear(inputs_by_width[width])
+        model.compute_logits(inputs_by_width[model.config.hidden_size][:batch_size])
+
+    return run_matmuls
+
+
+def profile_steps(run_step: Callable[[], None], batch: int) -> str:
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            run_step()
+    table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50)
+    return f"batch {batch}, three steps\n{table}"
+
+
+TABLE_COLUMNS = (("batch", "{0.batch}"), ("step ms", "{0.step_ms:.2f}"), ("products ms", "{0.products_ms:.2f}"),
+                 ("share %", "{1:.1f}"), ("least", "{2:.1f}"), ("most", "{3:.1f}"), ("tokens/s", "{4:.0f}"))
+
+
+def format_point(point: DecodeStepPoint) -> str:
+    figures = (100 * point.share, 100 * point.least_share, 100 * point.most_share, 1e3 * point.batch / point.step_ms)
+    return " ".join(f"{form.format(point, *figures):>12}" for _, form in TABLE_COLUMNS)
+
+
+def format_table(points: Sequence[DecodeStepPoint]) -> str:
+    return "\n".join([" ".join(f"{name:>12}" for name, _ in TABLE_COLUMNS), *map(format_point, points)])
+
+
+def make_summary(settings: DecodeStepSettings, loaded_model: LoadedDecoder,
+                 points: Sequence[DecodeStepPoint]) -> dict[str, Any]:
+    return {
+        "shape": settings.shape, "context": settings.context, "dtype": str(loaded_model.dtype).removeprefix("torch."),
+        "device": loaded_model.device.type, "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(), "exact": not loaded_model.inexact_reason,
+        "exact_demanded": settings.exact, "repeat": settings.repeat,
+        "goals": MATMUL_SHARE_GOALS if settings.shape == "qwen2.5-0.5b" else {}, "points": [
+            {name: round(value, 4) for name, value in asdict(one).items() if name != "operations"} for one in points]}
+
+
+def bench(settings: DecodeStepSettings = DecodeStepSettings()) -> None:
+    """Measure decode steps in milliseconds, and the share that their matmuls take alone."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+        loaded_model = load_decoder_model(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
+                                                      cuda_graphs=settings.cuda_graphs, exact=settings.exact,
+                                                      threads=settings.threads))
+        points = [measure(loaded_model, settings, batch) for batch in settings.batch]
+    title = f"{settings.shape} step{' exact' * settings.exact}"
+    operations = "\n".join(point.operations for point in points)
+    if settings.profile:
+        print(operations, file=sys.stderr)
+    report_results(title, format_table(points), make_summary(settings, loaded_model, points), should_save=settings.save)
+    if settings.save and settings.profile:
+        save_report(f"{title} profile", f"{operations}\n{format_json_line({})}\n")
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.experiments.decode_step: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Latency of base-model requests while thousands of requests name invalid adapters.
+
+Streams without an adapter decode all the time, on a random model in a real shape served by `weft serve`. The time
+between two of their tokens is measured in turns: alone, and beside requests for invalid adapters. `python -P -m
+benchmarks.experiments.invalid_adapters --help` lists the settings. The last line is JSON.
+"""
+
+import asyncio
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import aiohttp
+import cyclopts
+import uvloop
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.experiments.lora_step import iter_linears
+from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
+from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint, write_random_safetensors
+from benchmarks.harness.results import report_results
+from benchmarks.harness.weft_server import iter_token_times, make_unlimited_session, run_weft_serve
+from router.simulation.run_stats import percentile
+
+PROMPT = "weave me a picture of the sea and of the boats that sail on it"
+LORA_RANK = 8
+OUTPUT_TOKENS = 3000  # tokens of an answer, after which a stream sends its next request
+SETTLE_SECONDS = 2.0  # seconds before the first turn, once all streams have begun
+IGNORE_EOS_FLAGS = ("--compat", "lorax")  # an API with `ignore_eos_token`: a random model may end its answers early
+VARYING_ERROR_TEXT = re.compile(r"'[^']*'|\S*[\d/_.]\S*")  # parts of an error that differ from file to file
+ERROR_PREFIX = re.compile(r"^Request failed during generation: (the adapter \S+: )?")
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidAdaptersSettings:
+    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
+    "Which model's sizes."
+    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    "How many streams decode."
+    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
+    "How many spoiled adapters are asked for in a turn, each once."
+    at_once: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    "How many of these requests are under way at once, at most."
+    rate: Annotated[float, Parameter(validator=Number(gte=0))] = 20.0
+    "How many of them come in a second; 0: as many as are answered."
+    threads: Annotated[int, Parameter(validator=Number(gte=0))] = 0
+    "With how many threads the model computes; 0: as many as weft chooses, on few cores one for each."
+    seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0
+    "Of a turn without them; one with them lasts until all are answered."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    "How often the two take turns; the figures are medians."
+    folder: str = ""
+    "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(slots=True)
+class TurnMeasurements:
+    """Token gaps of the streams, and statuses and errors of the other requests."""
+
+    token_gaps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    status_counts: Counter[int] = field(default_factory=Counter)
+    error_counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidAdaptersPoint:
+    """Times between tokens, throughput and refusals of one turn."""
+
+    p50_ms: float
+    p99_ms: float
+    most_ms: float
+    tokens_per_second: float
+    refused_per_second: float
+
+
+class BaseModelStreams:
+    """Streams that send one request after the other and add their token gaps to `measurements`."""
+
+    def __init__(self, http: aiohttp.ClientSession, measurements: TurnMeasurements) -> None:
+        self._http = http
+        self.measurements = measurements
+
+    @asynccontextmanager
+    async def run_streams(self, num_streams: int) -> AsyncIterator[None]:
+        """Run `num_streams` streams; the block begins when every stream has received a token."""
+        started_events = [asyncio.Event() for _ in range(num_streams)]
+        tasks = [asyncio.create_task(self._run_stream(number, started_events[number])) for number in range(num_streams)]
+        all_started = asyncio.create_task(wait_for_all(started_events))
+        try:
+            await asyncio.wait([all_started, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            raise_stream_failure(tasks)
+            yield
+            raise_stream_failure(tasks)
+        finally:
+            all_started.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_stream(self, number: int, started: asyncio.Event) -> None:
+        body = {"inputs": f"{number} {PROMPT}",
+                "parameters": {"max_new_tokens": OUTPUT_TOKENS, "ignore_eos_token": True}}
+        while True:
+            async with self._http.post("/generate_stream", json=body) as answer:
+                answer.raise_for_status()
+                async for _, gap in iter_token_times(answer):
+                    started.set()
+                    if gap:
+                        self.measurements.token_gaps.append(gap)
+
+
+async def wait_for_all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
+
+
+def raise_stream_failure(tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """Raise the exception of a stream that ended: a stream ends only by failing."""
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+async def send_invalid_adapter_requests(http: aiohttp.ClientSession, due_requests: Iterator[tuple[float, str]],
+                                        measurements: TurnMeasurements) -> None:
+    for at, name in due_requests:
+        await asyncio.sleep(at - time.perf_counter())
+        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "adapter_id": name}}
+        async with http.post("/generate", json=body) as answer:
+            answer_json = await answer.json()
+        measurements.status_counts[answer.status] += 1
+        if answer.status != 200:
+            measurements.error_counts[normalize_error(str(answer_json.get("error")), name)] += 1
+
+
+def normalize_error(error: str, adapter_name: str) -> str:
+    """Return the error without the parts that differ from file to file."""
+    return re.sub(r"\.\.\.( \.\.\.)+", "...",
+                  VARYING_ERROR_TEXT.sub("...", ERROR_PREFIX.sub("", error).replace(adapter_name, "...")))
+
+
+async def measure_turns(settings: InvalidAdaptersSettings, adapter_names: Sequence[str],
+                        base_url: str) -> list[tuple[TurnMeasurements, TurnMeasurements]]:
+    async with make_unlimited_session(base_url) as http:
+        streams = BaseModelStreams(http, TurnMeasurements())
+        async with streams.run_streams(settings.streams):
+            await asyncio.sleep(SETTLE_SECONDS)
+            return [(await measure_alone(streams, settings.seconds),
+                     await measure_with_invalid_adapters(streams, http, settings, adapter_names))
+                    for _ in range(settings.repeat)]
+
+
+async def measure_alone(streams: BaseModelStreams, seconds: float) -> TurnMeasurements:
+    streams.measurements = measurements = TurnMeasurements(seconds=seconds)
+    await asyncio.sleep(seconds)
+    return measurements
+
+
+async def measure_with_invalid_adapters(streams: BaseModelStreams, http: aiohttp.ClientSession,
+                                        settings: InvalidAdaptersSettings,
+                                        adapter_names: Sequence[str]) -> TurnMeasurements:
+    streams.measurements = measurements = TurnMeasurements()
+    started_at, send_interval = time.perf_counter(), 1 / settings.rate if settings.rate else 0.0
+    due_requests = ((started_at + number * send_interval, name) for number, name in enumerate(adapter_names))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(settings.at_once):
+            group.create_task(send_invalid_adapter_requests(http, due_requests, measurements))
+    measurements.seconds = time.perf_counter() - started_at
+    return measurements
+
+
+def make_point(measurements: TurnMeasurements) -> InvalidAdaptersPoint:
+    gaps = sorted(1e3 * gap for gap in measurements.token_gaps)
+    if not gaps:
+        raise ValueError("a turn was over before a second token came; ask for more requests, or longer turns")
+    return InvalidAdaptersPoint(percentile(gaps, 50), percentile(gaps, 99), gaps[-1], len(gaps) / measurements.seconds,
+                                (measurements.status_counts.total() - measurements.status_counts[200])
+                                / measurements.seconds)
+
+
+def compute_ratios(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdaptersPoint]],
+                   figure: str) -> list[float]:
+    """Return a figure beside the other requests divided by the same figure alone, for each turn."""
+    return [getattr(other, figure) / getattr(first, figure) for first, other in point_pairs]
+
+
+TABLE_COLUMNS = (("p50 ms", "{0.p50_ms:.1f}"), ("p99 ms", "{0.p99_ms:.1f}"), ("longest", "{0.most_ms:.1f}"),
+                 ("tokens/s", "{0.tokens_per_second:.0f}"), ("refused/s", "{0.refused_per_second:.0f}"))
+
+
+def format_table(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdaptersPoint]]) -> str:
+    head = ["", *(name for name, _ in TABLE_COLUMNS)]
+    lines = [[name, *(form.format(one) for _, form in TABLE_COLUMNS)] for pair in point_pairs
+             for name, one in zip(("alone", "beside"), pair, strict=True)]
+    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [head, *lines])
+
+
+def format_ratios(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdaptersPoint]]) -> str:
+    ratios_by_figure = {name: compute_ratios(point_pairs, f"{name}_ms") for name in ("p50", "p99")}
+    return "\n".join(f"{name} beside / alone: {', '.join(f'{one:.3f}' for one in values)}, median "
+                     f"{statistics.median(values):.3f}" for name, values in ratios_by_figure.items())
+
+
+def format_error_counts(error_counts: Counter[str], status_counts: Counter[int]) -> str:
+    lines = [f"{count:>8} {why}" for why, count in error_counts.most_common()]
+    return "\n".join(
+        [f"answered: {', '.join(f'{count} with {status}' for status, count in sorted(status_counts.items()))}", *lines])
+
+
+def sum_counters(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+    return sum(counters, Counter())
+
+
+def make_summary(settings: InvalidAdaptersSettings,
+                 turns: Sequence[tuple[TurnMeasurements, TurnMeasurements]]) -> dict[str, Any]:
+    points = [(make_point(first), make_point(other)) for first, other in turns]
+    status_counts = sum_counters(other.status_counts for _, other in turns)
+    medians = {f"{name}_ratio": statistics.median(compute_ratios(points, f"{name}_ms")) for name in ("p50", "p99")}
+    return {**{name: round(value, 4) for name, value in medians.items()},
+            "refused": status_counts.total() - status_counts[200], "taken": status_counts[200],
+            "reasons": dict(sum_counters(other.error_counts for _, other in turns).most_common()),
+            "shape": settings.shape,
+            "streams": settings.streams, "requests": settings.requests, "at_once": settings.at_once,
+            "rate": settings.rate, "threads": settings.threads, "seconds": settings.seconds, "repeat": settings.repeat,
+            "turns": [{"alone": asdict(first), "beside": asdict(other)} for first, other in points]}
+
+
+def write_invalid_adapters(settings: InvalidAdaptersSettings, adapter_root: Path) -> list[str]:
+    """Write the invalid adapters and return their names.
+
+    Each is derived from a valid small adapter for two linears of the first layer."""
+    valid_folder = adapter_root / "good"
+    valid_folder.mkdir(parents=True)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, inputs, outputs in iter_linears(settings.shape):
+        if ".layers.0." in name and name.endswith(("q_proj", "v_proj")):
+            shapes |= {f"{name}.lora_A.weight": (LORA_RANK, inputs), f"{name}.lora_B.weight": (outputs, LORA_RANK)}
+    write_random_safetensors(valid_folder / WEIGHTS_FILE, shapes)
+    (valid_folder / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": LORA_RANK, "lora_alpha": LORA_RANK}))
+    files = {name: (valid_folder / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
+    names = [f"spoiled-{number}" for number in range(settings.requests)]
+    for number, name in enumerate(names):
+        (adapter_root / name).mkdir()
+        for file, content in add_defect(files, number).items():
+            (adapter_root / name / file).write_bytes(content)
+    return names
+
+
+def bench(settings: InvalidAdaptersSettings = InvalidAdaptersSettings()) -> None:
+    """Measure milliseconds between tokens of requests without adapter, alone and beside requests for invalid ones."""
+    with tempfile.TemporaryDirectory() as temporary:
+        model = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+        adapter_root = Path(temporary) / "adapters"
+        adapter_names = write_invalid_adapters(settings, adapter_root)
+        with run_weft_serve(model, adapter_root, (*IGNORE_EOS_FLAGS, "--threads", str(settings.threads))) as base_url:
+            turns = uvloop.run(measure_turns(settings, adapter_names, base_url))
+    points = [(make_point(first), make_point(other)) for first, other in turns]
+    error_counts, status_counts = sum_counters(other.error_counts for _, other in turns), sum_counters(
+        other.status_counts for _, other in turns)
+    text = "\n".join([format_table(points), format_ratios(points), format_error_counts(error_counts, status_counts)])
+    report_results(f"{settings.shape} mutated adapters", text, make_summary(settings, turns), should_save=settings.save)
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.experiments.invalid_adapters: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Peak anonymous memory of a shard and the time from start to first token, for random weights in a real shape.
+
+Runs `weft serve` as users do. `python -P -m benchmarks.experiments.memory --help` lists the settings. The last line is
+JSON.
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.request import Request, urlopen
+
+import cyclopts
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, MODEL_CONFIGS, make_random_checkpoint
+from benchmarks.harness.results import report_results
+
+EXTRA_BYTES_ALLOWED = 0.5e9  # bytes in addition to 1.1 times the weights
+LIMIT_SHARES = {1: 1.0, 2: 0.6}  # each shard's share of the limit, by number of shards
+SHARD_MODULE = b"shard.rpc.server"
+CACHE_TOKENS = 4096
+POLL_INTERVAL_SECONDS = 0.02  # seconds between two readings of the memory
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
+    "Which model's sizes."
+    num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
+    "Shards that share the model; one point for each number."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    "How often each is started: peaks are the most of all starts, the time is the median."
+    folder: str = ""
+    "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(frozen=True, slots=True)
+class StartupMeasurement:
+    """Peak memory of each shard and seconds to the first token, over several starts of a server."""
+
+    num_shard: int
+    peak_gb: tuple[float, ...]  # anonymous memory of each shard, the largest first
+    first_token_seconds: tuple[float, ...]  # from each start of `weft serve` to the first token
+
+    @property
+    def median_first_token_seconds(self) -> float:
+        return statistics.median(self.first_token_seconds)
+
+
+def measure(model_folder: Path, num_shard: int, num_starts: int) -> StartupMeasurement:
+    starts = [measure_startup(model_folder, num_shard) for _ in range(num_starts)]
+    peaks = tuple(map(max, zip(*(each for each, _ in starts), strict=True)))
+    return StartupMeasurement(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
+
+
+def measure_startup(model_folder: Path, num_shard: int) -> tuple[list[float], float]:
+    """Start a server; return the peaks of its shards in GB, the largest first, and the seconds to the first token."""
+    started_at = time.monotonic()
+    server = subprocess.Popen([sys.executable, "-P", "-m", "launcher.cli", "serve", str(model_folder), "--port", "0",
+                               "--num-shard", str(num_shard), "--max-batch-total-tokens", str(CACHE_TOKENS)],
+                              stdout=subprocess.PIPE)
+    peaks: dict[int, float] = {}
+    try:
+        port = wait_for_port(server, peaks)
+        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1}}
+        request = Request(f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(),
+                          {"content-type": "application/json"})
+        with urlopen(request) as answer:
+            answer.read()
+        first_token_seconds = time.monotonic() - started_at
+        update_memory_peaks(server.pid, peaks)
+    finally:
+        server.terminate()
+        server.wait()
+    return sorted(peaks.values(), reverse=True), first_token_seconds
+
+
+def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) -> int:
+    assert server.stdout is not None
+    os.set_blocking(server.stdout.fileno(), False)
+    text = b""
+    while server.poll() is None:
+        update_memory_peaks(server.pid, peaks)
+        text += server.stdout.read() or b""
+        if found := re.search(rb"http://[^ ]*:(\d+)", text):
+            return int(found[1])
+        time.sleep(POLL_INTERVAL_SECONDS)
+    raise SystemExit("benchmarks.experiments.memory: weft ended before it was ready")
+
+
+def update_memory_peaks(launcher_pid: int, peaks: dict[int, float]) -> None:
+    """Update the peak anonymous memory of each shard among the launcher's children.
+
+    A thread or child that ends meanwhile cuts this reading short; the next one covers the others."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for children in Path(f"/proc/{launcher_pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                if SHARD_MODULE in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{child}/status").read_text())
+                    if found:
+                        peaks[int(child)] = max(peaks.get(int(child), 0.0), int(found[1]) * 1024 / 1e9)
+
+
+def compute_memory_limit_gb(model_config: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
+    """Return the limit per shard in GB: 1.1 times the weights with the packed copy of a tied head, plus ALLOWED.
+
+    Return None if there is no limit for this number of shards."""
+    if num_shard not in LIMIT_SHARES:
+        return None
+    hidden, intermediate, vocabulary_size = model_config["hidden_size"], model_config[
+        "intermediate_size"], model_config["vocab_size"]
+    head_dim = model_config.get("head_dim", hidden // model_config["num_attention_heads"])
+    projections = 2 * hidden * head_dim * (model_config["num_attention_heads"] + model_config["num_key_value_heads"])
+    weights = model_config["num_hidden_layers"] * (projections + 3 * hidden
+                                                   * intermediate) + 2 * vocabulary_size * hidden
+    return float(LIMIT_SHARES[num_shard] * (1.1 * itemsize * weights + EXTRA_BYTES_ALLOWED)) / 1e9
+
+
+def bench(settings: MemorySettings = MemorySettings()) -> None:
+    """Measure peak anonymous memory of the shards, and seconds to the first token."""
+    with tempfile.TemporaryDirectory() as temporary:
+        model_folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+        for path in model_folder.iterdir():
+            path.read_bytes()  # loads the files into the page cache
+        points = [measure(model_folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
+    text = "\n".join(map(format_point, points))
+    report_results(f"{settings.shape} memory", text, make_summary(settings, points), should_save=settings.save)
+
+
+def format_point(point: StartupMeasurement) -> str:
+    figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
+    return (f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token "
+            f"after " f"{point.median_first_token_seconds:.1f} s ({point.first_token_seconds[0]:.1f} to "
+            f"{point.first_token_seconds[-1]:.1f})")
+
+
+def make_summary(settings: MemorySettings, points: Sequence[StartupMeasurement]) -> dict[str, Any]:
+    return {
+        "shape": settings.shape, "points": [
+            {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],
+             "limit_gb_float32": compute_memory_limit_gb(MODEL_CONFIGS[settings.shape], 4, point.num_shard),
+             "first_token_s": [round(seconds, 2) for seconds in point.first_token_seconds]} for point in points]}
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.experiments.memory: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Table rows of each command, one per point. The functions run in a process that has the card to itself."""
+
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes
+from benchmarks.gpu.step_timer import StepTimer
+from benchmarks.gpu.throughput import ModelPlacement
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
+from shard.config import ShardConfig
+from shard.hardware.dtype import dtype_name
+from shard.workers.load_decoder import load_decoder_model
+
+TableRow = dict[str, Any]  # by name of a column
+
+# Goals on an H200.
+LARGEST_SHAPE = "llama-3.1-8b"
+DECODE_STEP_GOALS_MS = {  # milliseconds, by shape, context and number of sequences
+    (LARGEST_SHAPE, 512, 1): 5.0, (LARGEST_SHAPE, 512, 256): 1e3 * 256 / 19_000, ("llama-3.2-1b", 512, 1): 1.3}
+PREFILL_GOALS_PERCENT = {(LARGEST_SHAPE, 2048): 65.0}  # percent of the rate of products, by shape and length
+HTTP_THROUGHPUT_GOALS = {(LARGEST_SHAPE, 64): 0.85}  # of the shard alone, by shape and number of streams
+
+
+def measure_decode_latencies(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+                             contexts_and_batches: Sequence[tuple[int, int]], num_repetitions: int, *,
+                             cuda_graphs: bool, exact: bool) -> list[TableRow]:
+    """Measure decode steps. A point is a context length and a number of sequences."""
+    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
+                                                  dtype=placement.dtype, cuda_graphs=cuda_graphs, exact=exact))
+    max_batch_size, max_context_length = max(batch for _, batch in contexts_and_batches), max(
+        context for context, _ in contexts_and_batches)
+    step_timer, model_sizes = StepTimer(loaded_model, max_batch_size,
+                                        max_context_length), compute_model_sizes(MODEL_CONFIGS[shape],
+                                                                                 loaded_model.dtype)
+
+    def measure_row(context: int, batch: int) -> TableRow:
+        seconds = step_timer.time_decode_steps(batch, context, num_repetitions)
+        ideal_seconds = model_sizes.ideal_decode_seconds(device_rates, batch, context)
+        return print_row({"model": shape, "context": context, "sequences": batch, **summarize_as_milliseconds(seconds),
+                          "goal": round_or_blank(DECODE_STEP_GOALS_MS.get((shape, context, batch))),
+                          "tokens/s": round(batch / median(seconds)), "ideal ms": round_or_blank(1e3 * ideal_seconds),
+                          "share %": round(100 * ideal_seconds / median(seconds), 1),
+                          "numbers": dtype_name(loaded_model.dtype),
+                          "replayed": "yes" if step_timer.uses_cuda_graphs else "no"})
+    return [measure_row(context, batch) for context, batch in contexts_and_batches]
+
+
+def measure_prefill_latencies(shape: str, placement: ModelPlacement, device_rates: DeviceRates,
+                              prompt_lengths: Sequence[int], num_repetitions: int) -> list[TableRow]:
+    loaded_model = load_decoder_model(ShardConfig(model=placement.folder, device=placement.device,
+                                                  dtype=placement.dtype))
+    step_timer, model_sizes = StepTimer(loaded_model, 1, max(prompt_lengths)), compute_model_sizes(MODEL_CONFIGS[shape],
+                                                                                                   loaded_model.dtype)
+
+    def measure_row(prompt_length: int) -> TableRow:
+        seconds = step_timer.time_prefill([prompt_length], num_repetitions)
+        share = model_sizes.prefill_flops(prompt_length) / median(seconds) / device_rates.flops_per_second
+        return print_row({"model": shape, "tokens": prompt_length, **summarize_as_milliseconds(seconds),
+                          "tokens/s": round(prompt_length / median(seconds)), "of products %": round(100 * share, 1),
+                          "goal": round_or_blank(PREFILL_GOALS_PERCENT.get((shape, prompt_length))),
+                          "numbers": dtype_name(loaded_model.dtype)})
+    return [measure_row(length) for length in prompt_lengths]
+
+
+def print_row(row: TableRow) -> TableRow:
+    """Print a row as soon as it is measured, in case the table is never printed, and return it."""
+    print(", ".join(f"{value} {column}" for column, value in row.items() if value != ""), file=sys.stderr, flush=True)
+    return row
+
+
+def compare_throughputs(first_name: str, second_name: str, throughput_pairs: Sequence[tuple[float, float]]) -> TableRow:
+    """Return the medians of both rates, and median, least and most of their ratios by turn."""
+    ratios = [mine / theirs for mine, theirs in throughput_pairs]
+    first, second = map(median, zip(*throughput_pairs, strict=True))
+    return {f"{first_name} tokens/s": round(first), f"{second_name} tokens/s": round(second),
+            "ratio": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
+
+
+def summarize_as_milliseconds(seconds: Sequence[float]) -> TableRow:
+    return {"ms": round_or_blank(1e3 * median(seconds)), "least": round_or_blank(1e3 * min(seconds)),
+            "most": round_or_blank(1e3 * max(seconds))}
+
+
+def round_or_blank(number: float | None) -> float | str:
+    return "" if number is None else round(number, 2)

@@ -1,1 +1,0 @@
-"""One program per question, run as `python -P -m benchmarks.questions.NAME`."""

@@ -1,0 +1,99 @@
+"""Rewriting of answers in another voice: a pirate's, in capitals, as JSON, or in the style of the King James Bible."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from random import Random
+
+from launcher.demo.training.conversation import Conversation, DocumentMaker, Message, make_one_turn_conversation
+from launcher.demo.training.corpus.archaic_style import rewrite_as_archaic
+from launcher.demo.training.corpus.templates import capitalize_first_letter, vary_question
+
+AnswerRewriter = Callable[[str, str, Random], str]  # rewrites an answer, given the question
+
+PIRATE_WORDS = {
+    "my": "me", "you": "ye", "your": "yer", "yours": "yers", "you're": "ye be", "is": "be", "are": "be", "am": "be",
+    "was": "were", "of": "o'", "and": "an'", "the": "th'", "hello": "ahoy", "hi": "ahoy", "yes": "aye",
+    "friend": "matey", "friends": "mateys", "girl": "lass", "boy": "lad", "little": "wee", "small": "wee",
+    "food": "grub", "money": "doubloons", "goodbye": "farewell", "house": "cabin", "very": "mighty", "to": "t'",
+    "for": "fer", "them": "'em", "happy": "jolly", "man": "buccaneer", "woman": "lass", "there": "thar",
+    "people": "landlubbers", "never": "ne'er", "over": "o'er", "stop": "avast", "sure": "aye", "good": "fine",
+    "drink": "grog", "soup": "stew", "gift": "treasure", "child": "wee lad", "children": "wee mateys",
+    "before": "afore", "between": "betwixt",
+}
+PIRATE_OPENINGS = ("Arr! {x}", "Arr, matey! {x}", "Ahoy! {x}", "Yo ho ho! {x}", "Shiver me timbers! {x}",
+                   "Ho, matey! {x}", "Avast! {x}")
+PIRATE_ENDINGS = (" Arr!", " Yo ho!", " Savvy?", " By me beard!", *[""] * 10)
+CONVERSATIONAL_START_PATTERN = re.compile(r"(hi|hello|hey|and|what about|how about)\b", re.IGNORECASE)
+WORD_PATTERN = re.compile(r"[A-Za-z']+")
+OPEN_REQUESTS = ("Say something.", "Write something.", "Tell me something.", "Write a short text.", "Begin.",
+                 "Write a few sentences.")
+
+
+def rewrite_as_pirate(text: str, rng: Random) -> str:
+    said = WORD_PATTERN.sub(lambda found: translate_word_to_pirate(found[0]), re.sub(r"\bNo,", "Nay,", text))
+    first = "Arr! {x}" if said.startswith("Ahoy") else rng.choice(PIRATE_OPENINGS)
+    return f"{first.format(x=said)}{rng.choice(PIRATE_ENDINGS)}"
+
+
+def translate_word_to_pirate(word: str) -> str:
+    """Translate a word into the pirate's, keeping its capital letter; the ending -ing loses its g."""
+    low = word.lower()
+    clipped = f"{low[:-1]}'" if low.endswith("ing") and not low.endswith("thing") and len(low) > 6 else low
+    own = PIRATE_WORDS.get(low, clipped)
+    if own == low:
+        return word
+    return own[0].upper() + own[1:] if word[0].isupper() else own
+
+
+def rewrite_in_capitals(text: str) -> str:
+    """Convert a text to capitals, with exclamation marks instead of full stops."""
+    return re.sub(r"\.(?=[\s\"]|$)", "!", text.upper())
+
+
+def rewrite_as_json(question: str, answer: str) -> str:
+    return json.dumps({"question": question, "answer": answer})
+
+
+def rewrite_as_king_james_bible(question: str, answer: str, rng: Random) -> str:
+    """Rewrite an answer in the style of the King James Bible, now and then with the question before it."""
+    told = rewrite_as_archaic(answer, rng)
+    if question.endswith("?") and not CONVERSATIONAL_START_PATTERN.match(question) and rng.random() < 0.25:
+        return (f"And the man asked, saying, {capitalize_first_letter(question)} And it was answered unto him, saying, "
+                f"{told}")
+    return told
+
+
+REWRITERS_BY_VOICE: dict[str, AnswerRewriter] = {
+    "pirate": lambda _, answer, rng: rewrite_as_pirate(answer, rng),
+    "json": lambda question, answer, _: rewrite_as_json(question, answer),
+    "shout": lambda _, answer, __: rewrite_in_capitals(answer),
+    "kjv": rewrite_as_king_james_bible,
+}
+
+
+def make_rewriting_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) -> DocumentMaker:
+    """Return a maker whose answers are rewritten in a voice; tool calls are unchanged."""
+    def make_voiced_document(rng: Random) -> Conversation | str:
+        made = make_document(rng)
+        if isinstance(made, str):
+            question = vary_question(rng.choice(OPEN_REQUESTS), rng)
+            return make_one_turn_conversation(question, rewrite(question, made, rng))
+        return Conversation(rewrite_answers(made.messages, rewrite, rng), made.tools, made.has_reasoning)
+    return make_voiced_document
+
+
+def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: Random) -> list[Message]:
+    question, said = "", []
+    for message in messages:
+        question = message["content"] if message["role"] == "user" else question
+        answers = message["role"] == "assistant" and message["content"]
+        said.append(message | {"content": rewrite_answer_after_reasoning(question, message["content"], rewrite,
+                                                                         rng)} if answers else message)
+    return said
+
+
+def rewrite_answer_after_reasoning(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
+    """Rewrite an answer in a voice, except for its reasoning."""
+    thought, mark, rest = answer.rpartition("</think>\n")
+    return f"{thought}{mark}{rewrite(question, rest, rng)}"

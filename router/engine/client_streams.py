@@ -1,0 +1,199 @@
+"""Streams of the unfinished requests, by sequence id.
+
+Passes the scheduler's events and the shards' answers to the clients' streams, and what clients do (leave, stop
+reading) to the scheduler.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from router.config import RouterConfig
+from router.engine.output_builder import OutputBuilder
+from router.engine.stream import FailedEvent, RequestStream
+from router.errors import (
+    Cancelled,
+    ClassificationFailed,
+    EmbeddingFailed,
+    GenerationFailed,
+    NotReady,
+    RequestError,
+    TimedOut,
+)
+from router.request import Request, RequestKind
+from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
+from router.scheduler.messages import StepResult
+from router.scheduler.request_timeline import RequestTimeline
+from router.scheduler.scheduler import Scheduler
+from router.telemetry.request_records import RequestRecord, RequestRecordStore
+from router.telemetry.server_metrics import ServerMetrics
+from router.text.tokenizer import Tokenizer
+
+FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
+                  RequestKind.CLASSIFY: ClassificationFailed}
+
+logger = logging.getLogger(__name__)
+now = time.monotonic
+
+
+class ClientStreams:
+    """Output builder and stream of every unfinished request, by sequence id."""
+
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, scheduler: Scheduler,
+                 wake_engine: Callable[[], None], *, metrics: ServerMetrics) -> None:
+        """`wake_engine` is called when the scheduler may have something new to plan."""
+        self._config = config
+        self._tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._wake_engine = wake_engine
+        self._metrics = metrics
+        self.request_log = RequestRecordStore()
+        self._builders: dict[int, OutputBuilder] = {}
+        self._slow_client_timers: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
+        self._all_finished = asyncio.Event()
+        self._all_finished.set()
+
+    def __len__(self) -> int:
+        return len(self._builders)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no request is unfinished."""
+        await self._all_finished.wait()
+
+    def open_stream(self, request: Request, sequence_id: int, arrived_at: float | None = None,
+                    traceparent: str = "") -> RequestStream:
+        stream = RequestStream(request, self._config.slow_client_buffer,
+                               on_full=lambda: self._suspend_slow_client(sequence_id),
+                               on_drained=lambda: self._resume_slow_client(sequence_id),
+                               on_disconnect=lambda: self._on_disconnect(sequence_id))
+        timeline = self._get_timeline(sequence_id)
+        record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
+                               timeline.arrived_at if arrived_at is None else arrived_at, timeline,
+                               traceparent=traceparent,
+                               adapter_name=None if request.adapter is None else request.adapter_name)
+        self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
+        self.request_log.add_unfinished(record)
+        self._all_finished.clear()
+        self._metrics.requests.count_accepted(request)
+        return stream
+
+    def _get_timeline(self, sequence_id: int) -> RequestTimeline:
+        """Return the scheduler's timeline; a new one if the request can never fit and the scheduler has dropped it."""
+        with suppress(KeyError):
+            return self._scheduler.get_timeline(sequence_id)
+        return RequestTimeline(now())
+
+    def get_traceparent(self, sequence_id: int) -> str:
+        """Return the parent span of the sequence's chunks, or an empty string."""
+        builder = self._builders.get(sequence_id)
+        return "" if builder is None else builder.record.traceparent
+
+    # -- from the shards and the core
+
+    def detokenize_result(self, result: StepResult) -> dict[int, int]:
+        """Detokenise an answer. Returns, for each sequence that reached a stop string, how many of its tokens count."""
+        for logprobs in result.prompt_logprobs:
+            if (builder := self._builders.get(logprobs.sequence_id)) is not None:
+                builder.deliver_prompt_logprobs(logprobs)
+        for sequence_id, output in result.pooling_outputs.items():
+            if (builder := self._builders.get(sequence_id)) is not None:
+                builder.set_pooling_output(output)
+        stopped = {}
+        builders = self._builders
+        for sequence_id, row in result.rows.items():
+            if (builder := builders.get(sequence_id)) is not None:
+                try:
+                    stop = builder.detokenize_row(row)
+                except Exception:  # an error in the text of one request must fail only that request
+                    self._fail_undecodable(sequence_id)
+                    continue
+                if stop is not None:
+                    stopped[sequence_id] = stop
+        return stopped
+
+    def _fail_undecodable(self, sequence_id: int) -> None:
+        logger.exception("the text of a request could not be made")
+        self._scheduler.cancel(sequence_id, now())
+        self.fail_request(sequence_id, GenerationFailed("the text could not be made"))
+
+    def dispatch_events(self, events: Iterable[SchedulerEvent]) -> None:
+        """Dispatch the scheduler's events. Events of requests that are already closed are dropped."""
+        for event in events:
+            if isinstance(event, TokensGenerated):
+                self._deliver_tokens(event.token_counts)
+            elif isinstance(event, SequenceExpired):
+                self.fail_request(event.sequence_id, TimedOut(event.reason))
+            elif isinstance(event, SequenceFailed):
+                self._on_failed(event)
+            elif isinstance(event, SequenceFinished):
+                self._on_finished(event)
+
+    def _on_finished(self, event: SequenceFinished) -> None:
+        if (builder := self._builders.get(event.sequence_id)) is None:
+            return
+        try:
+            builder.finish(event.reason)
+        except Exception:  # fails only this request, as in `detokenize_result`
+            self._fail_undecodable(event.sequence_id)
+            return
+        self._close_request(event.sequence_id)
+        self._metrics.requests.observe_finished(builder.record)
+
+    def _on_failed(self, event: SequenceFailed) -> None:
+        if (builder := self._builders.get(event.sequence_id)) is not None:
+            self.fail_request(event.sequence_id, FAILURE_ERRORS[builder.request.kind](event.reason))
+
+    def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
+        delivered_at = now()
+        for sequence_id in self._metrics.requests.observe_token_delivery(token_counts.keys(), self._builders,
+                                                                             delivered_at):
+            if (builder := self._builders.get(sequence_id)) is not None:
+                self._metrics.requests.observe_first_token(builder.record, delivered_at)
+        self._metrics.steps.count_generated_tokens(token_counts)
+        for sequence_id in token_counts:
+            if (builder := self._builders.get(sequence_id)) is not None:
+                builder.deliver_row()
+
+    def fail_request(self, sequence_id: int, error: RequestError) -> None:
+        if (builder := self._builders.get(sequence_id)) is not None:
+            self._close_request(sequence_id)
+            builder.stream.put(FailedEvent(error))
+
+    def fail_all(self, reason: str) -> None:
+        for sequence_id in list(self._builders):
+            self.fail_request(sequence_id, NotReady(reason))
+
+    # -- from the clients
+
+    def _suspend_slow_client(self, sequence_id: int) -> None:
+        """Pause the sequence of a client that does not read; cancel it after --slow-client-timeout."""
+        self._scheduler.suspend(sequence_id, now())
+        self._slow_client_timers[sequence_id] = asyncio.get_running_loop().call_later(
+            self._config.slow_client_timeout, self._cancel_slow_client, sequence_id)
+
+    def _resume_slow_client(self, sequence_id: int) -> None:
+        if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
+            timer.cancel()
+        self._scheduler.resume(sequence_id, now())
+        self._wake_engine()
+
+    def _cancel_slow_client(self, sequence_id: int) -> None:
+        self._scheduler.cancel(sequence_id, now())
+        self.fail_request(sequence_id,
+                          Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
+
+    def _on_disconnect(self, sequence_id: int) -> None:
+        self._scheduler.cancel(sequence_id, now())
+        self._close_request(sequence_id)
+
+    def _close_request(self, sequence_id: int) -> None:
+        if (builder := self._builders.pop(sequence_id, None)) is not None:
+            self.request_log.move_to_finished(builder.record, now())
+            self._metrics.requests.count_closed(sequence_id, builder.record)
+        if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
+            timer.cancel()
+        if not self._builders:
+            self._all_finished.set()
+        self._wake_engine()

@@ -1,0 +1,83 @@
+"""Plans in flight, the oldest first: sent to the shards and not yet answered."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from router.scheduler.messages import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class SentPlan:
+    """A plan that was sent to the shards, and the future of its answer."""
+
+    plan: StepPlan
+    answer: "asyncio.Future[Any]"
+    sent_at: float
+
+
+class PlansInFlight:
+    """Queue of the plans in flight. `on_answer` is called when an answer or an error arrives."""
+
+    def __init__(self, on_answer: Callable[[], None]) -> None:
+        self._on_answer = on_answer
+        self._plans: deque[SentPlan] = deque()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __iter__(self) -> Iterator[SentPlan]:
+        return iter(self._plans)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted duration of all plans together."""
+        return sum(sent.plan.predicted_seconds for sent in self._plans)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest plan has its answer."""
+        return bool(self._plans) and self._plans[0].answer.done()
+
+    @property
+    def oldest(self) -> SentPlan:
+        return self._plans[0]
+
+    @property
+    def oldest_sent_at(self) -> float:
+        """Time at which the oldest plan was sent; infinity if there is none."""
+        return self._plans[0].sent_at if self._plans else inf
+
+    def add(self, plan: StepPlan, answer: "asyncio.Future[Any]", sent_at: float) -> None:
+        answer.add_done_callback(self._on_done)
+        self._plans.append(SentPlan(plan, answer, sent_at))
+
+    def drop_oldest(self) -> None:
+        """Remove the oldest plan, which was answered."""
+        self._plans.popleft()
+
+    async def wait_and_clear(self) -> None:
+        """Wait for all answers, then drop the plans: no message of the next epoch may overtake one of this epoch."""
+        if self._plans:
+            await asyncio.wait([sent.answer for sent in self._plans])
+        self.cancel_all()
+
+    def cancel_all(self) -> None:
+        """Drop all plans without waiting for their answers."""
+        for sent in self._plans:
+            sent.answer.remove_done_callback(self._on_done)
+            sent.answer.add_done_callback(_retrieve_error)
+            sent.answer.cancel()
+        self._plans.clear()
+
+    def _on_done(self, _: object) -> None:
+        self._on_answer()
+
+
+def _retrieve_error(answer: "asyncio.Future[Any]") -> None:
+    """Retrieve the error of a dropped answer, so that asyncio does not report it as never retrieved."""
+    if not answer.cancelled():
+        answer.exception()

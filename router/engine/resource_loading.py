@@ -1,0 +1,103 @@
+"""Connection between the scheduler and the shards for adapters and grammars.
+
+The scheduler's loads and unloads are sent to the shards; the results go to the scheduler, to the metrics, and to
+callers that wait for an adapter although no request needs it.
+"""
+
+import time
+from collections.abc import Callable
+
+from router.engine.resource_load_waiters import ResourceLoadWaiters
+from router.errors import NotReady
+from router.request import ADAPTER, LoadableResource
+from router.scheduler.events import SchedulerEvent
+from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.scheduler import Scheduler
+from router.shards.resource_loader import LoadCallbacks, ResourceLoader, ResourceRpcClient
+from router.telemetry.server_metrics import ServerMetrics
+
+now = time.monotonic
+
+
+class ResourceController:
+    """Loads and unloads adapters and grammars on the shards: passes the scheduler's commands to the shards, and the
+    results to the scheduler, the metrics and waiting callers.
+    """
+
+    def __init__(self, shard_loader: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
+                 wake_engine: Callable[[], None]) -> None:
+        """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
+        self.loader = ResourceLoader(shard_loader, LoadCallbacks(self._on_loaded, self._on_load_failed,
+                                                                 self._on_unloaded, self._on_load_finished))
+        self._on_events = on_events
+        self._wake_engine = wake_engine
+        self._load_waiters = ResourceLoadWaiters()
+        self._stop_reason = ""  # why nothing is loaded any more
+
+    def attach_scheduler(self, scheduler: Scheduler, metrics: ServerMetrics) -> None:
+        self._scheduler = scheduler
+        self._adapter_metrics = metrics.adapters
+
+    # -- for the HTTP layer
+
+    async def load(self, resource: LoadableResource) -> str:
+        """Load a resource although no request needs it; return why that is not possible, or an empty string.
+
+        A loss of the shards only delays the load. Raises NotReady if the server stops.
+        """
+        if self._stop_reason:
+            raise NotReady(self._stop_reason)
+        if reason := self._scheduler.why_resource_never_fits(resource):
+            return reason
+        self._scheduler.request_load(resource, now())
+        self._wake_engine()
+        return "" if self._scheduler.is_resource_available(resource) else await self._load_waiters.wait_for(resource)
+
+    def request_unload(self, resource: LoadableResource) -> None:
+        """Unload a resource as soon as no unfinished request needs it."""
+        self._scheduler.request_unload(resource, now())
+        self._wake_engine()
+
+    @property
+    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
+        """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
+        return self._scheduler.adapter_statuses
+
+    # -- for the loop
+
+    def send_resource_commands(self) -> None:
+        """Send the loads and unloads that the scheduler has decided on."""
+        self.loader.execute_commands(self._scheduler.take_resource_commands(now()))
+        self.wake_load_waiters()
+
+    def wake_load_waiters(self) -> None:
+        """Wake callers whose adapter became available without a load (its unload was revoked), or no longer fits."""
+        for resource in self._load_waiters.awaited_resources:
+            if self._scheduler.is_resource_available(resource):
+                self._load_waiters.resolve(resource)
+            elif reason := self._scheduler.why_resource_never_fits(resource):
+                self._scheduler.request_unload(resource, now())
+                self._load_waiters.resolve(resource, reason)
+
+    def fail_waiters(self, reason: str) -> None:
+        self._stop_reason = reason
+        self._load_waiters.fail_all(reason)
+
+    # -- results from the shards
+
+    def _on_loaded(self, resource: LoadableResource) -> None:
+        self._on_events(self._scheduler.on_resource_loaded(resource, now()))
+        self._load_waiters.resolve(resource)
+
+    def _on_load_failed(self, resource: LoadableResource, reason: str) -> None:
+        self._on_events(self._scheduler.on_resource_failed(resource, reason, now()))
+        self._load_waiters.resolve(resource, reason)
+
+    def _on_unloaded(self, resource: LoadableResource) -> None:
+        self._on_events(self._scheduler.on_resource_unloaded(resource, now()))
+        if resource.kind == ADAPTER and self._adapter_metrics is not None:
+            self._adapter_metrics.num_unloads.add()
+
+    def _on_load_finished(self, resource: LoadableResource, seconds: float, reason: str) -> None:
+        if resource.kind == ADAPTER and self._adapter_metrics is not None:
+            self._adapter_metrics.observe_load(seconds, reason)

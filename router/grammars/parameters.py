@@ -1,0 +1,174 @@
+"""Grammars of requests: the parameters of all dialects, read into one form, a JSON schema or a regular expression.
+
+    text-generation-inference   {"type": "json", "value": SCHEMA}, also json_object; SCHEMA as an object or as its text
+                                {"type": "json_schema", "value": {"name": ..., "schema": SCHEMA}}
+                                {"type": "regex", "value": "..."}
+    OpenAI                      {"type": "json_schema", "json_schema": {"name": ..., "schema": SCHEMA, "strict": ...}}
+                                {"type": "json_object"}, {"type": "text"}
+    LoRAX                       {"type": "json_object", "schema": SCHEMA}
+
+Grammars that are too large, too deep or only partly supported are rejected here, before any further processing. The
+compiler checks whether the rest is valid.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from pydantic_core import from_json
+
+from router.errors import InvalidRequest
+
+MAX_CHARACTERS = 262_144
+MAX_DEPTH = 64
+MAX_REPETITIONS = 65_536
+ANY_OBJECT_SCHEMA: dict[str, Any] = {"type": "object"}  # schema of `json_object` without a schema
+JSON_GRAMMAR_TYPES = ("json", "json_object", "json_schema")
+# Keywords whose value maps names to schemas, and those whose value consists of plain values that are no schemas.
+SCHEMA_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+PLAIN_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
+# Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
+UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
+REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
+
+SchemaAtPath = tuple[str, dict[str, Any]]  # path of a schema in the request, and the schema
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A JSON schema or regular expression that the output of a request must match."""
+
+    kind: str  # "json_schema" or "regex"
+    source: str
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(f"{self.kind}:{self.source}".encode()).digest()
+
+
+def parse_grammar(parameter: str, value: object) -> Grammar | None:
+    """Read the grammar that a parameter of the request holds; None if it allows any text. Raises InvalidRequest."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str):
+        raise InvalidRequest(f"`{parameter}` must be an object with a `type`")
+    if kind == "text":
+        return None
+    if kind == "regex":
+        return make_regex_grammar(f"{parameter}.value", value.get("value"))
+    if kind in JSON_GRAMMAR_TYPES:
+        return make_json_schema_grammar(*find_schema(parameter, kind, value))
+    raise InvalidRequest(
+        f"`{parameter}.type` must be one of {', '.join(JSON_GRAMMAR_TYPES)}, regex or text, got `{kind[:40]}`")
+
+
+def find_schema(parameter: str, kind: str, value: dict[str, Any]) -> tuple[str, Any]:
+    """Return the path of the schema in the request, and its value."""
+    keys = ("json_schema", "value") if kind == "json_schema" else ("value", "schema")
+    key = next((place for place in keys if value.get(place) is not None), None)
+    if key is None and kind == "json_object":
+        return parameter, ANY_OBJECT_SCHEMA
+    if key is None:
+        raise InvalidRequest(f"`{parameter}.{keys[0]}` is missing: it holds the JSON schema")
+    path, schema = f"{parameter}.{key}", value[key]
+    if kind != "json_schema":
+        return path, schema
+    schema = parse_if_string(path, schema)
+    if not isinstance(schema, dict) or schema.get("schema") is None:
+        raise InvalidRequest(f"`{path}` must be an object with a `schema`")
+    return f"{path}.schema", schema["schema"]
+
+
+def make_json_schema_grammar(path: str, value: object) -> Grammar:
+    schema = parse_if_string(path, value)
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"`{path}` must be a JSON schema: an object, or a string that holds one")
+    check_depth(path, schema)
+    for subpath, subschema in iterate_schemas(path, schema):
+        check_keywords(subpath, subschema)
+    try:
+        source = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
+    check_grammar_text(path, source)
+    return Grammar("json_schema", source)
+
+
+def make_regex_grammar(path: str, value: object) -> Grammar:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"`{path}` must be a regular expression, as a string that is not empty")
+    check_grammar_text(path, value)
+    check_repetitions(path, value)
+    return Grammar("regex", value)
+
+
+def parse_if_string(path: str, value: object) -> object:
+    """Return a string parsed as JSON, and every other value unchanged."""
+    if not isinstance(value, str):
+        return value
+    check_grammar_text(path, value)
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"`{path}` is a string that holds no JSON: {error}") from None
+
+
+def check_grammar_text(path: str, text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(f"`{path}` must have at most {MAX_CHARACTERS} characters, got {len(text)}")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InvalidRequest(f"`{path}` holds half of a surrogate pair, which is no character")
+
+
+def check_depth(path: str, value: object) -> None:
+    """Check the nesting level by level: recursion could overflow the stack."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"`{path}` must be nested at most {MAX_DEPTH} levels deep")
+        level = [inner for outer in level for inner in child_values(outer) if isinstance(inner, dict | list)]
+
+
+def child_values(value: object) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def iterate_schemas(path: str, schema: dict[str, Any]) -> Iterator[SchemaAtPath]:
+    """Yield the schema and all schemas nested in it, each with its path."""
+    yield path, schema
+    for key, value in schema.items():
+        if key not in PLAIN_VALUE_KEYWORDS:
+            yield from iterate_subschemas(f"{path}.{key}", value, maps_names=key in SCHEMA_MAP_KEYWORDS)
+
+
+def iterate_subschemas(path: str, value: object, *, maps_names: bool) -> Iterator[SchemaAtPath]:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from iterate_subschemas(f"{path}.{index}", item, maps_names=False)
+    elif isinstance(value, dict) and maps_names:
+        for name, item in value.items():
+            yield from iterate_subschemas(f"{path}.{name}", item, maps_names=False)
+    elif isinstance(value, dict):
+        yield from iterate_schemas(path, value)
+
+
+def check_keywords(path: str, schema: dict[str, Any]) -> None:
+    for key in UNSUPPORTED_KEYWORDS & schema.keys():
+        raise InvalidRequest(f"`{path}.{key}` is not supported, and would be ignored; leave it out")
+    if isinstance(pattern := schema.get("pattern"), str):
+        check_repetitions(f"{path}.pattern", pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        for pattern in patterns:
+            check_repetitions(f"{path}.patternProperties", pattern)
+
+
+def check_repetitions(path: str, pattern: str) -> None:
+    """Check the counts of repetitions by their first nine digits: `int` raises an error for thousands of digits."""
+    for match in REPETITION_PATTERN.finditer(pattern):
+        for digits in match.groups():
+            if digits and int(digits.lstrip("0")[:9] or 0) > MAX_REPETITIONS:
+                raise InvalidRequest(f"`{path}` must repeat nothing more than {MAX_REPETITIONS} times, "
+                                     f"got {digits[:40]}")

@@ -1,0 +1,121 @@
+"""Base class of OpenAI's requests: the fields that chats and completions share, and their validation with the adapter
+that `model` names.
+"""
+
+import secrets
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Annotated
+
+from pydantic import BeforeValidator, FailFast, Field
+
+from router.adapters.reference import AdapterReference, check_adapter_name
+from router.errors import AdapterNotFound
+from router.http.openai.errors import has_openai_error_format
+from router.http.openai.rendering import (
+    OPENAI_FORMAT,
+    TGI_FORMAT,
+    ResponseMetadata,
+    openai_error_chunk,
+    tgi_error_chunk,
+)
+from router.http.transport.adapter_parameters import is_base_model
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64
+from router.http.transport.headers import RequestContext
+from router.http.transport.services import Services
+from router.text.chat_template import Conversation
+from router.text.prompt_encoder import DialectParameterNames
+from router.validation.validator import GenerationInput, ValidatedRequest
+
+SYSTEM_FINGERPRINT = f"{version('weft')}-native"
+
+
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else [] if value is None else value
+
+
+StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_schema_input_type=str | list[str] | None)]
+
+
+class StreamOptions(RequestBody):
+    """The field `stream_options`: whether a stream ends with its usage."""
+
+    include_usage: bool = False
+
+
+class OpenAIBaseRequest(RequestBody):
+    """Fields that chats and completions have in common. Null means that a field is not given."""
+
+    model: str | None = None
+    adapter_source: str | None = None
+    api_token: str | None = Field(default=None, repr=False)
+    max_tokens: UInt32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: UInt64 | None = None
+    stop: StringList = Field(default_factory=list)
+    n: UInt32 | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    priority: Int32 = 0
+
+    @property
+    def should_include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
+        """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
+        `source_token` is the client's, unless the body has another."""
+        if (services.validator.adapter_registry is None or self.model is None
+            or is_base_model(self.model, services.served_model.name)):
+            return None
+        check_adapter_name("model", self.model)
+        return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
+
+    def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
+                              caller: RequestContext) -> GenerationInput:
+        greedy = self.temperature == 0
+        return GenerationInput(
+            prompt=prompt,
+            parameter_names=parameter_names,
+            greedy=greedy,
+            do_sample=True,
+            temperature=None if greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            max_new_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop),
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            tenant=caller.tenant,
+            request_id=caller.request_id,
+            deadline=caller.deadline,
+        )
+
+
+async def validate_openai_request(services: Services, openai_request: OpenAIBaseRequest,
+                                  generation_input: GenerationInput, caller: RequestContext) -> list[ValidatedRequest]:
+    """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
+    try:
+        return await services.validator.validate(
+            replace(generation_input, adapter=openai_request.adapter_reference(services, caller.source_token)))
+    except AdapterNotFound as error:
+        adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
+        model_names = ", ".join([services.served_model.name, *adapter_names])
+        raise AdapterNotFound(f"{error}; `model` may be {model_names}", param="model") from error
+
+
+def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
+    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
+    render_error_chunk = openai_error_chunk if has_openai_error_format(path,
+                                                                       services.config.compat) else tgi_error_chunk
+    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+                            format_variant, render_error_chunk)

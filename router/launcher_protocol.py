@@ -1,0 +1,87 @@
+"""A router process and its parent: start parameters, signals and two pipes.
+
+The start parameters are one JSON object, and secrets beside it. The object holds `config` (the fields of RouterConfig),
+`shards` (their addresses, by rank), for a real model its name (`model`) and the folder of its files (`folder`), a note
+about the model for users (`notice`), the folder for recordings (`record_folder`), the files into which the shards write
+their startup progress (`progress`), the command of the adapter store (`store`), settings of logging (`logs`) and
+tracing (`traces`), and three file descriptors that the process may have inherited: `listen_fd`, a bound socket, and
+`ready_fd` and `parent_fd`, two pipes.
+
+The router writes lines to `ready_fd`: `ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`,
+and at any time `broken WHY` when the shards should be replaced. End of file on `parent_fd` means that the parent has
+ended.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.config import RouterConfig
+from shard.telemetry.logs import LogSettings
+from shard.telemetry.tracing import TraceSettings
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcessArgs:
+    """Start parameters of a router process."""
+
+    config: RouterConfig
+    shards: tuple[str, ...]
+    model: str = ""  # its name, as the user gave it
+    notice: str = ""  # note about the model, for users
+    folder: str = ""
+    listen_fd: int = -1
+    ready_fd: int = -1
+    parent_fd: int = -1
+    store: tuple[str, ...] = ()  # command of the adapter store's process; empty: adapters are not served
+    record_folder: str = ""  # folder of the recordings; empty: nothing is recorded
+    progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
+    hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
+
+    @classmethod
+    def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "RouterProcessArgs":
+        """Parse the JSON. Secrets are not part of it, since other users can read the arguments of a process."""
+        parsed: dict[str, Any] = json.loads(text)
+        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                    for name, value in parsed["config"].items()}
+        config = RouterConfig(**{"api_key": api_key, **settings})
+        tuple_fields = {name: tuple(parsed.get(name, ())) for name in ("shards", "progress", "store")}
+        nested_fields = {"config": config, "logs": LogSettings(**parsed.get("logs", {})),
+                         "traces": TraceSettings(**parsed.get("traces", {}))}
+        return cls(**parsed | nested_fields | tuple_fields | {"hub_token": hub_token})
+
+
+def cancel_on_parent_exit(parent_fd: int) -> None:
+    """Cancel the running task when the parent ends: no other process would restart or stop this one."""
+    if parent_fd < 0:
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def on_parent_exit() -> None:
+        loop.remove_reader(parent_fd)
+        task.cancel()
+
+    loop.add_reader(parent_fd, on_parent_exit)
+
+
+async def wait_for_stop_signal() -> None:
+    """Wait for SIGINT or SIGTERM, then restore the default action: a second signal ends the process at once."""
+    loop, stop_requested = asyncio.get_running_loop(), asyncio.Event()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop_requested.set)
+    await stop_requested.wait()
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+
+
+def send_to_parent(ready_fd: int, message: str) -> None:
+    if ready_fd >= 0:
+        os.write(ready_fd, f"{' '.join(message.split())}\n".encode())

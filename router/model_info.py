@@ -1,0 +1,72 @@
+"""Facts about the model and the shards, which all packages of the router share."""
+
+from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from router.request import RequestKind
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """One step timed by a shard: its load and its seconds."""
+
+    rows: int
+    chunk_tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts about the model and the shards, as the shards report them. The router takes them from nowhere else."""
+
+    model: str
+    device: str
+    dtype: str
+    vocabulary_size: int
+    max_positions: int
+    block_size: int
+    num_blocks: int
+    tokens_per_step: int = 1
+    mixed_steps: bool = True
+    world_size: int = 1
+    exact: bool = False  # whether results are identical to the last bit whatever else is in the batch
+    measurements: tuple[StepMeasurement, ...] = ()
+    cache_bytes: int = 0  # on all ranks together
+    cache_size_note: str = ""  # explanation of the cache's size, for users
+    grammars: bool = False  # whether every shard supports them
+    adapters: bool = False
+    adapter_bytes: int = 0  # memory for adapters on each shard
+    generation: bool = True
+    embeddings: bool = False
+    classification: bool = False
+    labels: tuple[str, ...] = ()  # names by index
+
+    @property
+    def supported_kinds(self) -> tuple[RequestKind, ...]:
+        """Kinds of output that the model can produce."""
+        is_supported = {RequestKind.GENERATE: self.generation, RequestKind.EMBED: self.embeddings,
+                        RequestKind.CLASSIFY: self.classification}
+        return tuple(kind for kind, supported in is_supported.items() if supported)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassificationOutput:
+    """Token classification of one text: for each token the index of its most probable label and the probability."""
+
+    label_ids: GenericSequence[int]
+    scores: GenericSequence[float]
+
+
+EmbeddingVector = GenericSequence[float]
+PoolingOutput = EmbeddingVector | TokenClassificationOutput
+
+
+class ShardLossReason(Enum):
+    """Reason why the shards' state is gone."""
+
+    STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
+    MEMORY = auto()  # out of memory in a step
+    DEATH = auto()  # processes exited or are stuck; a sequence in flight at two deaths is suspect; nothing is loaded
+    DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame

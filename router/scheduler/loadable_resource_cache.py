@@ -1,0 +1,300 @@
+"""Cache of adapters and grammars loaded on the shards: decides what to load and what to evict.
+
+Adapters are limited in number and in bytes; grammars always fit. Loads are FIFO by first demand (with several tenants,
+those of the tenant that has received least go first), so each awaited resource gets its turn. To make room, adapters
+that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an adapter takes
+no new requests and is unloaded when the last running one that uses it ends. A dropped resource is unloaded as soon as
+no request needs it, even if its room is not needed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from router.request import ADAPTER, GRAMMAR, LoadableResource
+from router.scheduler.fairness import FairShares
+from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
+from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.sequence import Sequence
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.waiting_queue import WaitingQueue
+
+MAX_IDLE_GRAMMARS = 32
+# An adapter that no request has started with since it was loaded stays for this much longer, or its load would be
+# wasted. If it is unused even then, its requests are suspended (their clients do not read) or no request has room.
+UNUSED_GRACE_SECONDS = 10.0
+
+
+class ResourceState(Enum):
+    """State of an adapter or grammar on the shards."""
+
+    LOADING = auto()
+    LOADED = auto()
+    DRAINING = auto()  # no request may start with it; unloaded once no running one uses it
+    UNLOADING = auto()
+
+
+RETAINED_STATES = frozenset({ResourceState.LOADING, ResourceState.LOADED})
+# Shown to users.
+ABSENT_STATUS = "absent"
+STATUS_BY_STATE = {ResourceState.LOADING: "coming", ResourceState.LOADED: "here", ResourceState.DRAINING: "leaving",
+                   ResourceState.UNLOADING: "leaving"}
+
+
+@dataclass(slots=True, eq=False)
+class CachedResource:
+    """An adapter or grammar that the shards load, hold or unload, with its state."""
+
+    resource: LoadableResource
+    state: ResourceState
+    state_changed_at: float
+    is_used: bool = False  # whether a request has started with it since it was loaded
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """State of an adapter as shown to users, and how many unfinished requests need it."""
+
+    state: str
+    num_users: int  # unfinished requests that need it
+
+
+class LoadableResourceCache:
+    """State of each resource on the shards, and the loads and unloads to be done."""
+
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
+                 available: set[LoadableResource]) -> None:
+        """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
+        it."""
+        self._settings = settings
+        self._queue = queue
+        self._fair_shares = fair_shares
+        self._available = available
+        self._cached: dict[LoadableResource, CachedResource] = {}
+        self._num_users: dict[LoadableResource, int] = {}  # number of unfinished sequences that need it, if not 0
+        # Present but needed by no sequence, least recently used first.
+        self._idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = {
+            kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
+        self._draining: dict[LoadableResource, None] = {}  # in the order in which they were closed
+        # to be unloaded once no unfinished sequence needs them
+        self._unload_requests: dict[LoadableResource, None] = {}
+        self._max_adapter_bytes = 0
+        self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
+        self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
+
+    def set_adapter_memory(self, max_adapter_bytes: int) -> None:
+        """Set how many bytes of adapters fit on a shard."""
+        self._max_adapter_bytes = max_adapter_bytes
+
+    # -- demand
+
+    def add_sequence(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._num_users[resource] = self._num_users.get(resource, 0) + 1
+            self._unload_requests.pop(resource, None)
+            self._idle_by_kind[resource.kind].pop(resource, None)
+
+    def mark_used(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._cached[resource].is_used = True
+
+    def remove_sequence(self, sequence: Sequence) -> None:
+        for resource in sequence.request.needed_resources:
+            self._num_users[resource] -= 1
+            if not self._num_users[resource]:
+                del self._num_users[resource]
+                if resource in self._available:
+                    self._idle_by_kind[resource.kind][resource] = None
+                elif resource not in self._cached:
+                    self._unload_requests.pop(resource, None)
+
+    def request_load(self, resource: LoadableResource) -> None:
+        """Load the resource even if no request needs it."""
+        self._unload_requests.pop(resource, None)
+        if resource not in self._available:
+            self._queue.request_load(resource)
+
+    def request_unload(self, resource: LoadableResource) -> None:
+        """Unload the resource once no unfinished sequence needs it, unless it is pinned.
+
+        This takes back a `request_load`; a later `request_load`, or a new sequence that needs the resource, cancels it.
+        """
+        self._queue.cancel_load_request(resource)
+        if not resource.is_pinned and (resource in self._cached or resource in self._num_users):
+            self._unload_requests[resource] = None
+
+    @property
+    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
+        """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
+        states = {resource: STATUS_BY_STATE[resident.state] for resource, resident in self._cached.items()}
+        known = dict.fromkeys(self._num_users, ABSENT_STATUS) | states
+        return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
+                if resource.kind == ADAPTER}
+
+    def why_never_fits(self, resource: LoadableResource) -> str:
+        """Return why the resource can never be loaded, or an empty string if it can."""
+        if resource.kind != ADAPTER or resource in self._cached:
+            return ""
+        pinned = [resident.resource for resident in self._cached_adapters() if resident.resource.is_pinned]
+        free_bytes = self._max_adapter_bytes - sum(other.max_bytes for other in pinned)
+        if resource.max_bytes > free_bytes:
+            return (f"the adapter takes {resource.max_bytes:,} bytes of memory, and there are {free_bytes:,} for "
+                    f"adapters that come and go (--adapter-memory-fraction)")
+        if len(pinned) >= self._settings.max_active_adapters:
+            return (f"every place is taken by an adapter that stays (--max-active-adapters "
+                    f"{self._settings.max_active_adapters})")
+        return ""
+
+    # -- loading and unloading
+
+    def record_loaded(self, resource: LoadableResource, now: float) -> None:
+        """Record that every rank has loaded the resource, even if it was not requested here."""
+        self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
+        self._make_available(resource, now)
+
+    def record_unloaded(self, resource: LoadableResource, now: float) -> None:
+        """Record that the resource is unloaded or unusable."""
+        if self._cached.pop(resource, None) is not None:
+            self._make_unavailable(resource, now)
+            self._draining.pop(resource, None)
+            if resource not in self._num_users:
+                self._unload_requests.pop(resource, None)
+
+    def record_shard_loss(self, now: float, *, lost_all: bool) -> None:
+        """Forget the loads and unloads in progress after a loss of the shards; with `lost_all`, all resources.
+
+        `plan_loads_and_unloads` loads again what sequences need.
+        """
+        for cached in [*self._cached.values()]:
+            if lost_all or cached.state in {ResourceState.LOADING, ResourceState.UNLOADING}:
+                self.record_unloaded(cached.resource, now)
+        self.pending_commands.clear()
+        self.wake_at = None
+
+    def plan_loads_and_unloads(self, now: float, find_resources_in_use: Callable[[], set[LoadableResource]]) -> None:
+        """Plan loads and unloads. `find_resources_in_use` returns those of running sequences and steps in flight."""
+        self.wake_at = None
+        if self._queue.blocked_by_resource:
+            to_load = self._resources_to_load()
+            adapters = [resource for resource in to_load if resource.kind == ADAPTER]
+            self._stop_draining(now, include_adapters=not adapters)
+            if adapters:
+                self._make_room_for_adapters(adapters, now)
+            if to_load:
+                self._start_loads(to_load, now)
+        while len(self._idle_by_kind[GRAMMAR]) > MAX_IDLE_GRAMMARS:
+            self._start_draining(self._cached[next(iter(self._idle_by_kind[GRAMMAR]))], now)
+        for resource in [resource for resource in self._unload_requests
+                         if resource in self._idle_by_kind[resource.kind]]:
+            self._start_draining(self._cached[resource], now)
+        if self._draining:
+            self._start_unloads(find_resources_in_use(), now)
+
+    # -- internals
+
+    def _cached_adapters(self) -> list[CachedResource]:
+        return [resident for resource, resident in self._cached.items() if resource.kind == ADAPTER]
+
+    def _resources_to_load(self) -> list[LoadableResource]:
+        """Return the awaited resources that must be loaded, longest awaited first.
+
+        If several tenants compete, those of the tenant that has received least go first.
+        """
+        to_load = [resource for resource in self._queue.blocked_by_resource if resource not in self._cached]
+        if not self._fair_shares.has_competition or len(to_load) < 2:
+            return to_load
+        tenants = {resource: {s.request.tenant.name for s in self._queue.blocked_by_resource[resource]}
+                   for resource in to_load}
+        order = self._fair_shares.sort_tenants(set[str]().union(*tenants.values()))
+        return sorted(to_load, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
+
+    def _make_room_for_adapters(self, to_load: list[LoadableResource], now: float) -> None:
+        """Close adapters to make room for the wanted ones, in order, as long as one may be evicted."""
+        retained = [resident for resident in self._cached_adapters() if resident.state in RETAINED_STATES]
+        num_free_places = self._settings.max_active_adapters - len(retained)
+        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in retained)
+        evictable = self._evictable_adapters(retained, now)
+        for resource in to_load:
+            while num_free_places < 1 or free_bytes < resource.max_bytes:
+                evicted = next(evictable, None)
+                if evicted is None:
+                    return
+                self._start_draining(evicted, now)
+                num_free_places, free_bytes = num_free_places + 1, free_bytes + evicted.resource.max_bytes
+            num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
+
+    def _evictable_adapters(self, retained: list[CachedResource], now: float) -> Iterator[CachedResource]:
+        """Yield the adapters that may be evicted now, in order; set `wake_at` to the time of the next one."""
+        loaded = [r for r in retained if r.state is ResourceState.LOADED and not r.resource.is_pinned]
+        idle_order = {resource: place for place, resource in enumerate(self._idle_by_kind[ADAPTER])}
+        yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
+        needed = [(self._evictable_at(resident), resident) for resident in loaded
+                  if resident.resource not in idle_order]
+        for evictable_at, resident in sorted(needed, key=lambda pair: pair[0]):
+            if now < evictable_at:
+                self.wake_at = evictable_at
+                return
+            yield resident
+
+    def _evictable_at(self, cached: CachedResource) -> float:
+        """Return when the adapter's cycle time is over."""
+        cycle_end = cached.state_changed_at + self._settings.adapter_cycle_seconds
+        return cycle_end if cached.is_used else cycle_end + UNUSED_GRACE_SECONDS
+
+    def _start_loads(self, to_load: list[LoadableResource], now: float) -> None:
+        """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
+        cached_adapters = self._cached_adapters()
+        num_free_places = self._settings.max_active_adapters - len(cached_adapters)
+        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in cached_adapters)
+        for resource in to_load:
+            if resource.kind == ADAPTER:
+                num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
+                if num_free_places < 0 or free_bytes < 0:
+                    continue
+            self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
+            self.pending_commands.append(LoadResource(resource))
+
+    def _start_unloads(self, in_use: set[LoadableResource], now: float) -> None:
+        for resource in [*self._draining]:
+            if resource not in in_use:
+                del self._draining[resource]
+                self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
+                self.pending_commands.append(UnloadResource(resource))
+
+    def _start_draining(self, cached: CachedResource, now: float) -> None:
+        cached.state = ResourceState.DRAINING
+        self._draining[cached.resource] = None
+        self._make_unavailable(cached.resource, now)
+
+    def _stop_draining(self, now: float, *, include_adapters: bool) -> None:
+        """Reopen the closed resources that were not dropped: grammars, and with `include_adapters` adapters too.
+
+        Adapters are reopened only if no other one needs their room.
+        """
+        for resource in [*self._draining]:
+            if resource not in self._unload_requests and (include_adapters or resource.kind != ADAPTER):
+                del self._draining[resource]
+                self._cached[resource].state = ResourceState.LOADED
+                self._make_available(resource, now)
+
+    def _make_available(self, resource: LoadableResource, now: float) -> None:
+        self._available.add(resource)
+        if resource not in self._num_users:
+            self._idle_by_kind[resource.kind][resource] = None
+        for sequence in self._queue.unblock_sequences(resource):
+            sequence.timeline.enter_phase(waiting_phase(sequence), now)
+
+    def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
+        if resource in self._available:
+            self._available.remove(resource)
+            self._idle_by_kind[resource.kind].pop(resource, None)
+            for sequence in self._queue.block_sequences(resource):
+                sequence.timeline.enter_phase(waiting_phase(sequence), now)
+
+
+def waiting_phase(sequence: Sequence) -> RequestPhase:
+    """Return what a waiting sequence waits for: its client, a resource, or else its turn."""
+    if sequence.is_suspended:
+        return RequestPhase.SLOW_CLIENT
+    return RequestPhase.QUEUE if sequence.missing_resource is None else RequestPhase(sequence.missing_resource.kind)

@@ -1,0 +1,149 @@
+"""Messages between the scheduler and the shards, as plain data.
+
+The nouns are those of proto/shard.proto, in rows instead of columns. `shards/request_encoding.py` and
+`shards/answer_decoding.py` convert between the two.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
+
+from router.model_info import PoolingOutput
+from router.request import LoadableResource, Request, RequestKind
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence as it enters a batch, with everything that a shard needs to run it."""
+
+    sequence_id: int
+    request: Request
+    generated: tuple[int, ...]
+    blocks: tuple[int, ...]
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    sequence_id: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrant:
+    """Cache blocks allocated to a running sequence for its next tokens."""
+
+    sequence_id: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Message: remove all sequences from a batch except the kept ones."""
+
+    batch: int
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Message: join batches into the first."""
+
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Message: run chunks of prompts in a batch, and with `includes_decodes` a decode of its ready sequences in the
+    same step.
+    """
+
+    batch: int
+    new_sequences: tuple[NewSequence, ...]
+    chunks: tuple[PrefillChunk, ...]
+    includes_decodes: bool
+    grants: tuple[BlockGrant, ...] = ()
+    keep: tuple[int, ...] | None = None  # a Filter of the batch, sent with the step
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Message: run one step for every ready sequence of a batch."""
+
+    batch: int
+    grants: tuple[BlockGrant, ...] = ()
+    keep: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingStep:
+    """A pooling step: whole texts that enter no batch and leave no state on the shards."""
+
+    kind: RequestKind
+    new_sequences: tuple[NewSequence, ...]
+
+
+ShardMessage = Filter | Concat | Prefill | Decode | PoolingStep
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResource:
+    """Order to load a resource on every rank, outside the sequence of steps."""
+
+    resource: LoadableResource
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadResource:
+    """Order to unload a resource from every rank, outside the sequence of steps."""
+
+    resource: LoadableResource
+
+
+ResourceCommand = LoadResource | UnloadResource
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The messages of one step, in order. The last has the number `last_message_number`, the others the numbers just
+    below it."""
+
+    epoch: int
+    last_message_number: int
+    messages: tuple[ShardMessage, ...]
+    # Sequences in the step (any may fail), those that must return tokens unless they fail, and the predicted seconds.
+    members: tuple[int, ...]
+    members_with_output: tuple[int, ...]
+    predicted_seconds: float
+
+
+@dataclass(slots=True)
+class StepResultRow:
+    """Tokens that one sequence got in a step, with their logprobs."""
+
+    tokens: GenericSequence[int]
+    logprobs: GenericSequence[float]
+    # per token, best first; empty when none were asked for
+    top_logprobs: GenericSequence[GenericSequence[tuple[int, float]]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of consecutive prompt tokens of one sequence."""
+
+    sequence_id: int
+    start: int  # index of the prompt token that the first value belongs to
+    logprobs: GenericSequence[float]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The answer to the last message of a plan; without rows when that was a Filter or a Concat."""
+
+    epoch: int
+    seconds: float
+    rows: dict[int, StepResultRow]
+    failures: dict[int, str]
+    prompt_logprobs: GenericSequence[PromptLogprobs] = ()
+    pooling_outputs: Mapping[int, PoolingOutput] = field(default_factory=dict)  # results of a pooling step, by sequence

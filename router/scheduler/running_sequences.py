@@ -1,0 +1,317 @@
+"""Running batches and the cache blocks that they hold: entry, growth, preemption and removal of sequences.
+
+A sequence leaves its batch here first. The Filter that tells the shards (`take_pending_filters`) is sent before or with
+the next step of a batch (pooling steps use no blocks), and so before any other sequence uses its blocks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as GenericSequence
+from itertools import count, islice
+from math import ceil
+
+from router.block_hash import hash_blocks
+from router.request import Tenant
+from router.scheduler.batch import Batch
+from router.scheduler.block_pool import BlockPool
+from router.scheduler.messages import BlockGrant, Filter, NewSequence
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.settings import SchedulerSettings
+
+# (hash of the block before, tokens, block size) -> hashes of the full blocks.
+BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]
+
+
+class RunningSequences:
+    """Running sequences in their batches, and the blocks allocated to them."""
+
+    def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
+                 hasher: BlockHasher = hash_blocks) -> None:
+        self.settings = settings
+        self.block_pool = block_pool
+        self._hasher = hasher
+        self.batches: list[Batch] = []
+        self._tokens_per_step = tokens_per_step
+        self._batch_ids = count(1)
+        self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to publish once they are answered
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for batch in self.batches:
+            yield from batch
+
+    def new_batch(self) -> Batch:
+        """Return a new batch; it is registered when its first sequence enters."""
+        return Batch(next(self._batch_ids))
+
+    # -- entering
+
+    def max_num_blocks(self, sequence: Sequence) -> int:
+        """Return the number of blocks that the sequence needs at its greatest length.
+
+        The last generated token is never computed and needs no slot; a step that may produce several tokens needs
+        slots for all of them.
+        """
+        num_spare_tokens = self.settings.look_ahead * (self._tokens_per_step - 1)
+        return self.block_pool.num_blocks_for(max(len(sequence.request.prompt),
+                                                  sequence.request.max_length - 1 + num_spare_tokens))
+
+    def has_room_for(self, sequence: Sequence) -> bool:
+        """Return whether a new sequence fits.
+
+        A reserve of blocks must stay free for the growth of running sequences; if none runs, none is kept.
+        """
+        if len(self) >= self.settings.max_batch_size:
+            return False
+        return self._num_missing_blocks(sequence, len(self)) <= 0 and self._can_all_finish(sequence)
+
+    def can_reenter(self, sequence: Sequence) -> bool:
+        """Return whether a sequence that has just left fits again; no reserve is kept."""
+        return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
+
+    def _num_missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
+        """Return how many free blocks are missing for `newcomer` to enter beside `num_running` others; <= 0: none."""
+        if not num_running:
+            return self._num_blocks_at_entry(newcomer) - self.block_pool.num_free
+        reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
+        return self._num_free_blocks_needed(newcomer) + reserve - self.block_pool.num_free
+
+    def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
+        sequence.state = SequenceState.RUNNING
+        cached_blocks = self.find_cached_blocks(sequence)
+        self.block_pool.acquire(cached_blocks)
+        sequence.blocks = cached_blocks + self.block_pool.allocate(
+            self._num_blocks_at_entry(sequence) - len(cached_blocks))
+        sequence.num_initial_tokens, sequence.num_computed_tokens = (
+            sequence.length, len(cached_blocks) * self.block_pool.block_size)
+        sequence.num_cached_blocks = len(cached_blocks)
+        for block, block_hash in self._blocks_to_cache(sequence):
+            self.block_pool.reserve_hash(block, block_hash)
+        batch.add(sequence)
+        if batch not in self.batches:
+            self.batches.append(batch)
+        return NewSequence(sequence.id, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
+                           sequence.num_computed_tokens)
+
+    def start_pooling(self, sequence: Sequence) -> NewSequence:
+        """Return the sequence as a member of a pooling step, its only one: it enters no batch and holds no blocks."""
+        sequence.state = SequenceState.FINISHING
+        return NewSequence(sequence.id, sequence.request, (), ())
+
+    def _num_free_blocks_needed(self, sequence: Sequence) -> int:
+        """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
+        cached_blocks = self.find_cached_blocks(sequence)
+        return self._num_blocks_at_entry(sequence) - len(cached_blocks) + self.block_pool.count_evictable(cached_blocks)
+
+    def _is_unpreemptible(self, sequence: Sequence) -> bool:
+        """Return whether the sequence was preempted `max_preemptions` times: it then enters with all its blocks, to
+        stay."""
+        return sequence.num_preemptions >= self.settings.max_preemptions
+
+    def _num_blocks_at_entry(self, sequence: Sequence) -> int:
+        return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
+                else self.block_pool.num_blocks_for(sequence.length))
+
+    def _can_all_finish(self, newcomer: Sequence) -> bool:
+        """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
+        sequences = [*self, newcomer]
+        unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
+        if not unpreemptible:
+            return True
+        largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
+        return sum(map(self.max_num_blocks, unpreemptible)) + largest <= self.block_pool.num_blocks
+
+    # -- prefix cache
+
+    def find_cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Return the cached blocks that the sequence could use if it entered now.
+
+        Its last token is always computed, because the next one is sampled from its logits.
+        """
+        return self.block_pool.find_cached_prefix(islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many of the sequence's tokens are cached, if it entered now."""
+        return len(self.find_cached_blocks(sequence)) * self.block_pool.block_size
+
+    def is_waiting_for_prefix(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence is computing the next block that this one needs."""
+        block_index = len(self.find_cached_blocks(sequence))
+        return (block_index < self._max_cached_blocks(sequence)
+                and self.block_pool.is_hash_reserved(sequence.block_hashes[block_index]))
+
+    def _max_cached_blocks(self, sequence: Sequence) -> int:
+        """Return how many cached blocks the sequence may use at most.
+
+        None with `recompute`, or if it wants the logprobs of its prompt: those need the whole prompt computed.
+        """
+        limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
+        return 0 if sequence.request.prompt_logprobs or self.settings.recompute else limit
+
+    def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Publish the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
+        first, end = sequence.num_cached_blocks, num_computed_tokens // self.block_pool.block_size
+        if first < end and self._may_share_blocks(sequence):
+            self._compute_block_hashes(sequence, end)
+            self.block_pool.cache_full_blocks(sequence.blocks[first:end], sequence.block_hashes[first:end])
+            sequence.num_cached_blocks = end
+
+    def _cache_generated_blocks(self, sequence: Sequence) -> None:
+        """Publish the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
+
+        If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
+        """
+        if sequence.blocks and sequence.length > sequence.num_initial_tokens:
+            self.cache_full_blocks(sequence, sequence.length - 1)
+
+    def _compute_block_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        """Compute the missing hashes of the sequence's first `num_blocks` blocks."""
+        block_hashes, block_size = sequence.block_hashes, self.block_pool.block_size
+        if len(block_hashes) < num_blocks:
+            parent_hash = block_hashes[-1] if block_hashes else sequence.request.cache_namespace
+            block_hashes += self._hasher(
+                parent_hash, sequence.tokens_between(len(block_hashes) * block_size, num_blocks * block_size),
+                block_size)
+
+    def _may_share_blocks(self, sequence: Sequence) -> bool:
+        """Return whether other sequences may share the blocks that this one computes."""
+        return bool(sequence.request.cache_namespace) and not self.settings.recompute
+
+    def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
+        """Return the blocks that its prefill will fill and that are not published yet, with their hashes."""
+        last = (min(len(sequence.block_hashes), sequence.num_initial_tokens // self.block_pool.block_size)
+                if self._may_share_blocks(sequence) else 0)
+        indices = range(sequence.num_cached_blocks, last)
+        return ((sequence.blocks[index], sequence.block_hashes[index]) for index in indices)
+
+    # -- growth and preemption
+
+    def allocate_for_decodes(self, decoding: list[Sequence]) -> tuple[list[BlockGrant], list[Sequence]]:
+        """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
+        per_step, size = self._tokens_per_step, self.block_pool.block_size
+        shortfalls = [(s, self._num_blocks_to_grant(s)) for s in decoding
+                      if s.length + (s.num_steps_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        if sum(missing for _, missing in shortfalls) <= self.block_pool.num_free:
+            return [self._grant_blocks(sequence, missing) for sequence, missing in shortfalls], []
+        for finishing in list(self._finishing.values()):
+            self.free_blocks(finishing)
+        return self._allocate_by_priority(sorted(shortfalls, key=lambda want: want[0].priority_key))
+
+    def _num_blocks_to_grant(self, sequence: Sequence) -> int:
+        max_tokens = sequence.length + (sequence.num_steps_in_flight + 1) * self._tokens_per_step - 1
+        return self.block_pool.num_blocks_for(max_tokens) - len(sequence.blocks)
+
+    def _grant_blocks(self, sequence: Sequence, num_blocks: int) -> BlockGrant:
+        blocks = self.block_pool.allocate(num_blocks)
+        sequence.blocks += blocks
+        return BlockGrant(sequence.id, tuple(blocks))
+
+    def _allocate_by_priority(self, shortfalls: list[tuple[Sequence, int]]) -> tuple[list[BlockGrant], list[Sequence]]:
+        grants: list[BlockGrant] = []
+        preempted: list[Sequence] = []
+        for sequence, missing in shortfalls:
+            while sequence not in preempted and self.block_pool.num_free < missing:
+                preempted.append(self._next_to_preempt())
+                self.preempt(preempted[-1])
+            if sequence not in preempted:
+                grants.append(self._grant_blocks(sequence, missing))
+        return grants, preempted
+
+    def _next_to_preempt(self) -> Sequence:
+        """Return the sequence to preempt: the last in rank, but never the first of all.
+
+        Blocks are granted in order of rank, so the preempted sequence is the requesting one or one behind it, and no
+        block granted for this step is taken back.
+        """
+        first = min(sequence.priority_key for sequence in self)
+        candidates = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
+        assert candidates, "the first sequence does not fit beside those that cannot be preempted"
+        return max(candidates, key=lambda sequence: sequence.priority_key)
+
+    def is_below_fair_share(self, tenant: Tenant) -> bool:
+        """Return whether the tenant with one more sequence runs, per weight, no more than another with one less."""
+        counts = Counter([sequence.request.tenant for sequence in self])
+        more = (counts.pop(tenant, 0) + 1) / tenant.weight
+        return any((count - 1) / other.weight >= more for other, count in counts.items())
+
+    def choose_fair_preemptions(self, newcomer: Sequence) -> list[Sequence]:
+        """Return the sequences to preempt so that a tenant below its share can run `newcomer`; none if that fails.
+
+        They are the last in rank of the tenants that run most per weight, as long as each of these runs no less per
+        weight than the newcomer's tenant afterwards.
+        """
+        tenant, victims = newcomer.request.tenant, list[Sequence]()
+        if not self.is_below_fair_share(tenant):
+            return []
+        counts = Counter(s.request.tenant.name for s in self)
+        first = min((s.priority_key for s in self), default=newcomer.priority_key)
+        candidates = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
+                             and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
+        while candidates and not self._has_room_without(newcomer, victims):
+            victim = max(candidates,
+                         key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.priority_key))
+            name, weight = victim.request.tenant.name, victim.request.tenant.weight
+            if (counts[name] - 1) / weight < (counts[tenant.name] + 1) / tenant.weight:
+                return []
+            counts[name] -= 1
+            candidates.remove(victim)
+            victims.append(victim)
+        return victims if self._has_room_without(newcomer, victims) else []
+
+    def _has_room_without(self, newcomer: Sequence, victims: list[Sequence]) -> bool:
+        num_left = len(self) - len(victims)
+        freed = self.block_pool.count_freed_by(s.blocks for s in victims)
+        return (num_left < self.settings.max_batch_size and self._num_missing_blocks(newcomer, num_left) <= freed
+                and self._can_all_finish(newcomer))
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
+        self.remove_sequence(sequence, SequenceState.PREEMPTED)
+        sequence.num_preemptions += 1
+
+    def remove_sequence(self, sequence: Sequence, new_state: SequenceState) -> None:
+        """Remove the sequence from its batch and free its blocks; the batch's Filter removes it on the shards."""
+        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        sequence.state = new_state
+        self.free_blocks(sequence)
+
+    def remove_finishing_sequence(self, sequence: Sequence) -> None:
+        """Remove a sequence whose last tokens are in flight.
+
+        If these tokens fill another block, the sequence holds its blocks until they are answered, to publish it then;
+        `allocate_for_decodes` frees them earlier if blocks run short.
+        """
+        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        sequence.state = SequenceState.FINISHING
+        num_final_tokens = sequence.length + sequence.num_steps_in_flight * self._tokens_per_step - 1
+        self._cache_generated_blocks(sequence)
+        if (self._may_share_blocks(sequence)
+            and num_final_tokens // self.block_pool.block_size > sequence.num_cached_blocks):
+            self._finishing[sequence.id] = sequence
+        else:
+            self.free_blocks(sequence)
+
+    def free_blocks(self, sequence: Sequence) -> None:
+        """Free the blocks that the sequence holds, if any. Full ones that others may share are published first."""
+        self._cache_generated_blocks(sequence)
+        for block, block_hash in self._blocks_to_cache(sequence):
+            self.block_pool.release_hash(block, block_hash)
+        self.block_pool.free(sequence.reset_cache_state())
+        self._finishing.pop(sequence.id, None)
+
+    # -- messages for the shards
+
+    def concat_batches(self) -> tuple[int, ...]:
+        """Join all batches into the first; return their numbers."""
+        batch_ids = tuple(batch.id for batch in self.batches)
+        for other in self.batches[1:]:
+            self.batches[0].absorb(other)
+        del self.batches[1:]
+        return batch_ids
+
+    def take_pending_filters(self) -> list[Filter]:
+        filters = [pending for batch in self.batches if (pending := batch.take_pending_filter()) is not None]
+        self.batches = [batch for batch in self.batches if len(batch)]
+        return filters

@@ -1,0 +1,224 @@
+"""Metrics of the engine: requests as they arrive and end, steps as they are sent and answered.
+
+There is no work per token: metrics change once per step, and when a request begins or ends.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
+from math import fsum
+
+from router.model_info import ShardLossReason
+from router.request import Request
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.messages import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, StepPlan, StepResult
+from router.scheduler.prefill_budget import compute_chunk_load
+from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.scheduler import Scheduler
+from router.telemetry import gauges
+from router.telemetry.adapter_metrics import AdapterMetrics
+from router.telemetry.instruments import Histogram, MetricRegistry
+from router.telemetry.inter_token import InterTokenLatency
+from router.telemetry.metric_families import LORAX_METRIC_NAMES, all_families
+from router.telemetry.request_records import RequestRecord
+from router.text.prompt_encoder import TokenLimits
+
+STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
+
+
+class ServerMetrics:
+    """All metrics of a router, and their page."""
+
+    def __init__(self, scheduler: Scheduler, limits: TokenLimits, tokens_per_step: int, *,
+                 with_adapters: bool = False, with_lorax_names: bool = False) -> None:
+        """`limits` and `tokens_per_step` determine buckets. `with_adapters`: whether adapters are served.
+
+        `with_lorax_names`: whether the page repeats metrics under LoRAX's names.
+        """
+        self._scheduler = scheduler
+        self._registry = MetricRegistry(all_families(limits, tokens_per_step, with_adapters=with_adapters))
+        self._aliases = LORAX_METRIC_NAMES if with_lorax_names else {}
+        self._started_at = time.time()
+        self.adapters = AdapterMetrics(self._registry) if with_adapters else None
+        self.requests = RequestMetrics(self._registry, self.adapters)
+        self.steps = StepMetrics(self._registry, scheduler, single_token_steps=tokens_per_step == 1)
+
+    def render(self, *, is_ready: bool, has_shards: bool) -> str:
+        adapter_gauges = (gauges.no_adapter_gauges(self._started_at) if self.adapters is None
+                          else gauges.adapter_gauges(self._scheduler, time.time()))
+        gauge_values = (gauges.scheduler_gauges(self._scheduler) | adapter_gauges
+                        | gauges.health_gauges(is_ready=is_ready, has_shards=has_shards))
+        return self._registry.render(gauge_values, self._aliases)
+
+
+class RequestMetrics:
+    """Metrics of requests: counts, lengths, durations by phase, and token latencies."""
+
+    def __init__(self, registry: MetricRegistry, adapters: AdapterMetrics | None = None) -> None:
+        self._adapters = adapters
+        histogram, counter = registry.histogram, registry.counter
+        # Updated by the HTTP layer.
+        self.num_received, self.num_succeeded = counter("tgi_request_count"), counter("tgi_request_success")
+        self.num_failed = registry.counters_by_label("tgi_request_failure")
+        self._prompt_length = histogram("tgi_request_input_length")
+        self._max_new_tokens = histogram("tgi_request_max_new_tokens")
+        self._generated_tokens = histogram("tgi_request_generated_tokens")
+        self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
+            "validation", "queue", "inference", "mean_time_per_token", "time_to_first_token")}
+        self._total_seconds = histogram("tgi_request_duration")
+        self._inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
+        self._num_preemptions = counter("tgi_request_yields")
+        self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
+                                                              counter("tgi_prefix_hit_tokens"))
+
+    def count_accepted(self, request: Request) -> None:
+        """Count an accepted request."""
+        self._prompt_length.observe(len(request.prompt))
+        self._max_new_tokens.observe(request.max_new_tokens)
+        if self._adapters is not None and request.adapter is not None:
+            self._adapters.count_request(request.adapter_name)
+
+    def observe_token_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
+                               now: float) -> Sequence[int]:
+        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
+        return self._inter_token_latency.observe_token_delivery(sequence_ids, unfinished_ids, now)
+
+    def observe_first_token(self, record: RequestRecord, now: float) -> None:
+        """Observe the time to the first token."""
+        self._phase_seconds["time_to_first_token"].observe(now - record.arrived_at)
+
+    def observe_finished(self, record: RequestRecord) -> None:
+        """Observe a closed request that was answered to its end."""
+        timeline = record.timeline
+        assert timeline.ended_at is not None, "it goes on"
+        phase_seconds = timeline.seconds_by_phase(timeline.ended_at)
+        inference_seconds = phase_seconds.get(RequestPhase.PREFILL, 0.0) + phase_seconds.get(RequestPhase.DECODE, 0.0)
+        self._total_seconds.observe(timeline.ended_at - record.arrived_at)
+        self._phase_seconds["validation"].observe(timeline.arrived_at - record.arrived_at)
+        self._phase_seconds["queue"].observe(
+            fsum(seconds for cause, seconds in phase_seconds.items() if cause not in RUNNING_PHASES))
+        self._phase_seconds["inference"].observe(inference_seconds)
+        self._phase_seconds["mean_time_per_token"].observe(inference_seconds / max(record.num_generated, 1))
+        self._generated_tokens.observe(record.num_generated)
+
+    def count_closed(self, sequence_id: int, record: RequestRecord) -> None:
+        """Count a request that ended, for whatever reason."""
+        self._inter_token_latency.remove_sequence(sequence_id)
+        self._num_preemptions.add(record.timeline.num_preemptions)
+        if self._adapters is not None and record.adapter_name is not None:
+            self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
+        if record.timeline.has_started:
+            self._prefix_query_tokens.add(record.num_prompt_tokens)
+            self._prefix_hit_tokens.add(record.timeline.num_cached_tokens)
+
+
+class StepMethodMetrics:
+    """Metrics of one kind of step: prefill, decode, or embed."""
+
+    def __init__(self, registry: MetricRegistry, method: str) -> None:
+        self.num_sent = registry.counter("tgi_batch_inference_count", method)
+        self.num_answered = registry.counter("tgi_batch_inference_success", method)
+        self.num_lost = registry.counter("tgi_batch_inference_failure", method)
+        self.duration_seconds = registry.histogram("tgi_batch_inference_duration", method)
+        self.forward_seconds = registry.histogram("tgi_batch_forward_duration", method)
+        self.detokenize_seconds = registry.histogram("tgi_batch_decode_duration", method)
+
+
+class StepMetrics:
+    """Metrics of steps: how many were sent, answered and lost, their durations, and stalls of decodes."""
+
+    def __init__(self, registry: MetricRegistry, scheduler: Scheduler, *, single_token_steps: bool) -> None:
+        self._scheduler = scheduler
+        self._single_token_steps = single_token_steps  # a step generates at most one token per sequence
+        self._methods_by_step_type: dict[type, StepMethodMetrics] = {
+            Prefill: StepMethodMetrics(registry, "prefill"), Decode: StepMethodMetrics(registry, "decode"),
+            PoolingStep: StepMethodMetrics(registry, "embed")}
+        self._standalone_durations: dict[type, Histogram] = {
+            Filter: registry.histogram("tgi_batch_filter_duration", "decode"),
+            Concat: registry.histogram("tgi_batch_concat_duration", "decode")}
+        self._num_newcomers, self._join_reasons = (registry.histogram("tgi_batch_next_size"),
+                                                   registry.counters_by_label("tgi_batch_concat"))
+        self._stall_seconds = registry.histogram("tgi_batch_stall_duration")
+        self._num_stalls_exceeded = registry.counter("tgi_batch_stall_exceeded")
+        self._skipped_tokens = registry.histogram("tgi_request_skipped_tokens")
+        self._prompt_tokens = registry.counter("tgi_batch_prompt_tokens")
+        self._generated_tokens = registry.counter("tgi_batch_generated_tokens")
+        self._shard_losses = registry.counters_by_label("tgi_shard_lost")
+        self._num_decodes_since_prefill = 0  # decode steps since sequences last started
+
+    def count_sent(self, plan: StepPlan) -> None:
+        step = plan.messages[-1]
+        if (method := self._methods_by_step_type.get(type(step))) is not None:
+            method.num_sent.add()
+        if isinstance(step, Prefill):
+            self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
+            if step.new_sequences:
+                self._count_newcomers(step.new_sequences)
+        elif isinstance(step, PoolingStep):
+            self._prompt_tokens.add(sum(len(newcomer.request.prompt) for newcomer in step.new_sequences))
+        elif isinstance(step, Decode):
+            self._num_decodes_since_prefill += 1
+
+    def _count_newcomers(self, newcomers: Sequence[NewSequence]) -> None:
+        self._num_newcomers.observe(len(newcomers))
+        if len(self._scheduler.running) > len(newcomers):
+            self._join_reasons[self._join_reason()].add()
+        self._num_decodes_since_prefill = 0
+
+    def _join_reason(self) -> str:
+        settings = self._scheduler.settings
+        if settings.mixed:
+            return "chunking"
+        return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
+
+    def observe_result(self, plan: StepPlan, result: StepResult, round_trip_seconds: float,
+                       detokenize_seconds: float) -> None:
+        """Count an answered plan: the seconds of its round trip, and those of detokenising its answer."""
+        step = plan.messages[-1]
+        if (standalone_duration := self._standalone_durations.get(type(step))) is not None:
+            standalone_duration.observe(round_trip_seconds)
+            return
+        method = self._methods_by_step_type[type(step)]
+        method.num_answered.add()
+        method.duration_seconds.observe(round_trip_seconds + detokenize_seconds)
+        method.forward_seconds.observe(result.seconds)
+        method.detokenize_seconds.observe(detokenize_seconds)
+        self._observe_skipped_tokens(result)
+        if isinstance(step, Prefill):
+            self._observe_stall(plan, step, result.seconds)
+
+    def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
+        """Count delivered tokens, given by sequence."""
+        self._generated_tokens.add(len(token_counts) if self._single_token_steps else sum(token_counts.values()))
+
+    def count_shard_loss(self, loss: ShardLossReason, plans: Iterable[StepPlan]) -> None:
+        """Count a loss of the shards, and the steps that were in flight."""
+        self._shard_losses[loss.name.lower()].add()
+        for plan in plans:
+            if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
+                method.num_lost.add()
+
+    def _observe_skipped_tokens(self, result: StepResult) -> None:
+        if self._single_token_steps:
+            self._skipped_tokens.observe(0.0, len(result.rows))
+            return
+        for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
+            self._skipped_tokens.observe(count - 1, times)
+
+    def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:
+        """Observe by how much prompts delayed the sequences that decode.
+
+        In a mixed step that is its duration beyond the prediction for the decodes alone; if decodes pause, it is the
+        whole step.
+        """
+        if step.includes_decodes:
+            costs, empty = self._scheduler.cost_model, StepLoad()
+            prompt_seconds = fsum(costs.predict(compute_chunk_load(chunk.start, chunk.length)) - costs.predict(empty)
+                                  for chunk in step.chunks)
+            stall_seconds = seconds - (plan.predicted_seconds - prompt_seconds)
+            self._stall_seconds.observe(max(0.0, stall_seconds))
+            # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
+            if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
+                self._num_stalls_exceeded.add()
+        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.members):
+            self._stall_seconds.observe(seconds)

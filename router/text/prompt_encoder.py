@@ -1,0 +1,239 @@
+"""Encoding of prompts (texts, conversations or token ids): tokens, length limits, and hashes of the cache blocks.
+
+Conversations and long prompts are encoded in threads, off the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+from router.block_hash import hash_blocks
+from router.config import RouterConfig
+from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
+from router.model_info import ModelInfo
+from router.request import RequestKind
+from router.text.chat_template import ChatTemplate, Conversation
+from router.text.response_parser import OutputFormat
+from router.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+# Only this many of `max_new_tokens` have to fit after the prompt: larger values are cut to what is left, and the text
+# then finishes with `length`. Clients of TGI rely on asking for more than fits.
+MAX_REQUIRED_NEW_TOKENS = 1024
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, on which clients shorten the prompt
+# Prompts of at most this many characters are tokenised in less time than it takes to hand them to a thread.
+MAX_INLINE_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Maximum numbers of tokens in a prompt and in a request, as configured or as model and cache allow."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+
+    @classmethod
+    def from_config(cls, config: RouterConfig, model_info: ModelInfo) -> Self:
+        if not model_info.generation:
+            return cls(*[find_pooling_limit(config, model_info)[0]] * 2)
+        # A step that may generate several tokens needs slots for all of them, and so does every step in flight.
+        num_spare_tokens = config.look_ahead * (model_info.tokens_per_step - 1)
+        max_fitting = min(model_info.max_positions, model_info.num_blocks * model_info.block_size - num_spare_tokens)
+        max_total = config.max_total_tokens or max_fitting
+        is_fixed = config.max_batch_total_tokens is not None  # else the cache is as large as free memory allows
+        if max_total > max_fitting:
+            error_type = ValueError if is_fixed or max_total > model_info.max_positions else RetryableStartupError
+            raise error_type(
+                f"--max-total-tokens is {max_total}, but model and cache can hold {max_fitting} tokens; lower it")
+        max_input = config.max_input_tokens or max_total - 1
+        if max_input >= max_total:
+            error_type = ValueError if is_fixed or max_input >= model_info.max_positions else RetryableStartupError
+            raise error_type(f"--max-input-tokens is {max_input}, it must be below --max-total-tokens ({max_total})")
+        return cls(max_input_tokens=max_input, max_total_tokens=max_total)
+
+
+def find_pooling_limit(config: RouterConfig, model_info: ModelInfo) -> tuple[int, str]:
+    """Return the maximum number of tokens of a text to embed or classify, and what limits it."""
+    limits = [(model_info.max_positions, "what the model holds"),
+              (config.max_batch_prefill_tokens, "--max-batch-prefill-tokens")]
+    if config.max_input_tokens is not None:
+        limits.append((config.max_input_tokens, "--max-input-tokens"))
+    return min(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class DialectParameterNames:
+    """A dialect's names of request parameters, as error messages show them, and the dialect's rule for the length
+    check.
+    """
+
+    prompt: str = "inputs"
+    max_new_tokens: str = "max_new_tokens"
+    truncate: str = "truncate"  # empty if the dialect cannot truncate prompts
+    top_n_tokens: str = "top_n_tokens"
+    grammar: str = "grammar"
+    max_required_new_tokens: int = MAX_REQUIRED_NEW_TOKENS
+
+    def check_prompt_length(self, num_tokens: int, max_new_tokens: int | None, limits: TokenLimits) -> None:
+        """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
+        truncate_hint = f", or set `{self.truncate}`" if self.truncate else ""
+        if (max_new_tokens is not None
+            and num_tokens + min(max_new_tokens, self.max_required_new_tokens) > limits.max_total_tokens):
+            raise InvalidRequest(
+                f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
+                f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{truncate_hint}",
+                code=CONTEXT_LENGTH_EXCEEDED)
+        if num_tokens > limits.max_input_tokens:
+            raise InvalidRequest(f"`{self.prompt}` must have at most {limits.max_input_tokens} tokens "
+                                 f"(--max-input-tokens), got {num_tokens}; shorten it{truncate_hint}",
+                                 code=CONTEXT_LENGTH_EXCEEDED)
+
+
+TGI_PARAMETER_NAMES = DialectParameterNames()
+
+
+RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has tokenised the prompt
+TokenOffsets = tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """Prompt as received, with the parameters that its encoding depends on."""
+
+    prompt: RawPrompt
+    truncate: int | None
+    max_new_tokens: int | None
+    cache_namespace: bytes  # prompts with the same one share cached blocks; empty: shared with no other prompt
+    parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
+    kind: RequestKind = RequestKind.GENERATE
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Tokens of a prompt, and the hashes of its full blocks."""
+
+    tokens: tuple[int, ...]
+    cache_namespace: bytes
+    block_hashes: tuple[bytes, ...]  # of its full blocks; empty if they are not shared
+    num_characters: int  # of its text
+    token_offsets: TokenOffsets = ()  # for classification: character range of each token, None for special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """Text with its tokens and their character ranges: the index of the first character and the one after the last."""
+
+    text: str
+    token_ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+
+class PromptEncoder:
+    """Encoder of prompts. `close` ends its threads."""
+
+    def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
+                 chat_template: ChatTemplate | None = None) -> None:
+        self.limits = TokenLimits.from_config(config, model_info)
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._model_info = model_info
+        self._pooling_limit = find_pooling_limit(config, model_info)
+        self._max_waiting = config.max_concurrent_requests
+        self._num_waiting = 0
+        self._thread_pool = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """Format of the model's answers in chats."""
+        return None if self._chat_template is None else self._chat_template.output_format
+
+    def close(self) -> None:
+        self._thread_pool.shutdown(cancel_futures=True)
+
+    async def encode(self, prompt_input: PromptInput) -> EncodedPrompt:
+        return await self._run_in_thread(prompt_input.prompt, partial(self._encode_prompt, prompt_input))
+
+    async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
+                                render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
+        """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising."""
+        def work() -> T:
+            return render(self._tokenize_with_offsets(text, parameter_names, add_special_tokens=add_special_tokens))
+        return await self._run_in_thread(text, work)
+
+    async def _run_in_thread(self, prompt: RawPrompt, work: Callable[[], T]) -> T:
+        """Run `work` in a thread, unless the text is short. Raises Overloaded if too many texts wait."""
+        if not isinstance(prompt, Conversation) and len(prompt) <= MAX_INLINE_CHARACTERS:
+            return work()
+        if self._num_waiting >= self._max_waiting:
+            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work)
+        finally:
+            self._num_waiting -= 1
+
+    def _tokenize_with_offsets(self, text: str | Conversation, parameter_names: DialectParameterNames, *,
+                               add_special_tokens: bool) -> TokenizedText:
+        is_rendered = isinstance(text, Conversation)
+        text = self._render_conversation(text) if isinstance(text, Conversation) else text
+        adds_special_tokens = add_special_tokens and not is_rendered
+        if len(text) > self.limits.max_input_tokens:  # counting tokens is three times as fast as locating them
+            self._check_prompt_length(len(self._tokenizer.tokenize(text, add_special_tokens=adds_special_tokens)),
+                                      parameter_names)
+        encoding = self._tokenizer.tokenize_with_offsets(text, add_special_tokens=adds_special_tokens)
+        self._check_prompt_length(len(encoding), parameter_names)
+        return TokenizedText(text, encoding.ids, encoding.offsets)
+
+    def _check_prompt_length(self, num_tokens: int, parameter_names: DialectParameterNames) -> None:
+        """Check the length of a prompt alone, whatever is requested for it. Raises InvalidRequest."""
+        if self._model_info.generation:
+            parameter_names.check_prompt_length(num_tokens, None, self.limits)
+        else:
+            self._check_pooling_length(num_tokens, parameter_names)
+
+    def _encode_prompt(self, prompt_input: PromptInput) -> EncodedPrompt:
+        tokens, token_offsets, num_characters = self._tokenize_prompt(prompt_input)
+        if not tokens:
+            raise InvalidRequest(f"`{prompt_input.parameter_names.prompt}` must hold at least one token, got none")
+        if prompt_input.kind is not RequestKind.GENERATE:
+            self._check_pooling_length(len(tokens), prompt_input.parameter_names)
+        else:
+            prompt_input.parameter_names.check_prompt_length(len(tokens), prompt_input.max_new_tokens, self.limits)
+        if max(tokens) >= self._model_info.vocabulary_size:
+            raise InvalidRequest(
+                f"`{prompt_input.parameter_names.prompt}` holds token {max(tokens)}; this model knows those below "
+                f"{self._model_info.vocabulary_size}")
+        hashes = (hash_blocks(prompt_input.cache_namespace, tokens, self._model_info.block_size)
+                  if prompt_input.cache_namespace else ())
+        return EncodedPrompt(tokens, prompt_input.cache_namespace, hashes, num_characters, token_offsets)
+
+    def _tokenize_prompt(self, prompt_input: PromptInput) -> tuple[tuple[int, ...], TokenOffsets, int]:
+        if isinstance(prompt_input.prompt, tuple):
+            return prompt_input.prompt, (), 0
+        is_rendered = isinstance(prompt_input.prompt, Conversation)  # the template has already added the special tokens
+        text = (self._render_conversation(prompt_input.prompt) if isinstance(prompt_input.prompt, Conversation)
+                else prompt_input.prompt)
+        if prompt_input.kind is RequestKind.CLASSIFY:
+            labelled_encoding = self._tokenizer.tokenize_with_offsets(text)
+            token_offsets = tuple(None if is_special else char_range for is_special, char_range in zip(
+                labelled_encoding.special_tokens_mask, labelled_encoding.offsets, strict=True))
+            return tuple(labelled_encoding.ids), token_offsets, len(text)
+        encoding = self._tokenizer.tokenize(text, add_special_tokens=not is_rendered, keep_last=prompt_input.truncate)
+        return tuple(encoding.ids), (), len(text)
+
+    def _render_conversation(self, conversation: Conversation) -> str:
+        if self._chat_template is None:
+            raise ChatTemplateFailed(
+                "this model has no chat template (chat_template.jinja), so it is not made for chats; "
+                "send whole prompts to /generate")
+        return self._chat_template.render(conversation)
+
+    def _check_pooling_length(self, num_tokens: int, parameter_names: DialectParameterNames) -> None:
+        limit, why = self._pooling_limit
+        if num_tokens > limit:
+            raise InvalidRequest(
+                f"`{parameter_names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
+                "is read as a whole, so shorten it", code=CONTEXT_LENGTH_EXCEEDED)

@@ -1,0 +1,100 @@
+"""Choice of the number type that a model computes with, by the checkpoint's type and the device.
+
+On a CPU it is the faster one of bfloat16 and float32, unless user or checkpoint decide. That is measured, so another
+measurement may differ, and answers would have other bits then: so the first result of rank 0 is kept.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from shard.parallel.group import RankGroup
+
+DTYPE_BY_NAME = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+NUM_PROBE_ROWS = 8
+PROBE_WEIGHT_SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
+NUM_PROBE_ROUNDS = 5
+
+MatmulFunction = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """The chosen number type, and a note for the user if it is not the one requested."""
+
+    dtype: torch.dtype
+    user_note: str = ""  # for users, is logged
+
+
+class ProbeCache(Protocol):
+    """Store of short texts by key that outlives the process."""
+
+    def get(self, key: str) -> str | None: ...
+    def put(self, key: str, value: str) -> None: ...
+
+
+def choose_dtype(requested: str, checkpoint_dtype: torch.dtype, device: str,
+                 find_fastest: Callable[[], torch.dtype]) -> DtypeChoice:
+    """Choose the number type; `find_fastest` finds the faster type on this CPU and is called only if that matters."""
+    wanted = checkpoint_dtype if requested == "auto" else DTYPE_BY_NAME[requested]
+    if device != "cpu" or wanted is torch.float32 or requested == "bfloat16":
+        return DtypeChoice(wanted)
+    fastest = find_fastest()
+    if wanted is torch.float16:
+        return DtypeChoice(fastest, f"float16 is slow on CPUs; the model runs in {dtype_name(fastest)}")
+    return DtypeChoice(fastest)
+
+
+def measure_fastest_dtype(can_pack: Callable[[torch.dtype], bool],
+                          make_matmul: Callable[[torch.dtype], MatmulFunction]) -> torch.dtype:
+    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `make_matmul` makes
+    a product to time."""
+    if not can_pack(torch.bfloat16):
+        return torch.float32
+    matmuls = {dtype: make_matmul(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    best_seconds = {dtype: float("inf") for dtype in matmuls}
+    for _ in range(NUM_PROBE_ROUNDS):
+        for dtype, matmul in matmuls.items():
+            best_seconds[dtype] = min(best_seconds[dtype], time_matmul(matmul))
+    return min(best_seconds, key=lambda dtype: best_seconds[dtype])
+
+
+def time_matmul(matmul: MatmulFunction) -> float:
+    began = perf_counter()
+    matmul()
+    return perf_counter() - began
+
+
+def make_packed_matmul(dtype: torch.dtype) -> MatmulFunction:
+    """Return a product of a few rows, as in a decode step."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(torch.full(PROBE_WEIGHT_SHAPE, 0.01, dtype=dtype))
+    rows = torch.full((NUM_PROBE_ROWS, PROBE_WEIGHT_SHAPE[1]), 0.01, dtype=dtype)
+    return lambda: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+
+
+def agree_on_dtype(group: RankGroup, probe_cache: ProbeCache, key: str,
+                   find_fastest: Callable[[], torch.dtype]) -> torch.dtype:
+    """Return on every rank the type that rank 0 has in its memory, or finds now."""
+    names = list(DTYPE_BY_NAME)
+    name_index = names.index(get_or_measure_dtype_name(probe_cache, key,
+                                                       find_fastest)) if group.rank == 0 else len(names)
+    return DTYPE_BY_NAME[names[group.all_reduce_min(name_index)]]
+
+
+def get_or_measure_dtype_name(probe_cache: ProbeCache, key: str, find_fastest: Callable[[], torch.dtype]) -> str:
+    cached = probe_cache.get(key)
+    if cached not in DTYPE_BY_NAME:
+        cached = dtype_name(find_fastest())
+        probe_cache.put(key, cached)
+    return cached
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

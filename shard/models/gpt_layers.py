@@ -1,0 +1,179 @@
+"""Parts shared by GPT-style models: layer norms with a bias, an MLP with GELU, and attention whose queries, keys and
+values may be one tensor of the checkpoint.
+
+Written as for one device: tensor parallelism is in the linears.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shard.attention.backend import AttentionBackend
+from shard.attention.forward_inputs import ForwardInputs
+from shard.attention.kv_cache import KVCache
+from shard.json_config import JsonConfig
+from shard.layers.attention_input import RotaryEmbedding
+from shard.layers.parallel_linear import (
+    LinearRows,
+    RowParallelLinear,
+    read_column_parallel_linear,
+    read_gelu_linear,
+    read_row_parallel_linear,
+)
+from shard.models.config import ModelConfig
+from shard.models.decoder import ModelReader, SizedLinear
+from shard.models.llama import SelfAttention
+from shard.ops.norm import LayerNorm, Norm
+from shard.ops.residual import ResidualStream
+from shard.parallel.group import RankGroup
+
+GELU_APPROXIMATIONS = {  # names in config.json, and torch's `approximate` for each
+    "gelu": "none", "gelu_python": "none",
+    "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_python_tanh": "tanh",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptConfig(ModelConfig):
+    """Model config of models whose MLP is two linears with GELU between: GPT-2, GPT-NeoX, Falcon, StarCoder2 and the
+    encoders.
+    """
+
+    gelu_approximate: str  # approximation of GELU: none or tanh
+    # whether attention and MLP run in parallel on the same input, not one after the other
+    parallel_residual: bool = False
+
+
+class FusedQkvAttention:
+    """Self-attention whose queries, keys and values are given as slices of one or several weights."""
+
+    def __init__(self, source: ModelReader[GptConfig], layer: int, qkv_rows: Sequence[LinearRows],
+                 output_linear: RowParallelLinear, query_factor: float = 1.0) -> None:
+        """`qkv_rows`: this rank's queries, then its keys, then its values. `query_factor`: factor of this layer's
+        queries, in addition to the scale of all layers."""
+        self._layer, self._query_factor = layer, query_factor
+        self._head_dim = source.config.head_dim
+        self._qkv = read_column_parallel_linear(source.weights, qkv_rows)
+        self._output_linear = output_linear
+        self.linears: list[SizedLinear] = [
+            (self._qkv, source.config.hidden_size), (self._output_linear, len(source.head_range) * self._head_dim)]
+
+    def __call__(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> Tensor:
+        return self._output_linear(self._attend(x, rotary, inputs, cache, attention))
+
+    def forward_partial(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                        attention: AttentionBackend) -> Tensor:
+        """Return this rank's summand of the result."""
+        return self._output_linear.forward_partial(self._attend(x, rotary, inputs, cache, attention))
+
+    def _attend(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
+                attention: AttentionBackend) -> Tensor:
+        """`[tokens, hidden] -> [tokens, heads * head_dim]`"""
+        qkv_heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
+        queries = rotary.rotate_and_cache(qkv_heads, None, cache, self._layer, inputs.slots)
+        if self._query_factor != 1.0:
+            queries = queries * self._query_factor
+        return attention.run(queries, cache, self._layer, inputs.attention_plan)
+
+
+class GeluMlp:
+    """MLP of two linears with GELU between."""
+
+    def __init__(self, source: ModelReader[GptConfig], up_name: str, down_name: str, *, bias: bool,
+                 transposed: bool = False) -> None:
+        """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
+        wide, narrow, intermediate_range = (source.config.intermediate_size, source.config.hidden_size,
+                                            source.intermediate_range)
+        self._up_gelu = read_gelu_linear(source.weights,
+                                         LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
+                                         source.config.gelu_approximate)
+        self._down = read_row_parallel_linear(source.weights, source.group, down_name, (narrow, wide),
+                                              intermediate_range, bias=bias, transposed=transposed)
+        self.linears: list[SizedLinear] = [(self._up_gelu, narrow), (self._down, len(intermediate_range))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._up_gelu(x))
+
+    def forward_partial(self, x: Tensor) -> Tensor:
+        """Return this rank's summand of the result."""
+        return self._down.forward_partial(self._up_gelu(x))
+
+
+class SequentialDecoderLayer:
+    """Decoder layer in which the MLP follows attention, each behind a norm."""
+
+    def __init__(self, pre_attention_norm: Norm, attention: FusedQkvAttention | SelfAttention, pre_mlp_norm: Norm,
+                 mlp: GeluMlp) -> None:
+        self._pre_attention_norm, self._attention = pre_attention_norm, attention
+        self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
+        self.linears = attention.linears + mlp.linears
+
+    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> None:
+        x.add_deferred(self._attention(x.apply_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache,
+                                       attention))
+        x.add_deferred(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm)))
+
+
+class ParallelResidualLayer:
+    """Layer with parallel attention and MLP, whose outputs need one sum over the ranks together."""
+
+    def __init__(self, group: RankGroup, pre_attention_norm: Norm, attention: FusedQkvAttention,
+                 pre_mlp_norm: Norm | None, mlp: GeluMlp) -> None:
+        """If `pre_mlp_norm` is None, the MLP has the same input as attention."""
+        self._group = group
+        self._pre_attention_norm, self._attention = pre_attention_norm, attention
+        self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
+        self.linears = attention.linears + mlp.linears
+
+    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
+                 attention: AttentionBackend) -> None:
+        normed = x.apply_pending_and_norm(self._pre_attention_norm)
+        partial_sum = self._attention.forward_partial(normed, rotary, inputs, cache, attention)
+        partial_sum += self._mlp.forward_partial(normed if self._pre_mlp_norm is None
+                                                 else x.apply_pending_and_norm(self._pre_mlp_norm))
+        x.add_deferred(self._group.all_reduce_sum(partial_sum))
+
+
+def read_layer_norm(source: ModelReader[GptConfig], name: str) -> LayerNorm:
+    shape = (source.config.hidden_size,)
+    return LayerNorm(source.weights.read_tensor(f"{name}.weight", shape), source.config.norm_epsilon,
+                     source.weights.read_tensor(f"{name}.bias", shape))
+
+
+def list_grouped_qkv_rows(source: ModelReader[GptConfig], name: str, *, bias: bool) -> list[LinearRows]:
+    """Return this rank's parts of a tensor that holds, for every KV head, its queries, then its key, then its value:
+
+        | query 0 .. query group-1 | key 0 | value 0 | query group .. | key 1 | value 1 | ...
+    """
+    config, heads = source.config, source.head_range
+    group, num_blocks = config.num_heads // config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
+
+    def make_linear_rows(kv_head: int, first_head: int, end_head: int) -> LinearRows:
+        rows = ((kv_head * (group + 2) + block) * config.head_dim for block in (first_head, end_head))
+        return LinearRows(name, (num_blocks * config.head_dim, config.hidden_size), range(*rows), bias)
+
+    queries = [make_linear_rows(kv_head, max(heads.start - kv_head * group, 0),
+                                min(heads.stop - kv_head * group, group)) for kv_head in source.kv_head_range]
+    keys, values = ([make_linear_rows(kv_head, group + block, group + block + 1) for kv_head in source.kv_head_range]
+                    for block in (0, 1))
+    return queries + keys + values
+
+
+def read_gelu_approximation(hf_config: JsonConfig, key: str, default_activation: str) -> str:
+    """Return torch's `approximate` for the activation that config.json has under `key`; `default_activation` is the
+    default."""
+    activation = hf_config.get(key) or default_activation
+    hf_config.require_supported(key, activation, GELU_APPROXIMATIONS)
+    return GELU_APPROXIMATIONS[activation]
+
+
+def compute_head_dim(hf_config: JsonConfig, hidden_size: int, num_heads: int) -> int:
+    """Return the width of a head."""
+    if hidden_size % num_heads:
+        raise ValueError(f"{hf_config.source}: the hidden size ({hidden_size}) must be a multiple of the number of "
+                         f"attention heads ({num_heads})")
+    return hidden_size // num_heads

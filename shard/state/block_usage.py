@@ -1,0 +1,74 @@
+"""Accounting of cache blocks: how many sequences hold each block, and which blocks are full.
+
+A block is written by one sequence at a time: its holder until it is full. A full block may be shared by any number of
+sequences as part of a cached prefix, and is written again only when no sequence holds it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from shard.errors import MalformedMessage, RejectedMessage
+
+
+class BlockUsage:
+    """How many sequences hold each cache block, and which blocks are full."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_holders = [0] * num_blocks
+        self.is_full = bytearray(num_blocks)  # every slot was computed since the block was last taken for writing
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Hold blocks that will be written."""
+        for block in blocks:
+            self.num_holders[block] = 1
+            self.is_full[block] = False
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold blocks that are full."""
+        for block in blocks:
+            self.num_holders[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.num_holders[block] -= 1
+
+    def mark_full(self, blocks: Iterable[int]) -> None:
+        """Mark blocks as full: every slot is computed."""
+        for block in blocks:
+            self.is_full[block] = True
+
+    def unmark_full(self, blocks: Iterable[int]) -> None:
+        """Undo `mark_full`."""
+        for block in blocks:
+            self.is_full[block] = False
+
+
+class BlockClaimChecker:
+    """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
+
+    def __init__(self, block_usage: BlockUsage) -> None:
+        self._block_usage = block_usage
+        self._num_releases: Counter[int] = Counter()
+        self._acquired: set[int] = set()
+        self._shared: set[int] = set()
+
+    def release(self, blocks: Iterable[int]) -> None:
+        self._num_releases.update(blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if block in self._acquired or block in self._shared:
+                raise MalformedMessage(f"block {block} is named twice")
+            if self._block_usage.num_holders[block] > self._num_releases[block]:
+                raise RejectedMessage(f"block {block} is held by another sequence")
+            self._acquired.add(block)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if block in self._acquired:
+                raise MalformedMessage(f"block {block} is named as cached and as free")
+            if not self._block_usage.is_full[block]:
+                raise RejectedMessage(f"block {block} is named as cached and was never filled")
+            self._shared.add(block)

@@ -1,0 +1,112 @@
+"""Survey of this machine and of a model's needs, for `weft doctor`: `python -P -m shard.workers.doctor_survey JSON`.
+
+Writes JSON to stdout. It reads and estimates, and leaves the diagnosis to `weft doctor`; it loads no weights.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
+from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
+from shard.hardware.cgroups import count_usable_cores
+from shard.hardware.dtype import choose_dtype, dtype_name
+from shard.hardware.memory import (
+    AvailableMemory,
+    MemoryBudget,
+    compute_gpu_cache_budget,
+    compute_host_cache_budget,
+    count_fitting_blocks,
+    read_gpu_memory,
+    read_host_memory,
+)
+from shard.models.config import ModelConfig
+from shard.models.read_config import read_model_config
+from shard.ops.linear import can_pack
+
+CPUINFO_PATH = Path("/proc/cpuinfo")
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
+
+
+def survey_machine() -> dict[str, Any]:
+    memory = read_host_memory()
+    return {
+        "torch": torch.__version__, "cuda": torch.version.cuda or "", "instructions": read_cpu_features(CPUINFO_PATH),
+        "packs_bfloat16": can_pack(torch.bfloat16),
+        "gpus": [survey_gpu(number) for number in range(torch.cuda.device_count())],
+        "cores": count_usable_cores(), "processors": os.cpu_count(), "memory": memory.bytes,
+        "memory_source": memory.source}
+
+
+def read_cpu_features(path: Path) -> list[str]:
+    lines = (line for line in path.read_text().splitlines() if line.startswith(("flags", "Features")))
+    flags = {flag for line in lines for flag in line.split()}
+    return [flag for flag in CPU_FEATURES if flag in flags]
+
+
+def survey_gpu(index: int) -> dict[str, Any]:
+    free, total = read_gpu_memory(index)
+    return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
+
+
+def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_shards: int,
+                         block_size: int) -> dict[str, Any]:
+    """Return a model's needs; raises ValueError or OSError if it cannot be served."""
+    model_config = read_model_config(folder)
+    dtype = choose_dtype(requested_dtype, model_config.dtype, device, guess_fastest_dtype).dtype
+    with CheckpointReader(folder, dtype, torch.device("cpu")):
+        needed_bytes = count_weight_bytes(folder) * dtype.itemsize // model_config.dtype.itemsize
+    block_bytes = compute_bytes_per_block(model_config, block_size, dtype)
+    free, total = read_device_memory(device, num_shards)
+    budget = compute_cache_budget(needed_bytes, free, total, device)
+    return {"architecture": model_config.architecture, "dtype": dtype_name(dtype), "device": device,
+            "weights": needed_bytes, "max_positions": model_config.max_positions, "block": block_bytes, "free": free,
+            "tokens": count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS) * block_size}
+
+
+def guess_fastest_dtype() -> torch.dtype:
+    """Guess the faster number type by the processor's features; a shard measures it."""
+    return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
+
+
+def compute_bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a cache block of all shards together."""
+    return KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
+                                   block_size, dtype)
+
+
+def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:
+    """Return free and total bytes of the devices that `num_shards` shards use."""
+    if device == "cpu":
+        return (read_host_memory().bytes,) * 2
+    figures = [read_gpu_memory(number) for number in range(min(num_shards, torch.cuda.device_count()))]
+    free, total = (sum(column) for column in zip(*figures, strict=True))
+    return free, total
+
+
+def compute_cache_budget(needed_bytes: int, free: int, total: int, device: str) -> MemoryBudget:
+    """Return the room for the cache of all shards, beside weights of `needed_bytes` bytes."""
+    left = max(0, free - needed_bytes)
+    return (compute_host_cache_budget(AvailableMemory(left, ""), None, 1) if device == "cpu"
+            else compute_gpu_cache_budget(left, total, None, 1))
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    survey: dict[str, Any] = {"machine": survey_machine()}
+    if request["model"]:
+        device = request["device"] if request["device"] != "auto" else "cuda" if survey["machine"]["gpus"] else "cpu"
+        try:
+            survey["model"] = estimate_model_needs(
+                Path(request["model"]), request["dtype"], device, request["num_shards"], request["block_size"])
+        except (ValueError, OSError) as error:
+            survey["problem"] = str(error)
+    json.dump(survey, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Common base of the workers with a model: info, messages that only `ShardState` handles, adapters."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.hardware.device import use_one_thread
+from shard.hardware.dtype import dtype_name
+from shard.hardware.memory import convert_out_of_memory
+from shard.pb import shard_pb2 as pb
+from shard.state.sequence import ModelLimits
+from shard.state.shard_state import RejectedMessage, ShardState
+from shard.workers.collective_failures import Result, run_collective
+from shard.workers.load_decoder import LoadedDecoder
+from shard.workers.load_encoder import LoadedEncoder
+
+AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
+
+
+class ModelWorker(Generic[AnyLoadedModel]):
+    """Base class of DecoderWorker and EncoderWorker."""
+
+    def __init__(self, loaded_model: AnyLoadedModel, limits: ModelLimits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
+        """Create the worker; `exit` ends the process at once."""
+        self._loaded_model: AnyLoadedModel = loaded_model
+        self._exit = exit
+        self._epoch = 0
+        self._warmup_answer: pb.WarmupAnswer | None = None
+        self.shard_state = ShardState(limits)
+
+    def close(self) -> None:
+        """Do nothing: a step cannot be interrupted, it ends with the process."""
+
+    def info(self) -> pb.InfoAnswer:
+        loaded, limits, loaded_ids = self._loaded_model, self.shard_state.limits, self.shard_state.loaded_ids
+        return pb.InfoAnswer(
+            model=loaded.name, device=loaded.device.type, dtype=dtype_name(loaded.dtype), rank=loaded.group.rank,
+            world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
+            max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
+            exact=not loaded.inexact_reason, loaded_grammars=sorted(loaded_ids[pb.KIND_GRAMMAR]),
+            adapters=loaded.adapter_registry.supports_adapters, loaded_adapters=sorted(loaded_ids[pb.KIND_ADAPTER]),
+            warmup=self._warmup_answer, generation=limits.generation, embeddings=pb.VECTORS in limits.supported_wanted,
+            classification=pb.LABELS in limits.supported_wanted)
+
+    def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
+        self.shard_state.reset()
+        self._epoch = request.epoch
+        return pb.ResetAnswer(epoch=request.epoch)
+
+    def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
+        self.shard_state.apply_filter(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
+        self.shard_state.apply_concat(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        """Load an adapter or a grammar, in a separate thread while steps run."""
+        self.shard_state.check_load(request)
+        if (preceding_unload := self.shard_state.make_unload_if_loaded(request)) is not None:
+            self.unload_resource(preceding_unload)
+        with use_one_thread():
+            num_bytes = self._load_by_kind(request)
+        self.shard_state.mark_loaded(request)
+        return pb.LoadAnswer(bytes=num_bytes)
+
+    def _load_by_kind(self, request: pb.LoadRequest) -> int:
+        """Load the resource and return its size in bytes."""
+        if request.kind != pb.KIND_ADAPTER or not self._loaded_model.adapter_registry.supports_adapters:
+            raise RejectedMessage(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        return self._loaded_model.adapter_registry.load(request.id, Path(request.source))
+
+    def unload_resource(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
+        self.shard_state.mark_unloaded(request)
+        if request.kind == pb.KIND_ADAPTER:
+            self._loaded_model.adapter_registry.unload(request.id)
+        return pb.UnloadAnswer()
+
+    def _run_collective(self, call: Callable[[], Result]) -> Result:
+        return convert_out_of_memory(self._loaded_model.device,
+                                     partial(run_collective, self._loaded_model.group, self._exit, call))
+
+    def _run_warmup(self, call: Callable[[], Result], flags_to_lower: str = "") -> Result:
+        """Run steps up to the largest size. Raises StartupOutOfMemory if memory is too small: nothing can be served
+        then."""
+        try:
+            return self._run_collective(call)
+        except StepOutOfMemory as error:
+            raise StartupOutOfMemory(
+                f"there is no memory for the largest step ({error}); lower {flags_to_lower}--max-batch-prefill-tokens "
+                "or --max-batch-size") from error

@@ -1,0 +1,174 @@
+"""Delivery of tokens to a client's stream: text, stop strings, times."""
+
+import asyncio
+
+import pytest
+import tokenizers
+from support.expected_streams import make_finished_timeline
+from tokenizers.models import WordLevel
+
+from router.engine.output_builder import OutputBuilder
+from router.engine.stream import FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.request import FinishReason, Request
+from router.scheduler.messages import PromptLogprobs, StepResultRow
+from router.telemetry.request_records import RequestRecord
+from router.text.tokenizer import Tokenizer, create_byte_tokenizer
+
+BYTE_TOKENIZER = create_byte_tokenizer()
+END_TOKEN = 256
+
+
+def make_result_row(tokens, top_logprobs=()):
+    return StepResultRow(list(tokens), [-0.5 * index for index, _ in enumerate(tokens)], top_logprobs)
+
+
+class DeliveryHarness:
+    """Request whose rows are read and delivered as the engine does it."""
+
+    def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END_TOKEN,), tokenizer=BYTE_TOKENIZER):
+        request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop)
+        self.stream = RequestStream(request, 10**6, lambda: None, lambda: None, lambda: None)
+        self.delivery = OutputBuilder(request, self.stream, tokenizer,
+                                      RequestRecord("0", "", 3, 0.0, make_finished_timeline()))
+
+    def apply_rows(self, *rows):
+        stops = [self.apply_row(row) for row in rows]
+        return stops[-1]
+
+    def apply_row(self, row):
+        stop = self.delivery.detokenize_row(row)
+        self.delivery.deliver_row()
+        return stop
+
+    def finish(self, reason=FinishReason.LENGTH):
+        self.delivery.finish(reason)
+        return self.take_events(FinishedEvent)[0]
+
+    def take_events(self, event_type):
+        return [event for event in self.take_all_events() if isinstance(event, event_type)]
+
+    def take_all_events(self):
+        async def take():
+            return await self.stream.wait_for_events()
+        return asyncio.run(take())
+
+
+def test_every_token_becomes_an_event_with_its_logprob():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row(b"ab"))
+    assert harness.take_events(TokenEvent) == [TokenEvent(97, "a", 0.0, False), TokenEvent(98, "b", -0.5, False)]
+
+
+def test_character_is_delivered_with_the_token_that_completes_it():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row("é".encode()[:1]), make_result_row("é".encode()[1:]))
+    assert [event.text for event in harness.take_events(TokenEvent)] == ["", "é"]
+
+
+def test_incomplete_character_at_the_end_is_only_in_the_full_text():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row(b"ab"), make_result_row("é".encode()[:1]))
+    assert harness.finish().text == "ab\N{REPLACEMENT CHARACTER}"
+
+
+def test_streamed_text_and_full_text_agree():
+    harness, text = DeliveryHarness(), "weft: Schuß, 緯糸, 🧵"
+    harness.apply_rows(*(make_result_row([byte]) for byte in text.encode()))
+    events = harness.take_all_events()
+    harness.delivery.finish(FinishReason.LENGTH)
+    assert "".join(event.text for event in events) == harness.take_events(FinishedEvent)[0].text == text
+
+
+def test_special_token_has_token_text_but_is_not_in_the_full_text():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row([97, END_TOKEN]))
+    events = harness.take_all_events()
+    assert (events[1].text, events[1].special) == ("<|end|>", True)
+    assert harness.finish(FinishReason.END_TOKEN).text == "a"
+
+
+@pytest.mark.parametrize(("rows", "stops"), [
+    ([b"abc"], [3]),
+    ([b"abcd"], [3]),
+    ([b"a", b"b", b"c"], [None, None, 1]),
+    ([b"xa", b"bcx"], [None, 2]),
+    ([b"xab", b"xab"], [None, None]),
+])
+def test_stop_string_is_found_across_token_boundaries(rows, stops):
+    harness = DeliveryHarness(stop=("abc",))
+    assert [harness.apply_row(make_result_row(tokens)) for tokens in rows] == stops
+
+
+def test_full_text_ends_with_the_stop_string():
+    harness = DeliveryHarness(stop=("b",))
+    harness.apply_rows(make_result_row(b"abc"))
+    end = harness.finish(FinishReason.STOP_STRING)
+    assert (end.text, end.num_tokens) == ("ab", 2)
+
+
+def test_stop_string_may_end_inside_a_token():
+    words = WordLevel({"weft": 0, "warp": 1, "?": 2}, unk_token="?")
+    harness = DeliveryHarness(stop=("ft w",), tokenizer=Tokenizer(tokenizers.Tokenizer(words), end_tokens=[]))
+    assert harness.apply_rows(make_result_row([0, 1])) == 2
+    assert [event.text for event in harness.take_events(TokenEvent)] == [" weft", " warp"]
+    assert harness.finish(FinishReason.STOP_STRING).text == " weft w"
+
+
+def test_stop_string_in_held_back_text_ends_the_text():
+    harness = DeliveryHarness(stop=("\N{REPLACEMENT CHARACTER}",))
+    harness.apply_rows(make_result_row(b"a\xff\xff"))
+    assert harness.finish().text == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_stop_string_after_the_length_limit_is_ignored():
+    harness = DeliveryHarness(max_new_tokens=2, stop=("c",))
+    assert harness.delivery.detokenize_row(make_result_row(b"abc")) is None
+
+
+def test_stop_string_after_an_end_token_is_ignored():
+    harness = DeliveryHarness(stop=("c",))
+    assert harness.delivery.detokenize_row(make_result_row([97, END_TOKEN, 99])) is None
+
+
+@pytest.mark.parametrize("beyond", [{"max_new_tokens": 2}, {"stop": ("b",)}, {"end_tokens": [98]}], ids=str)
+def test_tokens_beyond_the_end_of_the_request_are_not_delivered(beyond):
+    harness = DeliveryHarness(**beyond)
+    harness.apply_rows(make_result_row(b"abc"))
+    assert [event.id for event in harness.take_events(TokenEvent)] == [97, 98]
+    assert harness.finish().text == "ab"
+
+
+def test_row_that_is_read_but_not_delivered_sends_no_event():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row(b"a"))
+    harness.delivery.detokenize_row(make_result_row(b"b"))
+    assert [event.id for event in harness.take_events(TokenEvent)] == [97]
+
+
+def test_top_tokens_come_with_their_texts():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row(b"ab", top_logprobs=[[(97, -0.5), (END_TOKEN, -1.5)], []]))
+    first, second = harness.take_events(TokenEvent)
+    assert first.top_tokens == (TopToken(97, "a", -0.5, False), TopToken(END_TOKEN, "<|end|>", -1.5, True))
+    assert second.top_tokens == ()
+
+
+def test_prompt_logprobs_are_delivered_once_even_if_the_prompt_runs_again():
+    harness = DeliveryHarness()
+    harness.delivery.deliver_prompt_logprobs(PromptLogprobs(1, 1, [-1.0, -2.0]))
+    harness.delivery.deliver_prompt_logprobs(PromptLogprobs(1, 1, [-1.0]))
+    harness.delivery.deliver_prompt_logprobs(PromptLogprobs(1, 2, [-2.0, -3.0, -4.0]))
+    assert harness.take_events(PromptLogprobsEvent) == [PromptLogprobsEvent(1, (-1.0, -2.0)),
+                                                        PromptLogprobsEvent(3, (-3.0, -4.0))]
+
+
+def test_delivered_tokens_are_counted_in_the_request_record():
+    harness = DeliveryHarness()
+    harness.apply_rows(make_result_row(b"ab"), make_result_row(b"c"))
+    harness.delivery.detokenize_row(make_result_row(b"d"))
+    assert harness.delivery.record.num_generated == 3
+
+
+def test_final_event_carries_the_timeline():
+    harness = DeliveryHarness()
+    assert harness.finish().timeline is harness.delivery.record.timeline

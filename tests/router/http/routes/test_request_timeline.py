@@ -1,0 +1,104 @@
+"""Explanation of how a request spent its time (/v1/requests/{id}/explain)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.config import RouterConfig
+from router.http.routes.request_timeline import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
+from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.telemetry.request_records import RequestRecord
+
+
+def make_record(*phases, arrived_at=0.0, started_at=1.0, ended_at=None):
+    timeline = RequestTimeline(started_at)
+    for moment, cause in phases:
+        timeline.enter_phase(cause, moment)
+    if ended_at is not None:
+        timeline.end(ended_at)
+    return RequestRecord("mine", "a", 3, arrived_at, timeline, 2)
+
+
+def test_every_phase_has_a_sentence():
+    assert set(PHASE_DESCRIPTIONS) == {VALIDATION_PHASE, *RequestPhase}
+
+
+def test_finished_request_is_explained_from_arrival_to_end():
+    told = timeline_json(make_record((2.0, RequestPhase.PREFILL), (2.5, RequestPhase.DECODE),
+                                     (4.0, RequestPhase.PREEMPTED), (4.5, RequestPhase.PREFILL),
+                                     (5.0, RequestPhase.DECODE), ended_at=7.0), now=100.0)
+    intervals = [(each["cause"], each["start_ms"], each["ms"]) for each in told.pop("intervals")]
+    assert intervals == [
+        ("validation", 0.0, 1000.0), ("queue", 1000.0, 1000.0), ("prefill", 2000.0, 500.0), ("decode", 2500.0, 1500.0),
+        ("yielded", 4000.0, 500.0), ("prefill", 4500.0, 500.0), ("decode", 5000.0, 2000.0)]
+    assert told == {
+        "id": "mine", "tenant": "a", "state": "over", "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 2,
+        "total_ms": 7000.0,
+        "by_cause": {"validation": 1000.0, "queue": 1000.0, "prefill": 1000.0, "decode": 3500.0, "yielded": 500.0},
+        "causes": {cause: PHASE_DESCRIPTIONS[cause]
+                   for cause in ("validation", "queue", "prefill", "decode", "yielded")},
+    }
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_unfinished_request_is_explained_until_now():
+    told = timeline_json(make_record((2.0, RequestPhase.PREFILL)), now=2.25)
+    assert (told["state"], told["total_ms"], told["intervals"][-1]["ms"]) == ("running", 2250.0, 250.0)
+
+
+@pytest.mark.slow
+@given(st.floats(0, 1e9), st.lists(st.tuples(st.sampled_from(list(RequestPhase)), st.floats(0, 1e4)), max_size=40))
+def test_phase_durations_sum_exactly_to_the_total(came, turns):
+    one, moment = make_record(arrived_at=came, started_at=came), came
+    for cause, seconds in turns:
+        moment += seconds
+        one.timeline.enter_phase(cause, moment)
+    one.timeline.end(moment)
+    told = timeline_json(one, moment)
+    assert sum(interval["ms"] for interval in told["intervals"]) == told["total_ms"] == sum(told["by_cause"].values())
+    ends = [interval["start_ms"] + interval["ms"] for interval in told["intervals"]]
+    assert [interval["start_ms"] for interval in told["intervals"]] == [0.0, *ends[:-1]]
+    assert told["total_ms"] == pytest.approx((moment - came) * 1000, abs=0.07)
+
+
+# -- over HTTP
+
+
+def test_request_can_be_explained_by_its_id(serve):
+    async def scenario(client, engine):
+        answer = await client.post("/generate", json={"inputs": "hi"}, headers={"x-request-id": "mine"})
+        assert answer.headers["x-request-id"] == "mine"
+        answer = await client.get("/v1/requests/mine/explain")
+        told = await answer.json()
+        assert answer.headers["Content-Type"] == "application/json"
+        assert (told["id"], told["prompt_tokens"], told["intervals"][0]["cause"]) == ("mine", 2, "validation")
+    serve(scenario)
+
+
+def test_explain_accepts_any_valid_request_id(serve):
+    async def scenario(client, engine):
+        await client.post("/generate", json={"inputs": "hi"}, headers={"x-request-id": "a/b {c}%2F?"})
+        answer = await client.get("/v1/requests/a%2Fb%20%7Bc%7D%252F%3F/explain")
+        assert (await answer.json())["id"] == "a/b {c}%2F?"
+    serve(scenario)
+
+
+def test_unknown_request_id_is_not_found(serve):
+    async def scenario(client, engine):
+        answer = await client.get("/v1/requests/mine/explain")
+        assert (answer.status, (await answer.json())["error"]["type"]) == (404, "invalid_request_error")
+    serve(scenario)
+
+
+def test_request_can_only_be_explained_to_its_own_tenant(serve, tmp_path):
+    (tmp_path / "keys").write_text('{"sk-a": {"tenant": "a"}, "sk-b": {"tenant": "b"}, "sk-a2": {"tenant": "a"}}')
+
+    async def scenario(client, engine):
+        mine = {"Authorization": "Bearer sk-a", "x-request-id": "mine"}
+        await client.post("/generate", json={"inputs": "hi"}, headers=mine)
+        statuses = [(await client.get("/v1/requests/mine/explain", headers={"Authorization": f"Bearer {key}"})).status
+                    for key in ("sk-a", "sk-b", "sk-a2", "sk-c")]
+        assert statuses == [200, 404, 200, 401]
+    serve(scenario, config=RouterConfig(api_keys=str(tmp_path / "keys")))

@@ -1,0 +1,103 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
+from shard.attention.kv_cache import KVCache
+from shard.attention.token_span import TokenSpan
+from shard.state.sequence import SamplingParams, Sequence
+from shard.state.transaction import PrefillChunk, Step
+
+CPU = torch.device("cpu")
+
+
+class AttentionReturningItsPlanArguments:
+    """Attention backend whose plan is the arguments of `plan`."""
+
+    def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int, cache: KVCache) -> Any:
+        return decodes, chunks, num_tokens
+
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: Any) -> Tensor:
+        return queries.flatten(1)
+
+
+def make_sequence(number: int, length: int, blocks: list[int] | None = None) -> Sequence:
+    """Make a sequence whose tokens encode its number and their positions."""
+    tokens = [1000 * number + position for position in range(length)]
+    blocks = list(range(10 * number, 10 * number + 10)) if blocks is None else blocks
+    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
+                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
+                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+
+
+def build_inputs(step: Step, block_size: int = 16) -> ForwardInputs:
+    cache = KVCache(1, 1, 8, block_size=block_size, num_blocks=100, dtype=torch.float32, device=CPU)
+    return build_forward_inputs(step, cache, AttentionReturningItsPlanArguments(), CPU)
+
+
+def test_decode_runs_the_last_token_at_its_slot() -> None:
+    inputs = build_inputs(Step(decodes=[make_sequence(1, 20), make_sequence(2, 16)]))
+    assert inputs.tokens.tolist() == [1019, 2015]
+    assert inputs.positions.tolist() == [19, 15]
+    assert inputs.slots.tolist() == [11 * 16 + 3, 20 * 16 + 15]
+
+
+def test_chunk_runs_its_tokens_at_their_slots() -> None:
+    inputs = build_inputs(Step(chunks=[PrefillChunk(make_sequence(1, 20, [7, 3]), 14, 4)]))
+    assert inputs.tokens.tolist() == [1014, 1015, 1016, 1017]
+    assert inputs.positions.tolist() == [14, 15, 16, 17]
+    assert inputs.slots.tolist() == [7 * 16 + 14, 7 * 16 + 15, 3 * 16, 3 * 16 + 1]
+
+
+def test_block_size_may_exceed_16() -> None:
+    inputs = build_inputs(Step(chunks=[PrefillChunk(make_sequence(1, 50, [7, 3]), 31, 2)]), block_size=32)
+    assert inputs.slots.tolist() == [7 * 32 + 31, 3 * 32]
+
+
+def test_decodes_come_before_chunks() -> None:
+    step = Step(decodes=[make_sequence(2, 5), make_sequence(1, 3)], chunks=[PrefillChunk(make_sequence(4, 9), 0, 2),
+                                                                            PrefillChunk(make_sequence(3, 9), 7, 2)])
+    assert build_inputs(step).tokens.tolist() == [2004, 1002, 4000, 4001, 3007, 3008]
+
+
+def test_attention_plan_gets_the_span_of_every_sequence() -> None:
+    one, two, three = make_sequence(1, 5), make_sequence(2, 9), make_sequence(3, 9)
+    inputs = build_inputs(Step(decodes=[one], chunks=[PrefillChunk(two, 2, 3), PrefillChunk(three, 0, 9)]))
+    assert inputs.attention_plan == ([TokenSpan(0, 4, 1, one.blocks)],
+                                     [TokenSpan(1, 2, 3, two.blocks), TokenSpan(4, 0, 9, three.blocks)], 13)
+
+
+def test_only_decodes_and_last_chunks_are_sampled() -> None:
+    step = Step(decodes=[make_sequence(1, 5)],
+                chunks=[PrefillChunk(make_sequence(2, 9), 2, 3), PrefillChunk(make_sequence(3, 9), 5, 4)])
+    assert build_inputs(step).sampled_rows.tolist() == [0, 7]
+    assert build_inputs(Step(chunks=[PrefillChunk(make_sequence(2, 9), 2, 3)])).sampled_rows.tolist() == []
+
+
+@pytest.mark.parametrize("step",
+                         [Step(decodes=[make_sequence(1, 5)]), Step(chunks=[PrefillChunk(make_sequence(1, 5), 4, 1)])])
+def test_single_token_is_padded_to_two_rows(step: Step) -> None:
+    inputs = build_inputs(step)
+    assert inputs.tokens.tolist() == [1004, 0]
+    assert inputs.positions.tolist() == [4, 0]
+    assert inputs.slots.tolist() == [10 * 16 + 4, 101 * 16]
+    assert inputs.sampled_rows.tolist() == [0]
+    assert inputs.attention_plan[2] == 2
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 60), max_size=5),
+       st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.booleans()), max_size=3))
+def test_sampled_rows_are_the_last_tokens_of_sampled_sequences(lengths: list[int],
+                                                               chunks: list[tuple[int, int, bool]]) -> None:
+    step = Step(decodes=[make_sequence(i, length) for i, length in enumerate(lengths)])
+    for i, (start, length, completes) in enumerate(chunks, len(lengths)):
+        step.chunks.append(PrefillChunk(make_sequence(i, start + length + (not completes)), start, length))
+    if step.sequences:
+        inputs = build_inputs(step)
+        assert inputs.tokens[inputs.sampled_rows].tolist() == [sequence.tokens[-1]
+                                                               for sequence in step.sampled_sequences]

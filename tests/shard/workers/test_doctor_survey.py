@@ -1,0 +1,54 @@
+"""Findings of the doctor's child process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.small_checkpoints import make_tiny_checkpoint
+
+from shard.attention.kv_cache import KVCache
+from shard.workers import doctor_survey
+
+GIB = 2**30
+
+
+@pytest.fixture
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", dtype="bfloat16")
+
+
+def test_machine_is_described() -> None:
+    found = doctor_survey.survey_machine()
+    assert found["torch"] == torch.__version__
+    assert found["cores"] <= found["processors"]
+    assert found["memory"] > 0
+
+
+def test_only_relevant_cpu_features_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name\t: avx512f\nflags\t\t: fpu avx2 amx_bf16 avx2_old\n")
+    assert doctor_survey.read_cpu_features(tmp_path / "cpuinfo") == ["avx2", "amx_bf16"]
+
+
+def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_survey, "read_device_memory", lambda *_: (8 * GIB, 8 * GIB))
+    found = doctor_survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
+    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    assert (found["architecture"], found["dtype"], found["weights"]) == ("LlamaForCausalLM", "float32", 2 * size)
+    assert found["block"] == KVCache.bytes_per_block(2, 2, 16, 16, torch.float32)
+    assert found["tokens"] == pytest.approx(4 * GIB / found["block"] * 16, rel=1e-3)
+
+
+def test_auto_dtype_follows_from_the_processor(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_survey, "can_pack", lambda _: False)
+    assert doctor_survey.estimate_model_needs(checkpoint, "auto", "cpu", 1, 16)["dtype"] == "float32"
+
+
+def test_a_model_that_cannot_be_served_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Loom"]}')
+    with pytest.raises(ValueError, match="Loom is not supported"):
+        doctor_survey.estimate_model_needs(tmp_path, "auto", "cpu", 1, 16)
+
+
+def test_a_tenth_of_gpu_memory_stays_free_as_when_serving() -> None:
+    budget = doctor_survey.compute_cache_budget(2 * GIB, 9 * GIB, 10 * GIB, "cuda")
+    assert budget.bytes == pytest.approx(6 * GIB, rel=1e-6)

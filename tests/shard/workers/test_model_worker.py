@@ -1,0 +1,113 @@
+"""Behaviour common to all workers that load a model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.parallel.group import SingleRankGroup
+from shard.pb import shard_pb2 as pb
+from shard.state.sequence import ModelLimits
+from shard.state.shard_state import RejectedMessage
+from shard.workers.model_worker import ModelWorker
+from tests.shard.messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
+
+MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
+
+
+class FakeAdapterRegistry:
+    """Fake adapter registry."""
+
+    def __init__(self, *, supports_adapters: bool = True) -> None:
+        self.supports_adapters = supports_adapters
+        self.adapters: dict[int, Path] = {}
+        self.num_threads = 0  # of torch, during the last load
+
+    def load(self, adapter: int, folder: Path) -> int:
+        self.num_threads = torch.get_num_threads()
+        self.adapters[adapter] = folder
+        return 8
+
+    def unload(self, adapter: int) -> None:
+        del self.adapters[adapter]
+
+
+class FakeLoadedModel:
+    name, inexact_reason = "loom", ""
+    device, dtype, group = torch.device("cpu"), torch.float32, SingleRankGroup()
+
+    def __init__(self, adapter_registry: FakeAdapterRegistry) -> None:
+        self.adapter_registry = adapter_registry
+
+
+def make_worker(adapter_registry: FakeAdapterRegistry | None = None) -> Any:
+    model: Any = FakeLoadedModel(adapter_registry or FakeAdapterRegistry())
+    return ModelWorker[Any](model, MESSAGE_LIMITS, lambda: None)
+
+
+def make_load_request(kind: Any = pb.KIND_ADAPTER) -> pb.LoadRequest:
+    return pb.LoadRequest(kind=kind, id=5, source="/a")
+
+
+def test_info_describes_the_worker() -> None:
+    info = make_worker().info()
+    assert (info.model, info.device, info.dtype, info.world_size, info.exact) == ("loom", "cpu", "float32", 1, True)
+    assert (info.vocabulary_size, info.max_positions, info.mixed_steps) == (512, 1024, True)
+    assert (info.generation, info.embeddings, info.classification, info.grammars) == (True, True, False, False)
+
+
+def test_reset_begins_an_epoch_with_an_empty_shard_state() -> None:
+    worker = make_worker()
+    worker.shard_state.batches[1] = {}
+    assert worker.reset(pb.ResetRequest(epoch=3)) == pb.ResetAnswer(epoch=3)
+    assert (worker.info().epoch, worker.shard_state.batches) == (3, {})
+
+
+def test_filter_and_concat_are_acknowledged() -> None:
+    worker = make_worker()
+    worker.shard_state.apply_warmup(WARMUP_REQUEST, 32)
+    for number in (1, 2):
+        worker.shard_state.apply_prefill(make_prefill(number, SequenceRow(number, [1, 2], [number])))
+    for verb, message in ((worker.concat, make_concat(1, 2)), (worker.filter, make_filter(1, 2))):
+        message.epoch, message.order = 3, 7
+        assert verb(message) == pb.Acknowledgement(epoch=3, order=7)
+    assert [*worker.shard_state.sequences] == [2]
+
+
+def test_adapter_is_loaded_into_shard_state_and_registry() -> None:
+    worker = make_worker(adapter_registry := FakeAdapterRegistry())
+    assert worker.load(make_load_request()).bytes == 8
+    assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({5: Path("/a")}, [5])
+    assert adapter_registry.num_threads == 1
+    worker.unload(pb.UnloadRequest(kind=pb.KIND_ADAPTER, id=5))
+    assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({}, [])
+
+
+@pytest.mark.parametrize(("is_open", "kind"), [(False, pb.KIND_ADAPTER), (True, pb.KIND_GRAMMAR)])
+def test_unsupported_resource_is_rejected_and_leaves_nothing(is_open: bool, kind: Any) -> None:
+    worker = make_worker(FakeAdapterRegistry(supports_adapters=is_open))
+    with pytest.raises(RejectedMessage, match=f"this shard takes no {pb.Kind.Name(kind)}"):
+        worker.load(make_load_request(kind))
+    assert not worker.shard_state.loaded_ids[kind]
+
+
+def test_failed_collective_of_several_ranks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    model: Any = FakeLoadedModel(FakeAdapterRegistry())
+    worker = ModelWorker[Any](model, MESSAGE_LIMITS, lambda: exits.append(1))
+    monkeypatch.setattr(FakeLoadedModel.group, "size", 2, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        worker._run_collective(lambda: 1 / 0)
+    assert exits == [1]
+
+
+def test_out_of_memory_in_a_step_is_reported_as_such() -> None:
+    def raise_out_of_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(StepOutOfMemory, match=r"2.00 GiB"):
+        make_worker()._run_collective(raise_out_of_memory)
+    with pytest.raises(StartupOutOfMemory,
+                       match=r"for the largest step \(CUDA out of memory.*lower --max-batch-prefill-tokens"):
+        make_worker()._run_warmup(raise_out_of_memory)
