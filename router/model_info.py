@@ -1,8 +1,6 @@
 """Facts about the model and the shards, which all packages of the router share."""
 
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from router.request import RequestKind
 
@@ -51,22 +49,3 @@ class ModelInfo:
         return tuple(kind for kind, supported in is_supported.items() if supported)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenClassificationOutput:
-    """Token classification of one text: for each token the index of its most probable label and the probability."""
-
-    label_ids: GenericSequence[int]
-    scores: GenericSequence[float]
-
-
-EmbeddingVector = GenericSequence[float]
-PoolingOutput = EmbeddingVector | TokenClassificationOutput
-
-
-class ShardLossReason(Enum):
-    """Reason why the shards' state is gone."""
-
-    STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
-    MEMORY = auto()  # out of memory in a step
-    DEATH = auto()  # processes exited or are stuck; a sequence in flight at two deaths is suspect; nothing is loaded
-    DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame

@@ -555,7 +555,6 @@ class TestContract:
             assert list(answer.top_logprobs) == sorted(answer.top_logprobs, reverse=True)
         play_scenario(scenario)
 
-
     def test_empty_columns_mean_default_values(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
             plain = pb.Sequences(ids=[9], num_tokens=[3], tokens=SHORT_PROMPT, num_blocks=[1], blocks=[9])

@@ -17,7 +17,7 @@ ALLOWED_IMPORTS = {
     "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "block_hash", "model", "recording", "request", "scheduler", "simulation"))},
+        "block_hash", "model_info", "recording", "request", "scheduler", "simulation"))},
     "shard": set(),
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
@@ -35,17 +35,17 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
-    "router": ["config", "errors", "request", "block_hash", "model", "api_keys", "startup", "process", "adapters",
-               "scheduler", "text", "grammars", "shards", "validation", "recording", "simulation", "telemetry",
-               "client",
-               "engine", "http.transport", "http.tgi", "http.openai", "http.routes", "http.lorax", "http.docs", "http",
-               "__main__"],
-    "shard": ["pb", "errors", "deferred", "json_config", "fault_script", "telemetry", "parallel", "config", "host",
-              "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint", "adapters",
-              "layers", "models", "runner", "workers", "rpc"],
+    "router": ["config", "errors", "request", "block_hash", "model_info", "pooling_output", "api_keys",
+               "startup_progress", "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards",
+               "validation", "recording", "simulation", "telemetry", "client", "engine", "http.transport", "http.tgi",
+               "http.openai", "http.routes", "http.lorax", "http.docs", "http", "__main__"],
+    "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
+              "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint",
+              "adapters", "layers", "models", "runner", "workers", "rpc"],
     "launcher": ["environment", "output", "demo", "hub", "settings", "adapters", "supervisor", "commands", "banner",
                  "doctor", "compat", "settings_docs", "cli", "compat_commands"],
-    "benchmarks": ["harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "questions", "study"],}
+    "benchmarks": ["harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments", "study"],
+}
 HEAVY_LIBRARIES = {"torch", "transformers", "numpy"}
 
 

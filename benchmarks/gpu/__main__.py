@@ -22,7 +22,6 @@ from benchmarks.gpu.roofline import measure_device_rates
 from benchmarks.gpu.step_latency import (
     HTTP_THROUGHPUT_GOALS,
     LARGEST_SHAPE,
-    compare_throughputs,
     measure_decode_latencies,
     measure_prefill_latencies,
     round_or_blank,
@@ -30,6 +29,7 @@ from benchmarks.gpu.step_latency import (
 from benchmarks.gpu.throughput import (
     ModelPlacement,
     RequestLengths,
+    compare_throughputs,
     draw_request_lengths,
     measure_http_throughput,
     measure_shard_throughput,

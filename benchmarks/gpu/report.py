@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.gpu.step_latency import TableRow
 from benchmarks.harness.results import collect_run_metadata, make_file_name
+
+TableRow = dict[str, Any]  # by name of a column
 
 
 def report_section(title: str, rows: Sequence[TableRow], device_type: str, folder: str,

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
+from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.roofline import DeviceRates, compute_model_sizes
 from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.gpu.throughput import ModelPlacement
@@ -12,8 +12,6 @@ from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
 from shard.config import ShardConfig
 from shard.hardware.dtype import dtype_name
 from shard.workers.load_decoder import load_decoder_model
-
-TableRow = dict[str, Any]  # by name of a column
 
 # Goals on an H200.
 LARGEST_SHAPE = "llama-3.1-8b"
@@ -68,14 +66,6 @@ def print_row(row: TableRow) -> TableRow:
     """Print a row as soon as it is measured, in case the table is never printed, and return it."""
     print(", ".join(f"{value} {column}" for column, value in row.items() if value != ""), file=sys.stderr, flush=True)
     return row
-
-
-def compare_throughputs(first_name: str, second_name: str, throughput_pairs: Sequence[tuple[float, float]]) -> TableRow:
-    """Return the medians of both rates, and median, least and most of their ratios by turn."""
-    ratios = [mine / theirs for mine, theirs in throughput_pairs]
-    first, second = map(median, zip(*throughput_pairs, strict=True))
-    return {f"{first_name} tokens/s": round(first), f"{second_name} tokens/s": round(second),
-            "ratio": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
 
 
 def summarize_as_milliseconds(seconds: Sequence[float]) -> TableRow:

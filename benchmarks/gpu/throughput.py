@@ -24,6 +24,7 @@ from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.harness.processes import HOST, run_router_and_shard
 from benchmarks.harness.random_checkpoints import make_byte_tokenizer
@@ -166,3 +167,11 @@ def measure_shard_throughput(placement: ModelPlacement, num_requests: int, reque
                                                               + request_lengths.output // 2, NUM_STEP_REPETITIONS))
     return num_requests * request_lengths.output / (prefill_seconds + (request_lengths.output - 1)
                                                     * decode_step_seconds)
+
+
+def compare_throughputs(first_name: str, second_name: str, throughput_pairs: Sequence[tuple[float, float]]) -> TableRow:
+    """Return the medians of both rates, and median, least and most of their ratios by turn."""
+    ratios = [mine / theirs for mine, theirs in throughput_pairs]
+    first, second = map(median, zip(*throughput_pairs, strict=True))
+    return {f"{first_name} tokens/s": round(first), f"{second_name} tokens/s": round(second),
+            "ratio": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}

@@ -20,11 +20,11 @@ from router.engine.plans_in_flight import PlansInFlight, SentPlan
 from router.engine.resource_loading import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
-from router.model_info import ShardLossReason
 from router.recording.folder import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepPlan, StepResult
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import (

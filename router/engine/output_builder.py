@@ -7,7 +7,7 @@ decided how many of its tokens count.
 from collections.abc import Sequence as GenericSequence
 
 from router.engine.stream import FinishedEvent, PoolingEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
-from router.model_info import PoolingOutput
+from router.pooling_output import PoolingOutput
 from router.request import FinishReason, Request
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.result_processor import find_finish_point

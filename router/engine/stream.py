@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
-from router.model_info import PoolingOutput, TokenClassificationOutput
+from router.pooling_output import PoolingOutput, TokenClassificationOutput
 from router.request import FinishReason, Request
 from router.scheduler.request_timeline import RequestTimeline
 

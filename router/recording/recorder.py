@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.block_hash import hash_blocks
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.recording import decision_summary
 from router.recording.decision_summary import DecisionSummary
 from router.recording.introspection import field_names
@@ -20,6 +20,7 @@ from router.recording.redact import get_resource_fields, redact_request
 from router.recording.snapshot import SchedulerSnapshot, take_snapshot
 from router.request import FinishReason, LoadableResource, Request
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

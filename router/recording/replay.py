@@ -16,13 +16,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from router.model_info import ShardLossReason
 from router.recording import decision_summary
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
 from router.recording.redact import PLACEHOLDER_END_TOKEN, PLACEHOLDER_TOKEN, request_from_json
 from router.recording.scheduler_json import scheduler_from_json, scheduler_to_json, table_differences
 from router.request import LoadableResource
 from router.scheduler.events import SchedulerEvent
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 

@@ -7,11 +7,20 @@ sequences may start.
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as GenericSequence
+from enum import Enum, auto
 
-from router.model_info import ShardLossReason
 from router.scheduler.sequence import Sequence, SequenceState
 
 DEATHS_BEFORE_ISOLATION, DEATHS_BEFORE_FAILURE = 2, 3
+
+
+class ShardLossReason(Enum):
+    """Reason why the shards' state is gone."""
+
+    STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
+    MEMORY = auto()  # out of memory in a step
+    DEATH = auto()  # processes exited or are stuck; a sequence in flight at two deaths is suspect; nothing is loaded
+    DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame
 
 
 class FaultIsolation:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
-from router.model_info import PoolingOutput
+from router.pooling_output import PoolingOutput
 from router.request import LoadableResource, Request, RequestKind
 
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from router.block_hash import hash_blocks
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind
 from router.scheduler.admission import AdmissionControl
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fairness import FairShares
-from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache, waiting_phase
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.pooling import PoolingPolicy

@@ -9,7 +9,8 @@ from itertools import repeat
 from math import isfinite
 from typing import TypeVar
 
-from router.model_info import ModelInfo, PoolingOutput, StepMeasurement, TokenClassificationOutput
+from router.model_info import ModelInfo, StepMeasurement
+from router.pooling_output import PoolingOutput, TokenClassificationOutput
 from router.request import LoadableResource, RequestKind
 from router.scheduler.messages import PoolingStep, PromptLogprobs, StepPlan, StepResult, StepResultRow
 from router.shards.request_encoding import RESOURCE_KINDS

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from router.model_info import ShardLossReason
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.step_stream import RpcFailure, RpcOutcome
 from shard.pb import shard_pb2 as pb

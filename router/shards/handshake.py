@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 from router.config import RouterConfig
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import LoadableResource
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.answer_decoding import InvalidShardAnswer, combine_rank_infos, loaded_resources
 from router.shards.failures import ShardsLost
 from router.shards.request_encoding import make_warmup_request

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from router.model_info import ShardLossReason
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost, most_severe_loss
 from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStream

@@ -9,7 +9,7 @@ from itertools import accumulate, repeat
 from operator import mul
 
 from router.config import ADAPTER_SOURCES
-from router.model_info import ShardLossReason
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import STATUS_BY_STATE as PRESENCES
 from router.scheduler.request_timeline import RequestPhase
 from router.telemetry.instruments import OTHER_LABEL, MetricFamily, MetricType

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from math import fsum
 
-from router.model_info import ShardLossReason
 from router.request import Request
 from router.scheduler.cost_model import StepLoad
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, StepPlan, StepResult
 from router.scheduler.prefill_budget import compute_chunk_load
 from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase

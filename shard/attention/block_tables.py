@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shard.hardware.device import StaticDeviceBuffers
+from shard.hardware.device_transfers import StaticDeviceBuffers
 
 
 class DeviceBlockTables:

@@ -19,7 +19,7 @@ from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
-from shard.hardware.device import StaticDeviceBuffers, to_device_int32
+from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
 
 SPLIT_POSITIONS = 256  # positions
 MIN_DOT_SIZE = 16  # smallest size of each axis of tl.dot
@@ -167,8 +167,9 @@ class TritonAttention:
                                                                           decodes.split_offsets, *decodes.partials,
                                                                           decodes.num_decodes, *scalars, **constants)
             merge_decode_splits[decodes.num_decodes, self._num_heads](*decodes.partials, output, decodes.split_offsets,
-                                                               HEAD_DIM=self._head_dim,
-                                                               HEAD_PAD=pad_head_dim(self._head_dim), num_warps=1)
+                                                                      HEAD_DIM=self._head_dim,
+                                                                      HEAD_PAD=pad_head_dim(self._head_dim),
+                                                                      num_warps=1)
         if len(plan.chunk_tile_entries):
             attend_chunk_tiles[len(plan.chunk_tile_entries), self.num_kv_heads](*input_tensors, plan.chunk_tile_entries,
                                                                                 output, *scalars, **constants)

@@ -10,7 +10,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from shard.hardware.device import device_guard, to_device_int32
+from shard.hardware.device import device_guard
+from shard.hardware.device_transfers import to_device_int32
 from shard.lora.fused_linear_parts import FusedLinearPart
 from shard.lora.lora_kernels import lora_expand, lora_shrink
 from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWorkList

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.hardware.device import StaticDeviceBuffers, to_device_int32
+from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
 from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot
 
 ROWS_PER_ENTRY = 16  # maximum rows per entry; all have the same adapter

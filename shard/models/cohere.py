@@ -12,7 +12,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.attention_input import RotaryEmbedding
+from shard.layers.rotary import RotaryEmbedding
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, ModelReader, read_decoder

@@ -10,9 +10,8 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
-from shard.layers.attention_input import NoRotaryEmbedding
 from shard.layers.embedding import LMHead, VocabParallelEmbedding, make_tied_lm_head, read_lm_head
-from shard.layers.rotary import RotaryConfig, RotaryTable
+from shard.layers.rotary import NoRotaryEmbedding, RotaryConfig, RotaryTable
 from shard.models.config import ModelConfig
 from shard.ops.linear import Linear
 from shard.ops.norm import Norm, RMSNorm

@@ -13,8 +13,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.attention_input import RotaryEmbedding
-from shard.layers.rotary import RotaryConfig, RotaryTable
+from shard.layers.rotary import RotaryConfig, RotaryEmbedding, RotaryTable
 from shard.models.common_config import check_activation
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.gemma import (

@@ -14,7 +14,6 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.attention_input import RotaryEmbedding
 from shard.layers.parallel_linear import (
     LinearRows,
     RowParallelLinear,
@@ -22,6 +21,7 @@ from shard.layers.parallel_linear import (
     read_gelu_linear,
     read_row_parallel_linear,
 )
+from shard.layers.rotary import RotaryEmbedding
 from shard.models.config import ModelConfig
 from shard.models.decoder import ModelReader, SizedLinear
 from shard.models.llama import SelfAttention

@@ -12,13 +12,13 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.attention_input import QKNorm, RotaryEmbedding
 from shard.layers.parallel_linear import (
     LinearRows,
     read_column_parallel_linear,
     read_gated_linear,
     read_row_parallel_linear,
 )
+from shard.layers.rotary import QKNorm, RotaryEmbedding
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, ModelReader, NormReader, SizedLinear, read_decoder

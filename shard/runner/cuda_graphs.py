@@ -21,7 +21,7 @@ from shard.attention.backend import AttentionBackend, CapturableAttentionBackend
 from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
-from shard.hardware.device import HostCopier, HostCopy, StaticDeviceBuffers
+from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
 from shard.lora.lora_work_list import LoraWorkList, StaticLoraWorkList
 from shard.lora.routing import AdapterRouting
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling

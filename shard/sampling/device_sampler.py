@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.hardware.device import StaticDeviceBuffers
+from shard.hardware.device_transfers import StaticDeviceBuffers
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing

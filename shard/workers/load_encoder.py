@@ -22,7 +22,7 @@ from shard.runner.encoder_exactness_gate import find_difference
 from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import read_pooling
 from shard.telemetry.startup_progress import CHECK_PHASE, OnProgress, ignore_progress
-from shard.workers.load_decoder import find_inexact_reason, load_from_weights, prepare_loading
+from shard.workers.model_loading import find_inexact_reason, load_from_weights, prepare_loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def load_encoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     on_progress(CHECK_PHASE, 0, 0)
     find_text_difference = partial(find_difference, model.copy_first_layers(1), device)
     inexact_reason = find_inexact_reason(lambda: find_text_difference() or adapter_registry.find_batch_dependence(),
-                                  group, context.probe_cache, make_probe_key(subject), is_required=config.exact)
+                                         group, context.probe_cache, make_probe_key(subject), is_required=config.exact)
     runner = EncoderRunner(model, pooling, adapter_registry.adapter_routing, device)
     return LoadedEncoder(config.model, model_config, runner, group, device, context.dtype, inexact_reason,
                          adapter_registry, partial(context.compute_adapter_budget, config.adapter_memory_fraction))

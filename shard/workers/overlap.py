@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from shard.attention.kv_cache import KVCache
-from shard.hardware.device import MAX_IN_FLIGHT_STEPS
+from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.pending_result import Answer, PendingResult
 from shard.runner.cuda_graphs import InFlightReplay
 from shard.runner.runner import ModelRunner, StepOutputs, find_blocks_between
@@ -146,7 +146,7 @@ class OverlapQueue:
             return {}
         result = self._run_synchronously(step)
         self._shard_state.apply_results(step, {number: output.tokens for number, output in result.outputs.items()},
-                                   result.failures)
+                                        result.failures)
         return result.outputs
 
     def _roll_back_steps(self) -> None:

@@ -8,8 +8,7 @@ from torch.nn import functional
 pytest.importorskip("triton")  # available on Linux only
 
 from shard.attention.kv_cache import KVCache
-from shard.layers.attention_input import FusedRotaryEmbedding, QKNorm, RotaryEmbedding
-from shard.layers.rotary import RotaryConfig, RotaryTable
+from shard.layers.rotary import FusedRotaryEmbedding, QKNorm, RotaryConfig, RotaryEmbedding, RotaryTable
 from shard.ops import fused_ops
 from shard.ops.norm import Fp32WeightRMSNorm, RMSNorm
 

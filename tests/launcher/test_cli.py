@@ -32,6 +32,7 @@ def get_serve_settings(monkeypatch: pytest.MonkeyPatch, run_weft: Callable[..., 
     """Return a function that returns the settings of a command line instead of serving with them."""
     def run(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
+
         def record_settings(*words: str, **settings: Any) -> None:
             found.update(settings | ({"words": words} if words else {}))
 

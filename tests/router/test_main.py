@@ -6,7 +6,8 @@ import pytest
 
 from router.__main__ import describe_model, exit_code, wait_for_either
 from router.errors import RetryableStartupError
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost
 
 

@@ -16,8 +16,8 @@ from support.shared_prefixes import (
 )
 from support.simulated_world import add_block_hashes
 
-from router.model_info import ShardLossReason
 from router.request import Request
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.settings import SchedulerSettings
 
 # -- one rule at a time

@@ -18,9 +18,9 @@ from support.shared_prefixes import (
     submit_prompt,
 )
 
-from router.model_info import ShardLossReason
 from router.request import Request
 from router.scheduler.events import TokensGenerated
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, StepPlan, StepResult, StepResultRow
 
 EXTRA_REQUEST_FIELDS = st.fixed_dictionaries({

@@ -33,7 +33,7 @@ class InProcessRankGroup:
         self._shared_exchange.barrier.wait()
         return contributions
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         return sum_in_rank_order(self._all_gather(x.clone())) if self.size > 1 else x
 
     def gather(self, x: Tensor) -> Tensor | None:
@@ -43,7 +43,7 @@ class InProcessRankGroup:
     def broadcast(self, x: Tensor) -> Tensor:
         return x.copy_(self._all_gather(x.clone())[0])
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         return min(self._all_gather(number))
 
     def close(self) -> None:

@@ -20,9 +20,10 @@ import torch
 from support.shared_probe_cache import get_probe_cache_path
 
 from router.config import RouterConfig
-from router.model_info import ShardLossReason, StepMeasurement
+from router.model_info import StepMeasurement
 from router.request import Request
 from router.scheduler.events import RequestAccepted, SequenceFailed, SequenceFinished, TokensGenerated
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Prefill, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

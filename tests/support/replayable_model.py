@@ -14,7 +14,7 @@ from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.checkpoint.reader import CheckpointReader
-from shard.hardware.device import MAX_IN_FLIGHT_STEPS
+from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import SingleRankGroup
@@ -58,7 +58,7 @@ class ReplaceableAttentionPlan:
         self._attention, self._cache = attention, cache
         self.current_plan: Any = None
 
-    def plan_rows(self, num_rows: int) -> "ReplaceableAttentionPlan":
+    def make_plan(self, num_rows: int) -> "ReplaceableAttentionPlan":
         return self
 
     def write_spans(self, decodes: list[TokenSpan]) -> bool:

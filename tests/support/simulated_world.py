@@ -17,7 +17,8 @@ from support.waiting_laws import WaitingLawChecker
 
 from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
-from router.model_info import ModelInfo, PoolingOutput, ShardLossReason, TokenClassificationOutput
+from router.model_info import ModelInfo
+from router.pooling_output import PoolingOutput, TokenClassificationOutput
 from router.request import POOLING_KINDS, FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import (
     RequestAccepted,
@@ -27,6 +28,7 @@ from router.scheduler.events import (
     SequenceFinished,
     TokensGenerated,
 )
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import LoadResource, PoolingStep, StepPlan, StepResult, UnloadResource
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState

@@ -12,7 +12,7 @@ from router.http.transport.headers import RequestContext
 from router.http.transport.outputs import PoolingRequestOutput
 from router.http.transport.pooling_requests import PoolingResults, run_pooling_requests
 from router.http.transport.services import Services
-from router.model_info import TokenClassificationOutput
+from router.pooling_output import TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION
 from router.text.entity_aggregation import Entity, EntityAggregator

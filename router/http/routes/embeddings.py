@@ -20,7 +20,7 @@ from router.http.transport.headers import RequestContext
 from router.http.transport.outputs import PoolingRequestOutput, float32_json
 from router.http.transport.pooling_requests import run_pooling_requests
 from router.http.transport.services import Services
-from router.model_info import EmbeddingVector, TokenClassificationOutput
+from router.pooling_output import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt

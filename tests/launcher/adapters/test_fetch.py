@@ -44,7 +44,7 @@ class FakeAdapterSource:
         return tuple(dict.fromkeys(("", request.token)))
 
     @contextmanager
-    def open_remote_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
+    def open_version(self, request: FetchRequest) -> Iterator[SourceVersion]:
         self.lookups.append(request)
         if self.failure:
             raise self.failure

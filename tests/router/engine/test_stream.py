@@ -15,7 +15,7 @@ from router.engine.stream import (
     TopToken,
 )
 from router.errors import Cancelled, GenerationFailed
-from router.model_info import TokenClassificationOutput
+from router.pooling_output import TokenClassificationOutput
 from router.request import FinishReason, Request
 
 TOKEN_EVENT = TokenEvent(104, "h", -1.0, special=False)

@@ -19,7 +19,8 @@ from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.app import create_app
 from router.http.transport.server import PROTOCOL_OPTIONS
 from router.http.transport.services import ServedModel
-from router.model_info import ModelInfo, TokenClassificationOutput
+from router.model_info import ModelInfo
+from router.pooling_output import TokenClassificationOutput
 from router.request import LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from support.recordings import SMALL_MODEL_INFO
 
-from router.model_info import ShardLossReason
 from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
 from router.recording.snapshot import restore_scheduler
 from router.request import Request
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

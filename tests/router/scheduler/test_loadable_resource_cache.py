@@ -10,9 +10,10 @@ import pytest
 from support.simulated_world import SimulatedClient, SimulatedWorld, add_block_hashes
 
 from router.config import RouterConfig
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.events import SequenceFailed
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
 from router.scheduler.messages import LoadResource, StepResult, StepResultRow, UnloadResource
 from router.scheduler.request_timeline import RequestPhase

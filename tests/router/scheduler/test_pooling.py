@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.model_info import ModelInfo, ShardLossReason, StepMeasurement
+from router.model_info import ModelInfo, StepMeasurement
 from router.request import FinishReason, LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import PoolingStep, StepPlan, StepResult, StepResultRow
 from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler

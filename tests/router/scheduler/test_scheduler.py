@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
 from router.scheduler.result_processor import find_finish_point
 from router.scheduler.scheduler import Scheduler

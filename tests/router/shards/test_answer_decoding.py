@@ -4,7 +4,8 @@ from math import nan
 
 import pytest
 
-from router.model_info import ModelInfo, TokenClassificationOutput
+from router.model_info import ModelInfo
+from router.pooling_output import TokenClassificationOutput
 from router.request import Request, RequestKind
 from router.scheduler.messages import Decode, Filter, NewSequence, PoolingStep, StepPlan
 from router.shards.answer_decoding import (

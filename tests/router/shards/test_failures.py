@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from router.model_info import ShardLossReason
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import loss_from_rpc_failure, most_severe_loss
 from router.shards.step_stream import RpcFailure
 from shard.pb import shard_pb2 as pb

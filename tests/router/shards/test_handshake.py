@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
-from router.model_info import ShardLossReason
 from router.request import LoadableResource
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost
 from router.shards.handshake import HandshakeResult, perform_handshake
 from shard.pb import shard_pb2 as pb

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import LoadableResource
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import LoadResource, UnloadResource
 from router.shards import resource_loader
 from router.shards.failures import ShardsLost

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import uvloop
 
-from router.model_info import ShardLossReason
+from router.scheduler.fault_isolation import ShardLossReason
 from router.shards import shard_group as module
 from router.shards.failures import ShardsLost
 from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from router.model_info import ModelInfo, ShardLossReason
+from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

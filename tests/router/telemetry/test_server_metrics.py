@@ -4,8 +4,9 @@ import pytest
 from support.expected_streams import make_finished_timeline
 from support.metrics_page import check_metrics_page, parse_metrics
 
-from router.model_info import ModelInfo, ShardLossReason, StepMeasurement
+from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import (
     Concat,
     Decode,

@@ -155,6 +155,7 @@ def test_prompt_beyond_the_token_limit_is_not_rendered():
                          [(MAX_INLINE_CHARACTERS, "MainThread"), (MAX_INLINE_CHARACTERS + 1, "tokenizer_0")])
 def test_long_prompts_are_tokenized_outside_the_event_loop(length, thread):
     thread_names = []
+
     class ThreadRecordingTokenizer(type(BYTE_TOKENIZER)):
         def tokenize(self, *args, **kwargs):
             thread_names.append(threading.current_thread().name)
@@ -165,6 +166,7 @@ def test_long_prompts_are_tokenized_outside_the_event_loop(length, thread):
 
 def test_messages_are_always_rendered_outside_the_event_loop():
     thread_names = []
+
     class ThreadRecordingTemplate(ChatTemplate):
         def render(self, conversation):
             thread_names.append(threading.current_thread().name)

@@ -102,6 +102,7 @@ def test_special_token_does_not_split_a_character():
 
 def test_long_run_of_broken_bytes_takes_bounded_memory_and_time():
     decoded = []
+
     def decode(ids):
         decoded.append(len(ids))
         return BYTE_TOKENIZER.decode(ids)
@@ -184,6 +185,7 @@ def test_single_token_beyond_the_vocabulary_has_no_text():
 @pytest.mark.slow
 def test_other_threads_run_while_a_long_text_is_encoded():
     done = threading.Event()
+
     def encode():
         BYTE_TOKENIZER.tokenize("weft " * 40_000)
         done.set()

@@ -11,7 +11,6 @@ CPU = torch.device("cpu")
 NUM_ROWS, MAX_BLOCKS = 4, 6
 
 
-
 @given(st.lists(st.tuples(st.permutations(range(6)), st.lists(st.integers(0, 2), min_size=6, max_size=6),
                           st.integers(1, NUM_ROWS)), max_size=12))
 def test_each_row_holds_the_blocks_of_its_sequence(steps: list[tuple[list[int], list[int], int]]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from shard.config import ShardConfig
 from shard.hardware import cublas
-from shard.workers import load_decoder
+from shard.workers import model_loading
 
 
 class RecordedTorchSettings:
@@ -26,14 +26,14 @@ def torch_settings(monkeypatch: pytest.MonkeyPatch) -> RecordedTorchSettings:
 
 
 def test_exact_mode_disables_split_sums_on_a_gpu(torch_settings: RecordedTorchSettings) -> None:
-    load_decoder.set_up_device(torch.device("cuda", 0), ShardConfig(exact=True))
+    model_loading.set_up_device(torch.device("cuda", 0), ShardConfig(exact=True))
     assert vars(torch_settings) == {"library": "cublaslt", "allow_bf16_reduced_precision_reduction": (False, False),
                                     "allow_fp16_reduced_precision_reduction": (False, False)}
     assert {name: os.environ[name] for name in cublas.WORKSPACE_VARIABLES} == cublas.WORKSPACE_VARIABLES
 
 
 def test_torch_settings_are_unchanged_without_exact_mode(torch_settings: RecordedTorchSettings) -> None:
-    load_decoder.set_up_device(torch.device("cuda", 0), ShardConfig())
+    model_loading.set_up_device(torch.device("cuda", 0), ShardConfig())
     assert vars(torch_settings) == {}
 
 

@@ -80,7 +80,7 @@ class FakeRankGroup:
     def __init__(self, rank: int, other_rank_number: int) -> None:
         self.rank, self.size, self.other_rank_number = rank, 2, other_rank_number
 
-    def minimum(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         return min(number, self.other_rank_number)
 
 

@@ -13,8 +13,7 @@ pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention.kv_cache import KVCache
 from shard.layers import parallel_linear, rotary
-from shard.layers.attention_input import FusedRotaryEmbedding, QKNorm, RotaryEmbedding
-from shard.layers.rotary import RotaryConfig, RotaryTable
+from shard.layers.rotary import FusedRotaryEmbedding, QKNorm, RotaryConfig, RotaryEmbedding, RotaryTable
 from shard.ops import fused_ops, norm
 from shard.ops.norm import Fp32WeightRMSNorm, LayerNorm, RMSNorm
 from tests.shard.forward import check_decoder_matches_transformers

@@ -25,7 +25,8 @@ from shard.runner.exactness_gate import (
     ExactnessGateSizes,
     have_same_bits,
 )
-from shard.workers.load_decoder import find_inexact_reason, make_cache
+from shard.workers.load_decoder import make_cache
+from shard.workers.model_loading import find_inexact_reason
 
 CPU = torch.device("cpu")
 

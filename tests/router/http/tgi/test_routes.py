@@ -188,6 +188,7 @@ def test_failure_of_one_choice_cancels_the_others(serve):
 def test_rejection_of_one_choice_cancels_the_others(serve):
     async def scenario(client, engine):
         submit = engine.submit
+
         def submit_and_reject_next(request, came):
             engine.submit_errors = [Overloaded("full")] * len(engine.streams)
             return submit(request, came)

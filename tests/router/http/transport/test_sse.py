@@ -77,6 +77,7 @@ def test_keepalive_comments_are_sent_while_idle():
     async def handler(request):
         async with open_event_stream(request, {}, 30.0, keepalive_seconds=0.01):
             await asyncio.Event().wait()
+
     async def scenario(reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -86,6 +87,7 @@ def test_keepalive_comments_are_sent_while_idle():
 
 def test_slow_client_is_waited_for_until_its_connection_is_aborted():
     stuck = asyncio.Queue()
+
     async def handler(request):
         async with open_event_stream(request, {}, 30.0) as out:
             while not request.protocol.writing_paused:
@@ -93,6 +95,7 @@ def test_slow_client_is_waited_for_until_its_connection_is_aborted():
                 await asyncio.sleep(0)
             stuck.put_nowait((out, asyncio.ensure_future(out.drain())))
             await asyncio.Event().wait()
+
     async def scenario(reader, writer):
         writer.transport.pause_reading()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -106,6 +109,7 @@ def test_slow_client_is_waited_for_until_its_connection_is_aborted():
 
 def test_writing_after_a_disconnect_raises_an_error():
     ends = asyncio.Queue()
+
     async def handler(request):
         async with open_event_stream(request, {}, 30.0) as out:
             out.abort_connection()
@@ -114,6 +118,7 @@ def test_writing_after_a_disconnect_raises_an_error():
             except ConnectionError as error:
                 ends.put_nowait(error)
         return out.response
+
     async def scenario(reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert isinstance(await ends.get(), ConnectionResetError)
@@ -159,6 +164,7 @@ def run_pump(scenario):
         stream = RequestStream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
         fake_stream = FakeEventStream()
         pumping = asyncio.create_task(EventPump(stream, TextRenderer(), fake_stream, PumpFlusher()).run())
+
         async def put_texts(*texts):
             for text in texts:
                 stream.put(TokenEvent(0, text, 0.0, False))
