@@ -30,11 +30,11 @@ from router.http.routes.info import InfoRoutes
 from router.http.routes.probes import ProbeRoutes
 from router.http.routes.request_timeline import RequestTimelineRoutes
 from router.http.routes.tokenize import TokenizeRoutes
+from router.http.tgi.errors import TgiErrorReply, shorten_message
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import create_auth_middleware
 from router.http.transport.content_encoding import DecompressedBodyTooLarge
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.headers import request_id_header
 from router.http.transport.metrics import FAILURE_TYPE, MetricsRoutes, create_counting_middleware
 from router.http.transport.services import EngineClient, ServedModel, Services

@@ -11,9 +11,10 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.rendering import ChunkStreamRenderer
-from router.http.transport.errors import TgiErrorReply, shorten_message
+from router.http.tgi.errors import TgiErrorReply, shorten_message
+from router.http.tgi.rendering import TgiStreamRenderer, prefill_json, seed_json
 from router.http.transport.headers import COMPUTE_TYPE, format_milliseconds, sum_seconds_by_phase, timing_headers
-from router.http.transport.outputs import GenerationOutput, TgiStreamRenderer, float32_json, seed_json
+from router.http.transport.outputs import GenerationOutput, float32_json
 from router.request import FinishReason
 from router.scheduler.request_timeline import RequestPhase
 from router.text.tokenizer import Tokenizer
@@ -97,7 +98,7 @@ def finish_reason_field(final_event: FinishedEvent) -> str:
 
 
 def seed_and_token_fields(output: GenerationOutput, tokenizer: Tokenizer) -> str:
-    return (f'"seed":{seed_json(output.validated_request.seed)},"prefill":[{output.prefill_json(tokenizer)}],'
+    return (f'"seed":{seed_json(output.validated_request.seed)},"prefill":[{prefill_json(output, tokenizer)}],'
             f'"tokens":[{",".join(map(token_json, output.tokens))}]')
 
 

@@ -21,8 +21,8 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
+from router.http.tgi.errors import TgiErrorReply, error_response, shorten_message
 from router.http.transport.body import BodyValidationError
-from router.http.transport.errors import TgiErrorReply, error_response, shorten_message
 
 INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
 # Status, type and code.

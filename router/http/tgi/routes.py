@@ -1,6 +1,6 @@
 """API of text-generation-inference: the routes that generate, their parameters and headers.
 
-Parses bodies into `GenerationInput`; http/transport/outputs.py renders the events.
+Parses bodies into `GenerationInput`; `rendering.py` renders the events.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from pydantic import Field
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.tgi.parameters import SharedGenerateParameters
+from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body
 from router.http.transport.headers import (
@@ -25,7 +26,7 @@ from router.http.transport.headers import (
     request_id_header,
     timing_headers,
 )
-from router.http.transport.outputs import GenerationOutput, TgiStreamRenderer, tgi_error_event
+from router.http.transport.outputs import GenerationOutput
 from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventStream
 from router.validation.validator import GenerationInput
@@ -156,6 +157,6 @@ class TgiRoutes:
         text = quoted(generate_request.returned_prompt + best_output.final_event.text)
         if not (generate_request.parameters.details or generate_request.parameters.decoder_input_details):
             return f'{{"generated_text":{text}}}'
-        details = best_output.details_json(self._services.validator.tokenizer, other_outputs,
-                                           generate_request.returned_prompt)
+        details = details_json(best_output, self._services.validator.tokenizer, other_outputs,
+                               generate_request.returned_prompt)
         return f'{{"generated_text":{text},"details":{details}}}'

@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestServer
 
 from router.engine.stream import FailedEvent, RequestStream, TokenEvent
 from router.errors import GenerationFailed
-from router.http.transport.outputs import TgiStreamRenderer
+from router.http.tgi.rendering import TgiStreamRenderer
 from router.http.transport.sse import EventPump, PumpFlusher, open_event_stream
 from router.request import Request
 from router.validation.validator import ValidatedRequest

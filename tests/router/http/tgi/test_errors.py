@@ -15,7 +15,7 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.transport.errors import TgiErrorReply
+from router.http.tgi.errors import TgiErrorReply
 
 
 @pytest.mark.parametrize(("error", "status", "error_type", "text"), [
