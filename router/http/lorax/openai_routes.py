@@ -123,27 +123,28 @@ class LoraxOpenAIRoutes:
         return [web.post("/v1/chat/completions", self.chat), web.post("/v1/completions", self.complete)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, LoraxChatRequest)
         generation_request = chat_request.to_lorax_generation_input(self._services)
         if chat_request.stream:
             return await self._generator.respond_streaming(
-                request, generation_request, caller, lambda choice: LoraxChatStreamRenderer(len(choice.request.prompt)))
-        full_output = await self._generator.generate_in_full(request, generation_request, caller)
+                request, generation_request, context,
+                lambda choice: LoraxChatStreamRenderer(len(choice.request.prompt)))
+        full_output = await self._generator.generate_in_full(request, generation_request, context)
         message = await self._message_json(chat_request, full_output.best_output)
         return full_output.to_response(chat_response_json(full_output.best_output, message,
                                                           self._services.served_model.name, int(time.time()),
                                                           SYSTEM_FINGERPRINT))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         completion_request = await read_body(request, LoraxCompletionRequest)
         generation_request = completion_request.to_lorax_generation_input(self._services)
         if completion_request.stream:
             return await self._generator.respond_streaming(
-                request, generation_request, caller,
+                request, generation_request, context,
                 lambda choice: LoraxCompletionStreamRenderer(len(choice.request.prompt)))
-        full_output = await self._generator.generate_in_full(request, generation_request, caller)
+        full_output = await self._generator.generate_in_full(request, generation_request, context)
         return full_output.to_response(completion_response_json(full_output.best_output,
                                                                 generation_request.returned_prompt))
 

@@ -82,10 +82,10 @@ class LoraxParameters(SharedGenerateParameters):
     def has_details(self) -> bool:
         return self.details or self.decoder_input_details
 
-    def to_generation_input(self, prompt: str | Conversation, caller: RequestContext,
+    def to_generation_input(self, prompt: str | Conversation, context: RequestContext,
                             grammar: Grammar | None) -> GenerationInput:
         return replace(
-            self.base_generation_input(prompt, caller),
+            self.base_generation_input(prompt, context),
             parameter_names=LORAX_PARAMETER_NAMES,
             greedy=self.is_greedy,
             temperature=None if self.is_greedy else self.temperature,

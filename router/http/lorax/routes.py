@@ -95,45 +95,45 @@ class LoraxGenerator:
         self._services = services
 
     async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
-                               caller: RequestContext) -> LoraxFullOutput:
-        validated_requests = await self._validate(generation_request, caller)
+                               context: RequestContext) -> LoraxFullOutput:
+        validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
-        outputs = await generate_all(self._services, validated_requests, caller)
+        outputs = await generate_all(self._services, validated_requests, context)
         best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
         headers = (self._base_headers(request, generation_request.num_characters
                                       or best_output.validated_request.num_prompt_characters)
                    | adapter_headers(best_output.validated_request.adapter)
-                   | lorax_timing_headers(best_output, validated_at - caller.arrived_at, clock() - caller.arrived_at))
+                   | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
         return LoraxFullOutput(best_output, other_outputs, headers)
 
     async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
-                                caller: RequestContext,
+                                context: RequestContext,
                                 make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
         adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generation_request.parameters.adapter_reference(caller.source_token))
+                                             generation_request.parameters.adapter_reference(context.source_token))
         headers = self._base_headers(request, generation_request.num_characters) | adapter_headers(adapter)
         async with open_response_stream(request, headers, self._services.config.slow_client_timeout,
                                         lorax_error_event) as event_stream:
-            await self._stream_events(generation_request, caller, make_renderer, event_stream)
+            await self._stream_events(generation_request, context, make_renderer, event_stream)
         return event_stream.response
 
-    async def _stream_events(self, generation_request: LoraxGenerationInput, caller: RequestContext,
+    async def _stream_events(self, generation_request: LoraxGenerationInput, context: RequestContext,
                              make_renderer: Callable[[ValidatedRequest], EventRenderer],
                              event_stream: EventStream) -> None:
         check_streamable(generation_request.parameters)
-        [validated_request] = await self._validate(generation_request, caller)
-        with closing(self._services.submit(validated_request, caller)) as stream:
+        [validated_request] = await self._validate(generation_request, context)
+        with closing(self._services.submit(validated_request, context)) as stream:
             stream.abort_connection = event_stream.abort_connection
-            await EventPump(stream, make_renderer(validated_request), event_stream, self._services.write_batcher).run()
+            await EventPump(stream, make_renderer(validated_request), event_stream, self._services.pump_flusher).run()
 
     async def _validate(self, generation_request: LoraxGenerationInput,
-                        caller: RequestContext) -> list[ValidatedRequest]:
+                        context: RequestContext) -> list[ValidatedRequest]:
         validator = self._services.validator
         check_lorax_parameters(generation_request.parameters, generation_request.prompt, self._services.config,
                                validator.limits)
         return await validator.validate(generation_request.parameters.to_generation_input(
-            generation_request.prompt, caller, generation_request.make_grammar()))
+            generation_request.prompt, context, generation_request.make_grammar()))
 
     def _base_headers(self, request: web.Request, num_characters: int | None) -> dict[str, str]:
         exact = model_and_prompt_headers(self._services.engine.model_info, 0)["x-weft-exact"]
@@ -158,28 +158,28 @@ class LoraxRoutes:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         generation_request = (await read_body(request, LoraxGenerateRequest)).lorax_generation_input
-        full_output = await self._generator.generate_in_full(request, generation_request, caller)
+        full_output = await self._generator.generate_in_full(request, generation_request, context)
         return full_output.to_response(self._response_json(generation_request, full_output))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
-            return await self._respond_streaming(request, generate_body, caller)
-        full_output = await self._generator.generate_in_full(request, generate_body.lorax_generation_input, caller)
+            return await self._respond_streaming(request, generate_body, context)
+        full_output = await self._generator.generate_in_full(request, generate_body.lorax_generation_input, context)
         return full_output.to_response(f"[{self._response_json(generate_body.lorax_generation_input, full_output)}]")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
-        return await self._respond_streaming(request, await read_body(request, LoraxGenerateRequest), caller)
+        context = RequestContext.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, LoraxGenerateRequest), context)
 
     async def _respond_streaming(self, request: web.Request, generate_body: LoraxGenerateRequest,
-                                 caller: RequestContext) -> web.StreamResponse:
+                                 context: RequestContext) -> web.StreamResponse:
         generation_request = generate_body.lorax_generation_input
         return await self._generator.respond_streaming(
-            request, generation_request, caller,
+            request, generation_request, context,
             lambda choice: LoraxStreamRenderer(choice, generation_request.parameters.details,
                                                generation_request.returned_prompt))
 

@@ -78,7 +78,7 @@ class OpenAIBaseRequest(RequestBody):
         return AdapterReference(self.model, self.adapter_source or None, self.api_token or source_token)
 
     def base_generation_input(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
-                              caller: RequestContext) -> GenerationInput:
+                              context: RequestContext) -> GenerationInput:
         greedy = self.temperature == 0
         return GenerationInput(
             prompt=prompt,
@@ -95,18 +95,18 @@ class OpenAIBaseRequest(RequestBody):
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,
             priority=self.priority,
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
+            tenant=context.tenant,
+            request_id=context.request_id,
+            deadline=context.deadline,
         )
 
 
 async def validate_openai_request(services: Services, openai_request: OpenAIBaseRequest,
-                                  generation_input: GenerationInput, caller: RequestContext) -> list[ValidatedRequest]:
+                                  generation_input: GenerationInput, context: RequestContext) -> list[ValidatedRequest]:
     """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
     try:
         return await services.validator.validate(
-            replace(generation_input, adapter=openai_request.adapter_reference(services, caller.source_token)))
+            replace(generation_input, adapter=openai_request.adapter_reference(services, context.source_token)))
     except AdapterNotFound as error:
         adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
         model_names = ", ".join([services.served_model.name, *adapter_names])

@@ -133,18 +133,18 @@ class ChatRequest(OpenAIBaseRequest):
     def needs_tool_call(self) -> bool:
         return get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
 
-    def to_tgi_generation_input(self, caller: RequestContext) -> GenerationInput:
+    def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         plain_request = self.model_copy(update={"n": None, "presence_penalty": None})
         repetition_penalty = None if self.presence_penalty is None else self.presence_penalty + 2
-        return replace(plain_request.to_generation_input(caller), repetition_penalty=repetition_penalty)
+        return replace(plain_request.to_generation_input(context), repetition_penalty=repetition_penalty)
 
-    def to_generation_input(self, caller: RequestContext) -> GenerationInput:
+    def to_generation_input(self, context: RequestContext) -> GenerationInput:
         conversation = self.conversation
         grammar = self._output_grammar()
         self._check_supported()
         parameter_names = replace(PARAMETER_NAMES, grammar="tool_choice") if self.needs_tool_call else PARAMETER_NAMES
-        return replace(self.base_generation_input(conversation, parameter_names, caller),
+        return replace(self.base_generation_input(conversation, parameter_names, context),
                        max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
 
     def _output_grammar(self) -> Grammar | None:
@@ -176,29 +176,29 @@ class ChatRoutes:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its request is submitted, so that errors
         up to then have their HTTP status."""
-        caller = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
         chat_request = await read_body(request, ChatRequest)
-        generation_input = (chat_request.to_tgi_generation_input(caller) if self._services.is_tgi
-                            else chat_request.to_generation_input(caller))
-        [validated_request] = await validate_openai_request(self._services, chat_request, generation_input, caller)
+        generation_input = (chat_request.to_tgi_generation_input(context) if self._services.is_tgi
+                            else chat_request.to_generation_input(context))
+        [validated_request] = await validate_openai_request(self._services, chat_request, generation_input, context)
         respond = self._respond_streaming if chat_request.stream else self._respond_in_full
-        return await respond(request, chat_request, validated_request, caller)
+        return await respond(request, chat_request, validated_request, context)
 
     async def _respond_in_full(self, request: web.Request, chat_request: ChatRequest,
-                               validated_request: ValidatedRequest, caller: RequestContext) -> web.StreamResponse:
+                               validated_request: ValidatedRequest, context: RequestContext) -> web.StreamResponse:
         metadata, validated_at = self._create_metadata(request, chat_request), clock()
         parser = await create_response_parser(self._services, chat_request, validated_request)
-        outputs = await generate_all(self._services, [validated_request], caller)
+        outputs = await generate_all(self._services, [validated_request], context)
         headers = (model_and_prompt_headers(self._services.engine.model_info, validated_request.num_prompt_characters)
                    | request_id_header(request) | adapter_headers(validated_request.adapter)
-                   | timing_headers(outputs, validated_at - caller.arrived_at, clock() - caller.arrived_at))
+                   | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
         render_arguments = metadata, outputs[0], chat_request.output_options
         body = (tool_chat_completion_json(*render_arguments, parser) if parser
                 else text_chat_completion_json(*render_arguments))
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
     async def _respond_streaming(self, request: web.Request, chat_request: ChatRequest,
-                                 validated_request: ValidatedRequest, caller: RequestContext) -> web.StreamResponse:
+                                 validated_request: ValidatedRequest, context: RequestContext) -> web.StreamResponse:
         services = self._services
         headers = (model_and_prompt_headers(services.engine.model_info, validated_request.num_prompt_characters)
                    | request_id_header(request) | adapter_headers(validated_request.adapter))
@@ -207,11 +207,11 @@ class ChatRoutes:
         parser = await create_response_parser(self._services, chat_request, validated_request)
         renderer = (OpenAIToolChatStreamRenderer(*renderer_arguments, parser) if parser
                     else OpenAIChatStreamRenderer(*renderer_arguments))
-        with closing(services.submit(validated_request, caller)) as stream:
+        with closing(services.submit(validated_request, context)) as stream:
             async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                             metadata.render_error_chunk) as event_stream:
                 stream.abort_connection = event_stream.abort_connection
-                await EventPump(stream, renderer, event_stream, services.write_batcher).run()
+                await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
             return event_stream.response
 
     def _create_metadata(self, request: web.Request, chat_request: ChatRequest) -> ResponseMetadata:

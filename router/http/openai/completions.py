@@ -73,8 +73,8 @@ class CompletionRequest(OpenAIBaseRequest):
             if getattr(self, name):
                 raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
 
-    def to_generation_input(self, prompt: str, caller: RequestContext) -> GenerationInput:
-        return replace(self.base_generation_input(prompt, PARAMETER_NAMES, caller),
+    def to_generation_input(self, prompt: str, context: RequestContext) -> GenerationInput:
+        return replace(self.base_generation_input(prompt, PARAMETER_NAMES, context),
                        repetition_penalty=self.repetition_penalty)
 
 
@@ -90,38 +90,38 @@ class CompletionRoutes:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
         errors up to then have their HTTP status."""
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         completion_request = await read_body(request, CompletionRequest)
         completion_request.check_suffix_and_batch_size(self._services.config.max_client_batch_size)
         if not self._services.is_tgi:
             completion_request.check_supported()
         validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
                               for choice in await self._validate_prompt(completion_request, prompt,
-                                                                        caller.for_prompt(index))]
+                                                                        context.for_prompt(index))]
         if completion_request.stream:
-            return await self._respond_streaming(request, completion_request, validated_requests, caller)
-        return await self._respond_in_full(request, validated_requests, caller)
+            return await self._respond_streaming(request, completion_request, validated_requests, context)
+        return await self._respond_in_full(request, validated_requests, context)
 
     async def _validate_prompt(self, completion_request: CompletionRequest, prompt: str,
-                               caller: RequestContext) -> list[ValidatedRequest]:
+                               context: RequestContext) -> list[ValidatedRequest]:
         return await validate_openai_request(self._services, completion_request,
-                                             completion_request.to_generation_input(prompt, caller), caller)
+                                             completion_request.to_generation_input(prompt, context), context)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
-                               caller: RequestContext) -> web.StreamResponse:
+                               context: RequestContext) -> web.StreamResponse:
         metadata, validated_at = self._create_metadata(request), clock()
-        outputs = await generate_all(self._services, validated_requests, caller)
+        outputs = await generate_all(self._services, validated_requests, context)
         headers = (self._response_headers(request, validated_requests)
-                   | timing_headers(outputs, validated_at - caller.arrived_at, clock() - caller.arrived_at))
+                   | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
         body = completion_json(metadata, outputs).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
 
     async def _respond_streaming(self, request: web.Request, completion_request: CompletionRequest,
                                  validated_requests: Sequence[ValidatedRequest],
-                                 caller: RequestContext) -> web.StreamResponse:
+                                 context: RequestContext) -> web.StreamResponse:
         services, metadata = self._services, self._create_metadata(request)
         with ExitStack() as exit_stack:
-            streams = [exit_stack.enter_context(closing(services.submit(choice, caller)))
+            streams = [exit_stack.enter_context(closing(services.submit(choice, context)))
                        for choice in validated_requests]
             slow_client_timeout = services.config.slow_client_timeout
             async with open_response_stream(request, self._response_headers(request, validated_requests),
@@ -131,7 +131,7 @@ class CompletionRoutes:
                 renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
                              for index, choice in enumerate(validated_requests)]
                 await gather_or_cancel(
-                    pump_completion(EventPump(stream, text, event_stream, services.write_batcher), text)
+                    pump_completion(EventPump(stream, text, event_stream, services.pump_flusher), text)
                     for stream, text in zip(streams, renderers, strict=True))
                 usage = completions_usage_chunk(metadata, renderers) if completion_request.should_include_usage else ""
                 event_stream.write(f"{usage}{DONE_EVENT}".encode())

@@ -43,11 +43,11 @@ class StudyInferenceRequest(RequestBody):
     prompt: str
     num_tokens: Any
 
-    def to_generation_input(self, caller: RequestContext) -> GenerationInput:
+    def to_generation_input(self, context: RequestContext) -> GenerationInput:
         """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be."""
         return GenerationInput(prompt=self.prompt, parameter_names=PARAMETER_NAMES,
                                max_new_tokens=self._parse_num_tokens(), do_sample=True, ignore_eos=True,
-                               tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+                               tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
 
     def _parse_num_tokens(self) -> int:
         """Return `num_tokens`, which may be anything that `int` accepts, as in the study's server."""
@@ -110,10 +110,10 @@ class BatchingStudyRoutes:
 
     async def inference(self, request: web.Request) -> web.Response:
         async with self._handler_slots:
-            started_at, caller = self._now(), RequestContext.from_request(request, self._services.engine)
+            started_at, context = self._now(), RequestContext.from_request(request, self._services.engine)
             inference_request = await read_body_of_any_media_type(request, StudyInferenceRequest)
-            validated_requests = await self._services.validator.validate(inference_request.to_generation_input(caller))
-            [answer] = await generate_all(self._services, validated_requests, caller)
+            validated_requests = await self._services.validator.validate(inference_request.to_generation_input(context))
+            [answer] = await generate_all(self._services, validated_requests, context)
             seconds = self._now() - started_at
             self._latency_stats.add_request(answer.final_event.num_tokens, seconds)
         return json_response({"completion": inference_request.prompt + answer.final_event.text},

@@ -50,23 +50,23 @@ class ClassifyRoutes:
         return [web.post("/classify", self.classify), web.post("/classify_batch", self.classify_batch)]
 
     async def classify(self, request: web.Request) -> web.Response:
-        caller = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyRequest)
-        pooling_results = await self._classify_texts(request, [classify_request.inputs], caller)
+        pooling_results = await self._classify_texts(request, [classify_request.inputs], context)
         return json_response(pooling_results.results[0], pooling_results.headers)
 
     async def classify_batch(self, request: web.Request) -> web.Response:
-        caller = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, CLASSIFICATION_OPERATION)
         classify_request = await read_body(request, ClassifyBatchRequest)
         classify_request.check_batch_size(self._services.config.max_client_batch_size)
-        pooling_results = await self._classify_texts(request, classify_request.inputs, caller)
+        pooling_results = await self._classify_texts(request, classify_request.inputs, context)
         return json_response(pooling_results.results, pooling_results.headers)
 
     async def _classify_texts(self, request: web.Request, texts: Sequence[str],
-                              caller: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
+                              context: RequestContext) -> PoolingResults[list[dict[str, Any]]]:
         """Return the entities of each text, in order."""
-        inputs = [create_classification_input(text, caller.for_prompt(index)) for index, text in enumerate(texts)]
-        return await run_pooling_requests(self._services, request, caller, inputs,
+        inputs = [create_classification_input(text, context.for_prompt(index)) for index, text in enumerate(texts)]
+        return await run_pooling_requests(self._services, request, context, inputs,
                                           lambda index, said: self._entities_json(texts[index], said))
 
     def _entities_json(self, text: str, output: PoolingRequestOutput) -> list[dict[str, Any]]:
@@ -76,9 +76,9 @@ class ClassifyRoutes:
             text, validated_request.request.prompt, validated_request.char_ranges, token_labels)]
 
 
-def create_classification_input(text: str, caller: RequestContext) -> GenerationInput:
+def create_classification_input(text: str, context: RequestContext) -> GenerationInput:
     return GenerationInput(prompt=text, kind=RequestKind.CLASSIFY, parameter_names=PARAMETER_NAMES,
-                           tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+                           tenant=context.tenant, request_id=context.request_id, deadline=context.deadline)
 
 
 def entity_json(entity: Entity) -> dict[str, Any]:

@@ -66,24 +66,24 @@ class CloudRoutes:
         raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
 
     async def vertex_predict(self, request: web.Request) -> web.Response:
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         instances_body = await read_body(request, VertexRequest)
         if len(instances_body.instances) > (max_instances := self._services.config.max_client_batch_size):
             raise InvalidRequest(f"`instances` must hold at most {max_instances} (--max-client-batch-size), "
                                  f"got {len(instances_body.instances)}", "batch size exceeded")
-        validated_by_instance = [await self._validate_instance(instance, caller.for_prompt(index))
+        validated_by_instance = [await self._validate_instance(instance, context.for_prompt(index))
                                  for index, instance in enumerate(instances_body.instances)]
-        outputs = await gather_or_cancel(self._generate_best(choices, caller) for choices in validated_by_instance)
+        outputs = await gather_or_cancel(self._generate_best(choices, context) for choices in validated_by_instance)
         return json_response({"predictions": [answer.final_event.text for answer in outputs]})
 
     async def _validate_instance(self, instance: GenerateRequest | ChatRequest,
-                                 caller: RequestContext) -> list[ValidatedRequest]:
-        generation_input = instance.to_generation_input(caller)
+                                 context: RequestContext) -> list[ValidatedRequest]:
+        generation_input = instance.to_generation_input(context)
         if isinstance(instance, ChatRequest):
-            return await validate_openai_request(self._services, instance, generation_input, caller)
+            return await validate_openai_request(self._services, instance, generation_input, context)
         return await self._services.validator.validate(generation_input)
 
     async def _generate_best(self, validated_requests: Sequence[ValidatedRequest],
-                             caller: RequestContext) -> GenerationOutput:
-        return max(await generate_all(self._services, validated_requests, caller),
+                             context: RequestContext) -> GenerationOutput:
+        return max(await generate_all(self._services, validated_requests, context),
                    key=lambda answer: answer.mean_logprob)

@@ -47,8 +47,8 @@ class EmbedRequest(RequestBody):
     inputs: str
     parameters: EmbedParameters | None = None
 
-    def to_pooling_input(self, caller: RequestContext) -> GenerationInput:
-        return create_embedding_input(self.inputs, EMBED_PARAMETER_NAMES, self.parameters, caller)
+    def to_pooling_input(self, context: RequestContext) -> GenerationInput:
+        return create_embedding_input(self.inputs, EMBED_PARAMETER_NAMES, self.parameters, context)
 
 
 def wrap_single_input(value: object) -> object:
@@ -79,9 +79,9 @@ class EmbeddingsRequest(RequestBody):
         if self.dimensions == 0:
             raise InvalidRequest("`dimensions` must be at least 1, got 0")
 
-    def to_pooling_inputs(self, caller: RequestContext) -> list[GenerationInput]:
+    def to_pooling_inputs(self, context: RequestContext) -> list[GenerationInput]:
         return [create_embedding_input(text if isinstance(text, str) else tuple(text), PARAMETER_NAMES, self.parameters,
-                                       caller.for_prompt(index))
+                                       context.for_prompt(index))
                 for index, text in enumerate(self.input)]
 
     def embedding_row_json(self, index: int, output: PoolingRequestOutput) -> str:
@@ -105,20 +105,20 @@ class EmbeddingRoutes:
         return [web.post("/embed", self.embed), web.post("/v1/embeddings", self.embeddings)]
 
     async def embed(self, request: web.Request) -> web.Response:
-        caller = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embed_request = await read_body(request, EmbedRequest)
-        pooling_results = await run_pooling_requests(self._services, request, caller,
-                                                     [embed_request.to_pooling_input(caller)],
+        pooling_results = await run_pooling_requests(self._services, request, context,
+                                                     [embed_request.to_pooling_input(context)],
                                                      lambda _, said: get_output_vector(said))
         return json_text_response(f'{{"embeddings":{vector_json(pooling_results.results[0])}}}',
                                   pooling_results.headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        caller = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
+        context = RequestContext.from_request(request, self._services.engine, EMBEDDINGS_OPERATION)
         embeddings_request = await read_body(request, EmbeddingsRequest)
         embeddings_request.check_limits()
-        pooling_results = await run_pooling_requests(self._services, request, caller,
-                                                     embeddings_request.to_pooling_inputs(caller),
+        pooling_results = await run_pooling_requests(self._services, request, context,
+                                                     embeddings_request.to_pooling_inputs(context),
                                                      embeddings_request.embedding_row_json)
         return json_text_response(self._response_json(",".join(pooling_results.results), pooling_results.num_tokens),
                                   pooling_results.headers)
@@ -131,12 +131,12 @@ class EmbeddingRoutes:
 
 
 def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNames, parameters: EmbedParameters | None,
-                           caller: RequestContext) -> GenerationInput:
-    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=caller.tenant,
-                           request_id=caller.request_id,
+                           context: RequestContext) -> GenerationInput:
+    return GenerationInput(prompt=text, kind=RequestKind.EMBED, parameter_names=parameter_names, tenant=context.tenant,
+                           request_id=context.request_id,
                            adapter=(None if parameters is None
-                                    else parameters.checked_adapter_reference(caller.source_token)),
-                           deadline=caller.deadline)
+                                    else parameters.checked_adapter_reference(context.source_token)),
+                           deadline=context.deadline)
 
 
 def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:

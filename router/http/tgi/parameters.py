@@ -34,7 +34,7 @@ class SharedGenerateParameters(AdapterParameters):
     decoder_input_details: bool = False
     seed: UInt64 | None = None
 
-    def base_generation_input(self, prompt: str | Conversation, caller: RequestContext) -> GenerationInput:
+    def base_generation_input(self, prompt: str | Conversation, context: RequestContext) -> GenerationInput:
         """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
         return GenerationInput(
             prompt=prompt,
@@ -51,8 +51,8 @@ class SharedGenerateParameters(AdapterParameters):
             watermark=self.watermark,
             seed=self.seed,
             prompt_logprobs=self.decoder_input_details,
-            adapter=self.adapter_reference(caller.source_token),
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
+            adapter=self.adapter_reference(context.source_token),
+            tenant=context.tenant,
+            request_id=context.request_id,
+            deadline=context.deadline,
         )

@@ -53,13 +53,13 @@ class GenerateRequest(RequestBody):
     def returned_prompt(self) -> str:
         return self.inputs if self.parameters.return_full_text else ""
 
-    def to_generation_input(self, caller: RequestContext) -> GenerationInput:
+    def to_generation_input(self, context: RequestContext) -> GenerationInput:
         parameters = self.parameters
         if parameters.adapter_id and parameters.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
         grammar = None if parameters.grammar is None else parse_grammar("grammar", parameters.grammar)
         cache_salt = self._resolve_cache_salt()
-        return replace(parameters.base_generation_input(self.inputs, caller),
+        return replace(parameters.base_generation_input(self.inputs, context),
                        relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
                        grammar=grammar, cache_salt=cache_salt, priority=parameters.priority)
 
@@ -101,56 +101,56 @@ class TgiRoutes:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
-        headers, body = await self._generate_in_full(request, await read_body(request, GenerateRequest), caller)
+        context = RequestContext.from_request(request, self._services.engine)
+        headers, body = await self._generate_in_full(request, await read_body(request, GenerateRequest), context)
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
+        context = RequestContext.from_request(request, self._services.engine)
         generate_request = await read_body(request, CompatGenerateRequest)
         if generate_request.stream:
-            return await self._respond_streaming(request, generate_request, caller)
-        headers, body = await self._generate_in_full(request, generate_request, caller)
+            return await self._respond_streaming(request, generate_request, context)
+        headers, body = await self._generate_in_full(request, generate_request, context)
         return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = RequestContext.from_request(request, self._services.engine)
-        return await self._respond_streaming(request, await read_body(request, GenerateRequest), caller)
+        context = RequestContext.from_request(request, self._services.engine)
+        return await self._respond_streaming(request, await read_body(request, GenerateRequest), context)
 
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
-                                caller: RequestContext) -> tuple[dict[str, str], str]:
+                                context: RequestContext) -> tuple[dict[str, str], str]:
         services = self._services
-        validated_requests = await services.validator.validate(generate_request.to_generation_input(caller))
+        validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
-        outputs = await generate_all(services, validated_requests, caller)
+        outputs = await generate_all(services, validated_requests, context)
         best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
         headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
                    | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
-                   | timing_headers([best_output], validated_at - caller.arrived_at, clock() - caller.arrived_at))
+                   | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))
         return headers, self._response_json(generate_request, best_output, other_outputs)
 
     async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
-                                 caller: RequestContext) -> web.StreamResponse:
+                                 context: RequestContext) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
         adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generate_request.parameters.adapter_reference(caller.source_token))
+                                             generate_request.parameters.adapter_reference(context.source_token))
         headers = (model_and_prompt_headers(self._services.engine.model_info, len(generate_request.inputs))
                    | request_id_header(request) | adapter_headers(adapter))
         slow_client_timeout = self._services.config.slow_client_timeout
         async with open_response_stream(request, headers, slow_client_timeout, tgi_error_event) as event_stream:
-            await self._stream_events(generate_request, caller, event_stream)
+            await self._stream_events(generate_request, context, event_stream)
         return event_stream.response
 
-    async def _stream_events(self, generate_request: GenerateRequest, caller: RequestContext,
+    async def _stream_events(self, generate_request: GenerateRequest, context: RequestContext,
                              event_stream: EventStream) -> None:
         services = self._services
         generate_request.check_streamable()
-        [validated_request] = await services.validator.validate(generate_request.to_generation_input(caller))
+        [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
         renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
                                      generate_request.returned_prompt)
-        with closing(services.submit(validated_request, caller)) as stream:
+        with closing(services.submit(validated_request, context)) as stream:
             stream.abort_connection = event_stream.abort_connection
-            await EventPump(stream, renderer, event_stream, services.write_batcher).run()
+            await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
 
     def _response_json(self, generate_request: GenerateRequest, best_output: GenerationOutput,
                        other_outputs: Sequence[GenerationOutput]) -> str:

@@ -71,7 +71,7 @@ class RequestContext:
                    request.get(REQUEST_SPAN), request.get(SOURCE_TOKEN, ""))
 
     def for_prompt(self, index: int) -> "RequestContext":
-        """Return the caller of the prompt at `index`: each needs an id of its own, and the first has the request's."""
+        """Return the context of the prompt at `index`: each needs an id of its own, and the first has the request's."""
         return replace(self, request_id=f"{self.request_id}.{index}") if index else self
 
     @property

@@ -43,20 +43,20 @@ class PoolingResults(Generic[T]):
     headers: dict[str, str]
 
 
-async def run_pooling_requests(services: Services, request: web.Request, caller: RequestContext,
+async def run_pooling_requests(services: Services, request: web.Request, context: RequestContext,
                                inputs: Iterable[GenerationInput],
                                build_result: Callable[[int, PoolingRequestOutput], T]) -> PoolingResults[T]:
     """Run each text as a request of its own; `build_result` builds a result from its index and output. If one fails or
     the client disconnects, all are cancelled."""
     validated_requests = await validate_inputs(services, inputs)
     validated_at = clock()
-    workers = PoolingRequestRunner(services, caller, validated_requests, build_result)
+    workers = PoolingRequestRunner(services, context, validated_requests, build_result)
     results = await workers.run()
-    total_seconds = clock() - caller.arrived_at
+    total_seconds = clock() - context.arrived_at
     headers = (model_and_prompt_headers(services.engine.model_info,
                                         sum(choice.num_prompt_characters for choice in validated_requests))
                | request_id_header(request)
-               | timing_headers(workers.finished_outputs, validated_at - caller.arrived_at, total_seconds))
+               | timing_headers(workers.finished_outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
         headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": format_milliseconds(total_seconds)}
     return PoolingResults(results, sum(len(choice.request.prompt) for choice in validated_requests), headers)
@@ -83,13 +83,13 @@ class PoolingRequestRunner(Generic[T]):
     output.
     """
 
-    def __init__(self, services: Services, caller: RequestContext, validated_requests: Sequence[ValidatedRequest],
+    def __init__(self, services: Services, context: RequestContext, validated_requests: Sequence[ValidatedRequest],
                  build_result: Callable[[int, PoolingRequestOutput], T]) -> None:
         """`build_result` is called as soon as the output of a text arrives, and the output is then dropped: a vector
         takes much more memory than its JSON."""
         self.finished_outputs: list[PoolingRequestOutput] = []  # finished texts, without their outputs
         self._services = services
-        self._caller = caller
+        self._caller = context
         self._build_result = build_result
         self._results: dict[int, T] = {}
         self._queue = deque(enumerate(validated_requests))

@@ -66,15 +66,15 @@ class Services:
     validator: RequestValidator
     config: RouterConfig
     served_model: ServedModel
-    write_batcher: PumpFlusher
+    pump_flusher: PumpFlusher
 
-    def submit(self, validated_request: ValidatedRequest, caller: RequestContext) -> RequestStream:
-        if caller.request_span is None:
-            return self.engine.submit(validated_request.request, caller.arrived_at)
-        stream = self.engine.submit(validated_request.request, caller.arrived_at, caller.request_span.traceparent)
+    def submit(self, validated_request: ValidatedRequest, context: RequestContext) -> RequestStream:
+        if context.request_span is None:
+            return self.engine.submit(validated_request.request, context.arrived_at)
+        stream = self.engine.submit(validated_request.request, context.arrived_at, context.request_span.traceparent)
         record = self.engine.get_request_record(validated_request.request.id)
         assert record is not None, "it was opened just now"
-        caller.request_span.add_sequence(validated_request, record)
+        context.request_span.add_sequence(validated_request, record)
         return stream
 
     @property
@@ -106,20 +106,20 @@ async def open_response_stream(request: web.Request, headers: Mapping[str, str],
 
 
 async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],
-                       caller: RequestContext) -> list[GenerationOutput]:
+                       context: RequestContext) -> list[GenerationOutput]:
     """Return the answers of all choices. If one fails or the client disconnects, all are cancelled."""
-    with submit_all(services, validated_requests, caller) as streams:
+    with submit_all(services, validated_requests, context) as streams:
         return await gather_or_cancel(OutputCollector(*pair).wait_for_output()
                                       for pair in zip(streams, validated_requests, strict=True))
 
 
 @contextmanager
 def submit_all(services: Services, validated_requests: Sequence[ValidatedRequest],
-               caller: RequestContext) -> Iterator[list[RequestStream]]:
+               context: RequestContext) -> Iterator[list[RequestStream]]:
     with ExitStack() as exit_stack:
         streams = []
         for validated_request in validated_requests:
-            streams.append(services.submit(validated_request, caller))
+            streams.append(services.submit(validated_request, context))
             exit_stack.callback(streams[-1].close)
         yield streams
 

@@ -124,16 +124,16 @@ class EventPump:
     """
 
     def __init__(self, stream: RequestStream, renderer: EventRenderer, event_stream: EventStream,
-                 write_batcher: "PumpFlusher") -> None:
+                 pump_flusher: "PumpFlusher") -> None:
         self._stream = stream
         self._renderer = renderer
         self._event_stream = event_stream
-        self._write_batcher = write_batcher
+        self._pump_flusher = pump_flusher
         self._wake_task: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
-        self._stream.set_event_callback(partial(self._write_batcher.add, self))
+        self._stream.set_event_callback(partial(self._pump_flusher.add, self))
         while not self._renderer.is_finished:
             self.write(self.render_queued_events())
             await self._wake_task
