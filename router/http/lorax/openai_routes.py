@@ -21,8 +21,9 @@ from router.http.lorax.rendering import (
     completion_response_json,
 )
 from router.http.lorax.routes import LoraxGenerationInput, LoraxGenerator
-from router.http.openai.base_request import SYSTEM_FINGERPRINT, OpenAIBaseRequest
+from router.http.openai.base_request import OpenAIBaseRequest
 from router.http.openai.chat import ChatRequest, create_response_parser
+from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.tool_rendering import raw_token_texts
 from router.http.openai.tools import required_call_grammar
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body

@@ -2,24 +2,13 @@
 that `model` names.
 """
 
-import secrets
-import time
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.adapters.reference import AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound
-from router.http.openai.errors import has_openai_error_format
-from router.http.openai.rendering import (
-    OPENAI_FORMAT,
-    TGI_FORMAT,
-    ResponseMetadata,
-    openai_error_chunk,
-    tgi_error_chunk,
-)
 from router.http.transport.adapter_parameters import is_base_model
 from router.http.transport.body import Int32, RequestBody, UInt32, UInt64
 from router.http.transport.headers import RequestContext
@@ -27,8 +16,6 @@ from router.http.transport.services import Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput, ValidatedRequest
-
-SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 
 
 def as_list(value: object) -> object:
@@ -111,11 +98,3 @@ async def validate_openai_request(services: Services, openai_request: OpenAIBase
         adapter_names = services.validator.adapter_registry.aliases if services.validator.adapter_registry else ()
         model_names = ", ".join([services.served_model.name, *adapter_names])
         raise AdapterNotFound(f"{error}; `model` may be {model_names}", param="model") from error
-
-
-def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
-    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
-    render_error_chunk = openai_error_chunk if has_openai_error_format(path,
-                                                                       services.config.compat) else tgi_error_chunk
-    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
-                            format_variant, render_error_chunk)

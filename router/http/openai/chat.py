@@ -16,11 +16,12 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
-from router.http.openai.base_request import OpenAIBaseRequest, create_response_metadata, validate_openai_request
+from router.http.openai.base_request import OpenAIBaseRequest, validate_openai_request
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
+    create_response_metadata,
     text_chat_completion_json,
 )
 from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json

@@ -14,18 +14,14 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import (
-    OpenAIBaseRequest,
-    as_list,
-    create_response_metadata,
-    validate_openai_request,
-)
+from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_openai_request
 from router.http.openai.rendering import (
     DONE_EVENT,
     OpenAICompletionStreamRenderer,
     ResponseMetadata,
     completion_json,
     completions_usage_chunk,
+    create_response_metadata,
 )
 from router.http.transport.body import UInt32, read_body
 from router.http.transport.headers import (

@@ -4,18 +4,23 @@ The part that all chunks of a stream share is rendered once. Text is escaped to 
 """
 
 import json
+import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
-from router.http.openai.errors import OpenAIErrorReply
+from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 from router.http.tgi.errors import TgiErrorReply
 from router.http.transport.outputs import GenerationOutput, float32_json
+from router.http.transport.services import Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
+SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
                          FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
@@ -249,3 +254,11 @@ def completions_usage_chunk(metadata: ResponseMetadata, renderers: Sequence[Open
 def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
     return (f'{{"prompt_tokens":{num_prompt_tokens},"completion_tokens":{num_tokens},'
             f'"total_tokens":{num_prompt_tokens + num_tokens}}}')
+
+
+def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
+    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
+    render_error_chunk = openai_error_chunk if has_openai_error_format(path,
+                                                                       services.config.compat) else tgi_error_chunk
+    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+                            format_variant, render_error_chunk)

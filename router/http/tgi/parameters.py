@@ -3,7 +3,7 @@
 Checks, and defaults that depend on other parameters, are in the module of each dialect.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
@@ -56,3 +56,12 @@ class SharedGenerateParameters(AdapterParameters):
             request_id=context.request_id,
             deadline=context.deadline,
         )
+
+
+class GenerateParameters(SharedGenerateParameters):
+    """Parameters of a generation. Null means that a field is not given, where its type allows null."""
+
+    top_n_tokens: UInt32 | None = None
+    grammar: Any = None
+    cache_salt: str | None = None
+    priority: Int32 = 0

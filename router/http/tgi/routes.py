@@ -8,17 +8,16 @@ from contextlib import closing
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
-from typing import Any
 
 from aiohttp import web
 from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.tgi.parameters import SharedGenerateParameters
+from router.http.tgi.parameters import GenerateParameters
 from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import Int32, RequestBody, UInt32, read_body
+from router.http.transport.body import RequestBody, read_body
 from router.http.transport.headers import (
     RequestContext,
     adapter_headers,
@@ -30,15 +29,6 @@ from router.http.transport.outputs import GenerationOutput
 from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventStream
 from router.validation.validator import GenerationInput
-
-
-class GenerateParameters(SharedGenerateParameters):
-    """Parameters of a generation. Null means that a field is not given, where its type allows null."""
-
-    top_n_tokens: UInt32 | None = None
-    grammar: Any = None
-    cache_salt: str | None = None
-    priority: Int32 = 0
 
 
 class GenerateRequest(RequestBody):
