@@ -47,14 +47,14 @@ def _message_digest_fields(message: ShardMessage) -> tuple[Any, ...]:
     if isinstance(message, Decode):
         return (0, message.batch, [*map(_grant_digest_fields, message.grants)], message.keep)
     if isinstance(message, Prefill):
-        newcomers = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached) for n in message.new_sequences]
+        new_sequences = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached) for n in message.new_sequences]
         chunks = [(c.sequence_id, c.start, c.length) for c in message.chunks]
-        return (1, message.batch, newcomers, chunks, message.includes_decodes,
+        return (1, message.batch, new_sequences, chunks, message.includes_decodes,
                 [*map(_grant_digest_fields, message.grants)], message.keep)
     if isinstance(message, Filter):
         return (2, message.batch, message.keep)
     if isinstance(message, PoolingStep):
-        return (4, str(message.kind), [newcomer.sequence_id for newcomer in message.new_sequences])
+        return (4, str(message.kind), [new_sequence.sequence_id for new_sequence in message.new_sequences])
     return (3, message.batches)
 
 

@@ -168,9 +168,10 @@ def describe_outcome(outcome: tuple[Any, ...]) -> str:
     match outcome:
         case ():
             return "nothing"
-        case (int(order), str(digest), decodes, newcomers, tokens):
-            return (f"message {order}, {decodes} sequences decode, {newcomers} enter, {tokens} prompt tokens, digest "
-                    f"{digest}")
+        case (int(order), str(digest), decodes, new_sequences, tokens):
+            return (
+                f"message {order}, {decodes} sequences decode, {new_sequences} enter, {tokens} prompt tokens, digest "
+                f"{digest}")
         case _:
             return ", ".join(map(str, outcome))
 

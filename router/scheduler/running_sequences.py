@@ -71,12 +71,13 @@ class RunningSequences:
         """Return whether a sequence that has just left fits again; no reserve is kept."""
         return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
 
-    def _num_missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
-        """Return how many free blocks are missing for `newcomer` to enter beside `num_running` others; <= 0: none."""
+    def _num_missing_blocks(self, new_sequence: Sequence, num_running: int) -> int:
+        """Return how many free blocks are missing for this new sequence to enter beside `num_running` others; <= 0:
+        none."""
         if not num_running:
-            return self._num_blocks_at_entry(newcomer) - self.block_pool.num_free
+            return self._num_blocks_at_entry(new_sequence) - self.block_pool.num_free
         reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
-        return self._num_free_blocks_needed(newcomer) + reserve - self.block_pool.num_free
+        return self._num_free_blocks_needed(new_sequence) + reserve - self.block_pool.num_free
 
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
@@ -114,9 +115,9 @@ class RunningSequences:
         return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
                 else self.block_pool.num_blocks_for(sequence.length))
 
-    def _can_all_finish(self, newcomer: Sequence) -> bool:
+    def _can_all_finish(self, new_sequence: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
-        sequences = [*self, newcomer]
+        sequences = [*self, new_sequence]
         unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
         if not unpreemptible:
             return True
@@ -220,9 +221,9 @@ class RunningSequences:
         return grants, preempted
 
     def _next_to_preempt(self) -> Sequence:
-        """Return the sequence to preempt: the last in rank, but never the first of all.
+        """Return the sequence to preempt: the last in priority order, but never the first of all.
 
-        Blocks are granted in order of rank, so the preempted sequence is the requesting one or one behind it, and no
+        Blocks are granted in priority order, so the preempted sequence is the requesting one or one behind it, and no
         block granted for this step is taken back.
         """
         first = min(sequence.priority_key for sequence in self)
@@ -236,20 +237,20 @@ class RunningSequences:
         more = (counts.pop(tenant, 0) + 1) / tenant.weight
         return any((count - 1) / other.weight >= more for other, count in counts.items())
 
-    def choose_fair_preemptions(self, newcomer: Sequence) -> list[Sequence]:
-        """Return the sequences to preempt so that a tenant below its share can run `newcomer`; none if that fails.
+    def choose_fair_preemptions(self, new_sequence: Sequence) -> list[Sequence]:
+        """Return the sequences to preempt so that a tenant below its share can run it; none if that fails.
 
-        They are the last in rank of the tenants that run most per weight, as long as each of these runs no less per
-        weight than the newcomer's tenant afterwards.
+        They are the last in priority order of the tenants that run most per weight, as long as each of these runs no less per
+        weight than the new_sequence's tenant afterwards.
         """
-        tenant, victims = newcomer.request.tenant, list[Sequence]()
+        tenant, victims = new_sequence.request.tenant, list[Sequence]()
         if not self.is_below_fair_share(tenant):
             return []
         counts = Counter(s.request.tenant.name for s in self)
-        first = min((s.priority_key for s in self), default=newcomer.priority_key)
+        first = min((s.priority_key for s in self), default=new_sequence.priority_key)
         candidates = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
                              and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
-        while candidates and not self._has_room_without(newcomer, victims):
+        while candidates and not self._has_room_without(new_sequence, victims):
             victim = max(candidates,
                          key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.priority_key))
             name, weight = victim.request.tenant.name, victim.request.tenant.weight
@@ -258,13 +259,13 @@ class RunningSequences:
             counts[name] -= 1
             candidates.remove(victim)
             victims.append(victim)
-        return victims if self._has_room_without(newcomer, victims) else []
+        return victims if self._has_room_without(new_sequence, victims) else []
 
-    def _has_room_without(self, newcomer: Sequence, victims: list[Sequence]) -> bool:
+    def _has_room_without(self, new_sequence: Sequence, victims: list[Sequence]) -> bool:
         num_left = len(self) - len(victims)
         freed = self.block_pool.count_freed_by(s.blocks for s in victims)
-        return (num_left < self.settings.max_batch_size and self._num_missing_blocks(newcomer, num_left) <= freed
-                and self._can_all_finish(newcomer))
+        return (num_left < self.settings.max_batch_size and self._num_missing_blocks(new_sequence, num_left) <= freed
+                and self._can_all_finish(new_sequence))
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""

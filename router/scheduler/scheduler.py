@@ -320,20 +320,20 @@ class Scheduler:
         """Return how many requests for embeddings or labels wait."""
         return self._queue.num_pooling
 
-    def start_sequence(self, newcomer: Sequence) -> None:
+    def start_sequence(self, new_sequence: Sequence) -> None:
         """Start a waiting sequence: take it off the queue and record its wait. The caller adds it to the step."""
-        self._queue.remove(newcomer)
-        self._resource_cache.mark_used(newcomer)
-        self._static_groups.add_member(newcomer)
-        if newcomer.predicted_raw_wait is not None:
-            self._wait_forecast.record_wait(newcomer.predicted_raw_wait, self._planned_at - newcomer.arrived_at)
-            newcomer.predicted_raw_wait = None
-            newcomer.timeline.num_cached_tokens = self.running.num_cached_tokens(newcomer)
-        newcomer.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
+        self._queue.remove(new_sequence)
+        self._resource_cache.mark_used(new_sequence)
+        self._static_groups.add_member(new_sequence)
+        if new_sequence.predicted_raw_wait is not None:
+            self._wait_forecast.record_wait(new_sequence.predicted_raw_wait, self._planned_at - new_sequence.arrived_at)
+            new_sequence.predicted_raw_wait = None
+            new_sequence.timeline.num_cached_tokens = self.running.num_cached_tokens(new_sequence)
+        new_sequence.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
 
-    def record_over_budget(self, newcomer: Sequence) -> None:
+    def record_over_budget(self, new_sequence: Sequence) -> None:
         """Record that the step's token budget has no room for the sequence."""
-        self._selector.record_blocked(newcomer, RequestPhase.PREFILL_BUDGET, self._planned_at)
+        self._selector.record_blocked(new_sequence, RequestPhase.PREFILL_BUDGET, self._planned_at)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:
         for sequence in preempted:

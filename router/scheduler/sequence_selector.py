@@ -1,6 +1,6 @@
 """Selection of the next waiting sequence to start; records for the others why they wait.
 
-The tenant that has received least goes first. Within a tenant the best rank goes first, unless a later sequence finds
+The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence finds
 most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before all
 others. How many of the sequence's tokens run in a step is decided in policies.py.
 """
@@ -164,6 +164,6 @@ class SequenceSelector:
 def is_awaiting_requeue(sequence: Sequence) -> bool:
     """Return whether a sequence is preempted, not queued again yet, and not suspended.
 
-    Sequences of its tenant that are behind it in rank do not start before it.
+    Sequences of its tenant that are behind it in priority order do not start before it.
     """
     return sequence.state is SequenceState.PREEMPTED and not sequence.is_suspended

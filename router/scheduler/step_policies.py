@@ -41,8 +41,8 @@ class SchedulerView(Protocol):
     def num_waiting_for_room(self) -> int: ...
     def num_fitting(self) -> int: ...
     def num_waiting_pooling(self) -> int: ...
-    def start_sequence(self, newcomer: Sequence) -> None: ...
-    def record_over_budget(self, newcomer: Sequence) -> None: ...
+    def start_sequence(self, new_sequence: Sequence) -> None: ...
+    def record_over_budget(self, new_sequence: Sequence) -> None: ...
     def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
 
 
@@ -122,15 +122,15 @@ class StepPolicy:
         for sequence in prompts:
             if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_start_next(budget.tokens) and (newcomer := self.scheduler.next_startable()) is not None:
-            cached = self.scheduler.running.num_cached_tokens(newcomer)
-            if not budget.max_chunk_length(cached, newcomer.length - cached):
-                self.scheduler.record_over_budget(newcomer)
+        while may_start_next(budget.tokens) and (new_sequence := self.scheduler.next_startable()) is not None:
+            cached = self.scheduler.running.num_cached_tokens(new_sequence)
+            if not budget.max_chunk_length(cached, new_sequence.length - cached):
+                self.scheduler.record_over_budget(new_sequence)
                 draft.is_budget_exhausted = True
                 return True
-            self.scheduler.start_sequence(newcomer)
-            draft.new_sequences.append(self.scheduler.running.enter_batch(newcomer, draft.batch))
-            self._add_chunk(draft, budget, newcomer)
+            self.scheduler.start_sequence(new_sequence)
+            draft.new_sequences.append(self.scheduler.running.enter_batch(new_sequence, draft.batch))
+            self._add_chunk(draft, budget, new_sequence)
         return False
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
@@ -234,11 +234,11 @@ class PausePolicy(StepPolicy):
 
     def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        newcomer = self.scheduler.next_startable()
-        if newcomer is None:
+        new_sequence = self.scheduler.next_startable()
+        if new_sequence is None:
             return False
         return (tokens_left == full_budget
-                or newcomer.length - self.scheduler.running.num_cached_tokens(newcomer) <= tokens_left)
+                or new_sequence.length - self.scheduler.running.num_cached_tokens(new_sequence) <= tokens_left)
 
     def _add_prompts(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
         draft.batch = batch
@@ -295,7 +295,7 @@ class NoKVCachePolicy(StepPolicy):
         return draft
 
     def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
-        """Enter the sequences in order of rank, up to the first that does not fit with its new token; the rest wait."""
+        """Enter the sequences in priority order, up to the first that does not fit with its new token; the rest wait."""
         assert draft.batch is not None
         running = self.scheduler.running
         for index, sequence in enumerate(returning):

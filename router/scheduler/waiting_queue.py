@@ -1,4 +1,4 @@
-"""Waiting sequences by tenant, in order of rank. Those that need a resource which is not loaded are set aside."""
+"""Waiting sequences by tenant, in priority order. Those that need a resource which is not loaded are set aside."""
 
 from bisect import insort
 from collections.abc import Collection, Iterator
@@ -38,7 +38,7 @@ class WaitingQueue:
         self._tenant_queues: dict[str, TenantQueue] = {}  # by tenant; none is empty
         self.demand = QueueDemand()
         self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
-        # Sequences set aside, by the resource that they lack, best rank first; the longest awaited resource is first.
+        # Sequences set aside, by the resource that they lack, highest priority first; the longest awaited resource is first.
         self.blocked_by_resource: dict[LoadableResource, list[Sequence]] = {}
         self._requested_loads: dict[LoadableResource, None] = {}  # to be loaded even if no sequence waits for them
 
@@ -46,7 +46,7 @@ class WaitingQueue:
         return self.demand.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate tenant by tenant, best rank first, and then over the sequences set aside."""
+        """Iterate tenant by tenant, highest priority first, and then over the sequences set aside."""
         for tenant_queue in self._tenant_queues.values():
             yield from tenant_queue.startable
         for blocked in self.blocked_by_resource.values():
@@ -71,7 +71,7 @@ class WaitingQueue:
         return self.demand.num_sequences - self.num_pooling - num_blocked
 
     def startable_sequences(self, tenant: str) -> GenericSequence[Sequence]:
-        """Return the tenant's sequences whose resources are loaded, best rank first."""
+        """Return the tenant's sequences whose resources are loaded, highest priority first."""
         return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
 
     def tenant_demand(self, tenant: str) -> QueueDemand:

@@ -153,11 +153,11 @@ def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: Mode
     reasons_by_index = decode_failure_reasons(answer)
     if any(place >= len(plan.members) for place in reasons_by_index):
         raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.members)}")
-    succeeded = [newcomer for place, newcomer in enumerate(step.new_sequences) if place not in reasons_by_index]
-    lengths = [len(newcomer.request.prompt) for newcomer in succeeded]
+    succeeded = [new_sequence for place, new_sequence in enumerate(step.new_sequences) if place not in reasons_by_index]
+    lengths = [len(new_sequence.request.prompt) for new_sequence in succeeded]
     rows = (_decode_vectors(answer, len(succeeded)) if step.kind is RequestKind.EMBED
             else _decode_token_labels(answer, lengths, model_info))
-    outputs = dict(zip([newcomer.sequence_id for newcomer in succeeded], rows, strict=True))
+    outputs = dict(zip([new_sequence.sequence_id for new_sequence in succeeded], rows, strict=True))
     failed = {plan.members[place]: why for place, why in reasons_by_index.items()}
     return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
 

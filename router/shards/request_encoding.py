@@ -67,25 +67,25 @@ def _encode_message(message: ShardMessage, epoch: int, message_number: int,
 
 
 def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.EmbedRequest:
-    requests = [newcomer.request for newcomer in message.new_sequences]
+    requests = [new_sequence.request for new_sequence in message.new_sequences]
     return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=POOLING_OUTPUTS[message.kind],
                            num_tokens=[len(r.prompt) for r in requests],
                            tokens=chain.from_iterable(request.prompt for request in requests),
                            adapters=_encode_adapters(requests))
 
 
-def _encode_sequences(newcomers: tuple[NewSequence, ...]) -> pb.Sequences | None:
-    if not newcomers:
+def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences | None:
+    if not new_sequences:
         return None
-    requests = [newcomer.request for newcomer in newcomers]
+    requests = [new_sequence.request for new_sequence in new_sequences]
     return pb.Sequences(
-        ids=[n.sequence_id for n in newcomers],
-        num_tokens=[len(n.request.prompt) + len(n.generated) for n in newcomers],
+        ids=[n.sequence_id for n in new_sequences],
+        num_tokens=[len(n.request.prompt) + len(n.generated) for n in new_sequences],
         num_prompt_tokens=[len(request.prompt) for request in requests],
-        tokens=chain.from_iterable(chain(n.request.prompt, n.generated) for n in newcomers),
-        num_cached=[n.num_cached for n in newcomers],
-        num_blocks=[len(n.blocks) for n in newcomers],
-        blocks=chain.from_iterable(n.blocks for n in newcomers),
+        tokens=chain.from_iterable(chain(n.request.prompt, n.generated) for n in new_sequences),
+        num_cached=[n.num_cached for n in new_sequences],
+        num_blocks=[len(n.blocks) for n in new_sequences],
+        blocks=chain.from_iterable(n.blocks for n in new_sequences),
         keys=[request.sampling_key for request in requests],
         sampling=_encode_sampling(requests),
         prompt_logprobs=_encode_column([request.prompt_logprobs for request in requests], False),

@@ -57,8 +57,8 @@ class RunStats:
     def record_plan(self, plan: StepPlan, now: float) -> None:
         for message in plan.messages:
             if isinstance(message, Prefill | PoolingStep):
-                for newcomer in message.new_sequences:
-                    self._record_start(newcomer.sequence_id, now)
+                for new_sequence in message.new_sequences:
+                    self._record_start(new_sequence.sequence_id, now)
 
     def _record_start(self, sequence_id: int, now: float) -> None:
         self.num_preemptions += sequence_id in self._started_sequences

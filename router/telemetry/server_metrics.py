@@ -153,15 +153,15 @@ class StepMetrics:
         if isinstance(step, Prefill):
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.new_sequences:
-                self._count_newcomers(step.new_sequences)
+                self._count_new_sequences(step.new_sequences)
         elif isinstance(step, PoolingStep):
-            self._prompt_tokens.add(sum(len(newcomer.request.prompt) for newcomer in step.new_sequences))
+            self._prompt_tokens.add(sum(len(new_sequence.request.prompt) for new_sequence in step.new_sequences))
         elif isinstance(step, Decode):
             self._num_decodes_since_prefill += 1
 
-    def _count_newcomers(self, newcomers: Sequence[NewSequence]) -> None:
-        self._num_newcomers.observe(len(newcomers))
-        if len(self._scheduler.running) > len(newcomers):
+    def _count_new_sequences(self, new_sequences: Sequence[NewSequence]) -> None:
+        self._num_newcomers.observe(len(new_sequences))
+        if len(self._scheduler.running) > len(new_sequences):
             self._join_reasons[self._join_reason()].add()
         self._num_decodes_since_prefill = 0
 

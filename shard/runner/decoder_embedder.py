@@ -12,8 +12,8 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting
+from shard.runner.model_runner import RunnableModel, make_adapter_runs
 from shard.runner.pooling import Pooling
-from shard.runner.runner import RunnableModel, make_adapter_runs
 from shard.state.pooling_text import PoolingText
 from shard.state.sequence import SamplingParams
 from shard.state.sequence import Sequence as Prompt

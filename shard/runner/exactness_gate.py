@@ -16,7 +16,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
-from shard.runner.runner import RunnableModel
+from shard.runner.model_runner import RunnableModel
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step
 

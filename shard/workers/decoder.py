@@ -1,4 +1,4 @@
-"""Worker with a real model: it applies messages to the shard's state, runs steps (`runner/runner.py`) and returns
+"""Worker with a real model: it applies messages to the shard's state, runs steps (`runner/model_runner.py`) and returns
 answers.
 
 It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load` and `unload` come from
@@ -17,7 +17,7 @@ from shard.hardware.memory import check_any_block_fits, count_fitting_blocks, de
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import MaxDecodeSize
-from shard.runner.runner import StepOutputs
+from shard.runner.model_runner import StepOutputs
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,

@@ -38,8 +38,8 @@ from shard.parallel.group import RankGroup
 from shard.runner.cuda_graphs import CudaGraphRunner, MaxDecodeSize, make_capture_function
 from shard.runner.decoder_embedder import DecoderEmbedder
 from shard.runner.exactness_gate import QUICK_GATE_SIZES, THOROUGH_GATE_SIZES, ExactnessGate
+from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
-from shard.runner.runner import ModelRunner
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
 from shard.telemetry.startup_progress import CHECK_PHASE, OnProgress, ignore_progress

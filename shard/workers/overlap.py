@@ -16,7 +16,7 @@ from shard.attention.kv_cache import KVCache
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.pending_result import Answer, PendingResult
 from shard.runner.cuda_graphs import InFlightReplay
-from shard.runner.runner import ModelRunner, StepOutputs, find_blocks_between
+from shard.runner.model_runner import ModelRunner, StepOutputs, find_blocks_between
 from shard.state.result_encoding import SequenceOutput
 from shard.state.shard_state import ShardState
 from shard.state.transaction import Step

@@ -13,7 +13,7 @@ from time import perf_counter
 from shard.attention.kv_cache import KVCache
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
-from shard.runner.runner import ModelRunner
+from shard.runner.model_runner import ModelRunner
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step
 

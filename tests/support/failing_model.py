@@ -11,17 +11,17 @@ from typing import Any
 from launcher import cli
 from launcher.supervisor import launch_plan
 from shard.rpc import server
-from shard.runner import runner
+from shard.runner import model_runner
 
 POISON_TOKEN = int(sys.argv.pop(1))
-start_module, run_step = launch_plan.python_module_command, runner.ModelRunner.run
+start_module, run_step = launch_plan.python_module_command, model_runner.ModelRunner.run
 
 
 def make_shard_program(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", __file__, str(POISON_TOKEN)) if name == "shard.rpc.server" else start_module(name)
 
 
-def run_step_or_fail(self: runner.ModelRunner, step: Any, *args: Any) -> Any:
+def run_step_or_fail(self: model_runner.ModelRunner, step: Any, *args: Any) -> Any:
     if any(POISON_TOKEN in sequence.tokens[:sequence.num_prompt_tokens] for sequence in step.sequences):
         raise RuntimeError("poison")
     return run_step(self, step, *args)
@@ -29,5 +29,5 @@ def run_step_or_fail(self: runner.ModelRunner, step: Any, *args: Any) -> Any:
 
 if __name__ == "__main__":
     launch_plan.python_module_command = make_shard_program
-    runner.ModelRunner.run = run_step_or_fail  # type: ignore[method-assign]  # the one thing that is poisoned
+    model_runner.ModelRunner.run = run_step_or_fail  # type: ignore[method-assign]  # the one thing that is poisoned
     (cli if sys.argv[1] == "serve" else server).main()

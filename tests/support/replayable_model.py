@@ -19,7 +19,7 @@ from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import SingleRankGroup
 from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
-from shard.runner.runner import ModelRunner, StepOutputs
+from shard.runner.model_runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step

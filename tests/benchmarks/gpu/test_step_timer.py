@@ -10,7 +10,7 @@ from benchmarks.gpu import step_timer
 from benchmarks.gpu.step_timer import StepTimer
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import CudaGraphRunner
-from shard.runner.runner import ModelRunner
+from shard.runner.model_runner import ModelRunner
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 
