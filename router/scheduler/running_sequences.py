@@ -240,8 +240,8 @@ class RunningSequences:
     def choose_fair_preemptions(self, new_sequence: Sequence) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can run it; none if that fails.
 
-        They are the last in priority order of the tenants that run most per weight, as long as each of these runs no less per
-        weight than the new_sequence's tenant afterwards.
+        They are the last in priority order of the tenants that run most per weight, as long as each of these runs no
+        less per weight afterwards than the tenant of the new sequence.
         """
         tenant, victims = new_sequence.request.tenant, list[Sequence]()
         if not self.is_below_fair_share(tenant):

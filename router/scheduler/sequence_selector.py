@@ -1,8 +1,8 @@
 """Selection of the next waiting sequence to start; records for the others why they wait.
 
-The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence finds
-most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before all
-others. How many of the sequence's tokens run in a step is decided in policies.py.
+The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence
+finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before
+all others. How many of the sequence's tokens run in a step is decided in step_policies.py.
 """
 
 from collections.abc import Collection, Iterator

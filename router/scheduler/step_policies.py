@@ -295,7 +295,7 @@ class NoKVCachePolicy(StepPolicy):
         return draft
 
     def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
-        """Enter the sequences in priority order, up to the first that does not fit with its new token; the rest wait."""
+        """Enter the sequences in priority order up to the first that does not fit with its new token; the rest wait."""
         assert draft.batch is not None
         running = self.scheduler.running
         for index, sequence in enumerate(returning):

@@ -38,7 +38,8 @@ class WaitingQueue:
         self._tenant_queues: dict[str, TenantQueue] = {}  # by tenant; none is empty
         self.demand = QueueDemand()
         self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
-        # Sequences set aside, by the resource that they lack, highest priority first; the longest awaited resource is first.
+        # Sequences set aside, by the resource that they lack, highest priority first. The longest awaited resource is
+        # first.
         self.blocked_by_resource: dict[LoadableResource, list[Sequence]] = {}
         self._requested_loads: dict[LoadableResource, None] = {}  # to be loaded even if no sequence waits for them
 
