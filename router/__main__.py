@@ -1,7 +1,6 @@
 """Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
-`launcher_protocol.py` documents the JSON and the messages to the parent process.
 
-`launcher_protocol.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment
+`launcher_protocol.py` documents the JSON and the messages to the parent process. Secrets are environment
 variables, since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send,
 WEFT_HUB_TOKEN the server's own token for the Hub.
 """

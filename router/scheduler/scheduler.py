@@ -294,7 +294,7 @@ class Scheduler:
             self.settings = replace(self.settings, max_prefill_tokens=new_limit)
         return new_limit < limit
 
-    # -- for the step policies (see `SchedulerView` in policies.py)
+    # -- for the step policies (see `SchedulerView` in step_policies.py)
 
     def next_request_kind(self) -> RequestKind:
         return self._selector.next_request_kind(self._planned_at)

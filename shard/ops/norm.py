@@ -18,7 +18,7 @@ class RMSNorm:
         self.epsilon = epsilon
         self._inverse_width = 1 / weight.shape[-1]
         self._epsilon_tensor = torch.tensor(epsilon, device=weight.device)
-        # norms of heads: attention_input.py
+        # norms of heads: `FusedRotaryEmbedding`
         self._fused_kernels = import_kernels(weight.device) if weight.ndim == 1 else None
 
     def __call__(self, x: Tensor) -> Tensor:

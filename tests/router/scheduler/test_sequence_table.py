@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/deadlines.py."""
+"""Tests of router/scheduler/sequence_table.py."""
 
 from router.request import Request
 from router.scheduler.sequence import Sequence, SequenceState
