@@ -163,7 +163,8 @@ def test_gpu_memcheck_runs_kernel_tests_under_the_sanitizer(
     assert gpu_checkout.run_make("gpu-memcheck").returncode == 0
     _, *ran = gpu_checkout.read_log()[-7:]
     assert ran[::2] == ["sanitized 1"] * 3
-    assert [test.rpartition("/")[2] for test in ran[1::2]] == ["test_attention.py", "test_fused_ops.py", "test_adapters.py"]
+    assert [test.rpartition("/")[2] for test in ran[1::2]] == [
+        "test_attention.py", "test_fused_ops.py", "test_adapters.py"]
 
 
 @pytest.mark.parametrize(("change", "line"), [
