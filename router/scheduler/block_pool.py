@@ -1,7 +1,7 @@
 """Pool of KV cache blocks: free, held, or kept for requests with the same tokens.
 
 A block is held by any number of sequences; each has the list of its blocks and returns them here. A full block may be
-published under its hash (see block_hash.py) and then be shared, since no sequence writes to it any more. Once
+cached under its hash (see block_hash.py) and then be shared, since no sequence writes to it any more. Once
 no sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
 """
 
@@ -17,9 +17,9 @@ class BlockPool:
         self.block_size = block_size
         self._free_blocks = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
-        self._hash_by_block: list[bytes | None] = [None] * num_blocks  # of published blocks
+        self._hash_by_block: list[bytes | None] = [None] * num_blocks  # of cached blocks
         self._block_by_hash: dict[bytes, int] = {}
-        # Published and not held, least recently used first. Not a dict: finding its first entry takes time
+        # Cached and not held, least recently used first. Not a dict: finding its first entry takes time
         # proportional to the entries deleted before it.
         self._evictable_blocks = OrderedDict[int, None]()
         self._reserved_hashes: dict[bytes, int] = {}  # of blocks that are being computed: the block that will have each
@@ -52,7 +52,7 @@ class BlockPool:
         return allocated[::-1]
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Hold published blocks to read from."""
+        """Hold cached blocks to read from."""
         for block in blocks:
             self._ref_counts[block] += 1
             self._evictable_blocks.pop(block, None)
@@ -94,7 +94,7 @@ class BlockPool:
         return block_hash in self._block_by_hash
 
     def find_cached_prefix(self, block_hashes: Iterable[bytes]) -> list[int]:
-        """Return the published blocks with these hashes, up to the first hash that is missing."""
+        """Return the cached blocks with these hashes, up to the first hash that is missing."""
         found = []
         for block_hash in block_hashes:
             block = self._block_by_hash.get(block_hash)
@@ -104,7 +104,7 @@ class BlockPool:
         return found
 
     def cache_full_blocks(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
-        """Publish full blocks, so that `find_cached_prefix` returns them. A published hash keeps its block."""
+        """Cache full blocks, so that `find_cached_prefix` returns them. A cached hash keeps its block."""
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._reserved_hashes.get(block_hash) == block:
                 del self._reserved_hashes[block_hash]
@@ -112,7 +112,7 @@ class BlockPool:
                 self._hash_by_block[block] = block_hash
 
     def reserve_hash(self, block: int, block_hash: bytes) -> None:
-        """Reserve a hash for a block that is being computed, unless the hash is published or reserved already."""
+        """Reserve a hash for a block that is being computed, unless the hash is cached or reserved already."""
         if block_hash not in self._block_by_hash:
             self._reserved_hashes.setdefault(block_hash, block)
 

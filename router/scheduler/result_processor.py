@@ -1,4 +1,4 @@
-"""Processing of the shards' answers: accepts tokens, ends sequences, publishes prompts in the prefix cache."""
+"""Processing of the shards' answers: accepts tokens, ends sequences, adds computed blocks to the prefix cache."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence
@@ -16,7 +16,7 @@ from router.scheduler.step_in_flight import StepInFlight
 
 
 class ResultProcessor:
-    """Applies a step's result to its sequences: appends tokens, publishes computed blocks, and finishes or fails
+    """Applies a step's result to its sequences: appends tokens, caches computed blocks, and finishes or fails
     sequences.
     """
 

@@ -33,7 +33,7 @@ class RunningSequences:
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
         self._batch_ids = count(1)
-        self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to publish once they are answered
+        self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -181,7 +181,7 @@ class RunningSequences:
         return bool(sequence.request.cache_namespace) and not self.settings.recompute
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
-        """Return the blocks that its prefill will fill and that are not published yet, with their hashes."""
+        """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""
         last = (min(len(sequence.block_hashes), sequence.num_initial_tokens // self.block_pool.block_size)
                 if self._may_share_blocks(sequence) else 0)
         indices = range(sequence.num_cached_blocks, last)
@@ -281,7 +281,7 @@ class RunningSequences:
     def remove_finishing_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence whose last tokens are in flight.
 
-        If these tokens fill another block, the sequence holds its blocks until they are answered, to publish it then;
+        If these tokens fill another block, the sequence holds its blocks until they are answered, to cache it then;
         `allocate_for_decodes` frees them earlier if blocks run short.
         """
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
@@ -295,7 +295,7 @@ class RunningSequences:
             self.free_blocks(sequence)
 
     def free_blocks(self, sequence: Sequence) -> None:
-        """Free the blocks that the sequence holds, if any. Full ones that others may share are published first."""
+        """Free the blocks that the sequence holds, if any. Full ones that others may share are cached first."""
         self._cache_generated_blocks(sequence)
         for block, block_hash in self._blocks_to_cache(sequence):
             self.block_pool.release_hash(block, block_hash)

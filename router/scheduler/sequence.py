@@ -42,7 +42,7 @@ class Sequence:
     num_computed_tokens: int = 0
     # Unanswered steps that will produce tokens for it.
     num_steps_in_flight: int = 0
-    # Number of its leading blocks that are published in the prefix cache, and the hashes of all blocks hashed so far.
+    # Number of its leading blocks that are in the prefix cache, and the hashes of all blocks hashed so far.
     num_cached_blocks: int = 0
     block_hashes: list[bytes] = field(init=False)
     num_charged_tokens: int = 0  # leading prompt tokens that its tenant is not charged for again

@@ -12,7 +12,7 @@ from router.errors import InvalidRequest
 def round_to_float32(name: str, value: float) -> float:
     """Round to float32, so that a value which float32 cannot distinguish from a bound is rejected like the bound."""
     try:
-        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
         rounded = math.inf
     if not math.isfinite(rounded):
