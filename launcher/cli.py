@@ -145,7 +145,7 @@ def download_command(
 
 
 def check_readable(path: str, flag: str) -> None:
-    """Raise Misconfigured if a file cannot be read. The router would only report it after the model's download."""
+    """Raise ConfigurationError if a file cannot be read. The router would only report it after the model's download."""
     try:
         if path:
             os.close(os.open(path, os.O_RDONLY))
@@ -206,8 +206,8 @@ def make_doctor_parameters() -> list[inspect.Parameter]:
 def make_app() -> App:
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value")
-    groups = [(Group(title, sort_key=place), settings)
-              for place, (title, settings) in enumerate(SETTING_GROUPS.items())]
+    groups = [(Group(title, sort_key=position), settings)
+              for position, (title, settings) in enumerate(SETTING_GROUPS.items())]
     parameters = [make_parameter(setting, group) for group, settings in groups for setting in settings]
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(serve_command, name="serve")

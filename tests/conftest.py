@@ -1,4 +1,4 @@
-"""Checks that apply to every test: no leaked resources, no blocked event loop, no randomness unless asked for.
+"""Checks that apply to every test: no leaked resources, no blocked event loop, no randomness by default.
 
     pytest           all tests but the long ones, those with official clients and those on a GPU
     pytest -m long   the long ones, with new schedules every time
@@ -109,11 +109,11 @@ def list_open_descriptors() -> set[str]:
 
     Libraries close a descriptor and open a similar one under another number.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the descriptor of the listing itself
-            found[os.readlink(f"/proc/self/fd/{number}")] += 1
-    return {f"{kind} {number}" for kind, count in found.items() for number in range(count)}
+            counts[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return {f"{kind} {number}" for kind, count in counts.items() for number in range(count)}
 
 
 def list_threads() -> set[str]:
@@ -138,7 +138,7 @@ RESOURCE_LISTERS = {"descriptor": list_open_descriptors, "thread": list_threads,
 
 
 def snapshot_resources() -> set[str]:
-    return {f"{kind} {thing}" for kind, find in RESOURCE_LISTERS.items() for thing in find()}
+    return {f"{kind} {resource}" for kind, list_resources in RESOURCE_LISTERS.items() for resource in list_resources()}
 
 
 def wait_for_leftovers(before: set[str]) -> set[str]:
@@ -201,8 +201,8 @@ def check_no_leaks(
     for record in caplog.get_records("call"):  # pytest keeps records, and their tracebacks keep frames alive
         record.exc_info, record.args = None, ()
     leftovers = wait_for_leftovers(before)
-    for thing in leftovers:
-        if thing.startswith("child "):
-            os.kill(int(thing.split()[1]), signal.SIGKILL)
+    for leftover in leftovers:
+        if leftover.startswith("child "):
+            os.kill(int(leftover.split()[1]), signal.SIGKILL)
     if leftovers or asyncio_errors:
         pytest.fail("left behind:\n  " + "\n  ".join([*sorted(leftovers), *asyncio_errors]), pytrace=False)

@@ -1,4 +1,4 @@
-"""The contract between router and shards as far as adapters go, against every kind of worker over real gRPC."""
+"""The rules on adapters in the contract between router and shards, against every kind of worker over real gRPC."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from support.peft_adapters import make_tiny_adapter
-from support.small_checkpoints import make_tiny_checkpoint
-
-from shard.pb import shard_pb2 as pb
-from shard.simulator.worker import SimulatedWorker
-from shard.workers.decoder import DecoderWorker
-from tests.shard.messages import (
+from support.protocol_messages import (
     SequenceRow,
     get_embeddings,
     get_tokens_by_sequence,
@@ -24,8 +19,13 @@ from tests.shard.messages import (
     make_keep,
     make_prefill,
 )
-from tests.shard.peer import ShardClient, await_status_code
-from tests.shard.peer import play_scenario as play_with
+from support.shard_client import ShardClient, await_status_code
+from support.shard_client import play_scenario as play_with
+from support.small_checkpoints import make_tiny_checkpoint
+
+from shard.pb import shard_pb2 as pb
+from shard.simulator.worker import SimulatedWorker
+from shard.workers.decoder import DecoderWorker
 
 StatusCode = grpc.StatusCode
 WORKER_FACTORIES = {
@@ -148,13 +148,13 @@ class TestAdapterContract:
             for number, folder in enumerate((*full_adapter_folders, q_proj_adapter_folder), 1):
                 await load_adapter(shard, number, folder)
             alone = [await generate_alone(shard, adapter) for adapter in range(4)]
-            assert len({tuple(said) for said in alone}) == 4
+            assert len({tuple(output) for output in alone}) == 4
             await shard.reset()
             rows = [SequenceRow(10 + adapter, PROMPT, [2 * adapter, 2 * adapter + 1], adapter_id=adapter)
                     for adapter in range(4)]
             together = [await shard.send(make_prefill(1, *rows)), *[await shard.send(make_decode(1)) for _ in range(3)]]
-            for place, said in enumerate(alone):
-                assert [(answer.tokens[place], answer.logprobs[place]) for answer in together] == said
+            for index, output in enumerate(alone):
+                assert [(answer.tokens[index], answer.logprobs[index]) for answer in together] == output
         play_scenario(scenario)
 
     def test_prefill_chunk_and_decodes_alongside_use_their_own_adapters(self, play_scenario: Any,
@@ -162,25 +162,25 @@ class TestAdapterContract:
         async def scenario(shard: ShardClient) -> None:
             for number, folder in enumerate(full_adapter_folders, 1):
                 await load_adapter(shard, number, folder)
-            one, other = await generate_alone(shard, 1), await generate_alone(shard, 2)
+            first_output, second_output = await generate_alone(shard, 1), await generate_alone(shard, 2)
             await shard.reset()
             begun = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1], adapter_id=1)))
             halfway = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [2, 3], adapter_id=2),
                                                     chunk_rows=[(8, 0, 9)], alongside=True))
             ended = await shard.send(make_prefill(1, chunk_rows=[(8, 9, len(PROMPT) - 9)], alongside=True))
-            said = [get_tokens_by_sequence(answer)[7][0] for answer in (begun, halfway, ended)]
-            assert said == [token for token, _ in one[:3]]
-            assert get_tokens_by_sequence(ended)[8] == [other[0][0]]
+            tokens = [get_tokens_by_sequence(answer)[7][0] for answer in (begun, halfway, ended)]
+            assert tokens == [token for token, _ in first_output[:3]]
+            assert get_tokens_by_sequence(ended)[8] == [second_output[0][0]]
         play_scenario(scenario)
 
     def test_resent_sequence_keeps_its_adapter(self, play_scenario: Any, full_adapter_folders: list[Path]) -> None:
         async def scenario(shard: ShardClient) -> None:
             await load_adapter(shard, 1, full_adapter_folders[0])
-            said = [token for token, _ in await generate_alone(shard, 1)]
+            tokens = [token for token, _ in await generate_alone(shard, 1)]
             await shard.reset()
-            again = SequenceRow(9, PROMPT + said[:2], [5, 6], num_prompt_tokens=len(PROMPT), adapter_id=1)
-            assert get_tokens_by_sequence(await shard.send(make_prefill(2, again)))[9] == [said[2]]
-            assert get_tokens_by_sequence(await shard.send(make_decode(2)))[9] == [said[3]]
+            resent = SequenceRow(9, PROMPT + tokens[:2], [5, 6], num_prompt_tokens=len(PROMPT), adapter_id=1)
+            assert get_tokens_by_sequence(await shard.send(make_prefill(2, resent)))[9] == [tokens[2]]
+            assert get_tokens_by_sequence(await shard.send(make_decode(2)))[9] == [tokens[3]]
         play_scenario(scenario)
 
     def test_embedding_uses_its_own_adapter_whatever_the_other_texts_use(self, play_scenario: Any,
@@ -231,11 +231,11 @@ class TestAdapterContract:
             undisturbed = [token for token, _ in await generate_alone(shard, 2)]
             await shard.reset()
             rows = SequenceRow(7, PROMPT, [0, 1], adapter_id=1), SequenceRow(8, PROMPT, [2, 3], adapter_id=2)
-            said = [get_tokens_by_sequence(await shard.send(make_prefill(1, *rows)))[8]]
+            outputs = [get_tokens_by_sequence(await shard.send(make_prefill(1, *rows)))[8]]
             await unload_adapter(shard, 1)
-            said += [get_tokens_by_sequence(await shard.send(make_decode(1, keep=make_keep(8))))[8],
-                     get_tokens_by_sequence(await shard.send(make_decode(1)))[8]]
-            assert [token for [token] in said] == undisturbed[:3]
+            outputs += [get_tokens_by_sequence(await shard.send(make_decode(1, keep=make_keep(8))))[8],
+                        get_tokens_by_sequence(await shard.send(make_decode(1)))[8]]
+            assert [token for [token] in outputs] == undisturbed[:3]
         play_scenario(scenario)
 
     def test_adapter_id_can_be_reused(self, play_scenario: Any, full_adapter_folders: list[Path],
@@ -264,9 +264,9 @@ class TestAdapterContract:
             await load_adapter(shard, 1, q_proj_adapter_folder)
             await load_adapter(shard, 2, q_proj_adapter_folder)
             assert await list_loaded_adapters(shard) == [1, 2]
-            said = await generate_alone(shard, 1), await generate_alone(shard, 2)
+            outputs = await generate_alone(shard, 1), await generate_alone(shard, 2)
             if isinstance(shard.worker, DecoderWorker):  # output of the simulated worker depends on the number
-                assert said == (expected, expected)
+                assert outputs == (expected, expected)
             await unload_adapter(shard, 1)
             assert await list_loaded_adapters(shard) == [2]
         play_scenario(scenario)
@@ -282,7 +282,8 @@ class TestAdapterContract:
                 make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], adapter_id=1))) == StatusCode.FAILED_PRECONDITION
         play_scenario(scenario, faults="refuse@load:2")
 
-    def test_unloading_what_is_not_loaded_is_an_error(self, play_scenario: Any, q_proj_adapter_folder: Path) -> None:
+    def test_unloading_a_resource_that_is_not_loaded_is_an_error(self, play_scenario: Any,
+                                                                 q_proj_adapter_folder: Path) -> None:
         """Adapters and grammars are numbered separately."""
         async def scenario(shard: ShardClient) -> None:
             await load_adapter(shard, 5, q_proj_adapter_folder)
@@ -298,9 +299,9 @@ class TestAdapterContract:
     def test_reported_adapter_bytes_are_the_same_every_time(self, play_scenario: Any,
                                                             full_adapter_folders: list[Path]) -> None:
         async def scenario(shard: ShardClient) -> None:
-            took = [(await load_adapter(shard, 1, full_adapter_folders[0])).bytes,
-                    (await load_adapter(shard, 2, full_adapter_folders[1])).bytes]
+            reported_bytes = [(await load_adapter(shard, 1, full_adapter_folders[0])).bytes,
+                              (await load_adapter(shard, 2, full_adapter_folders[1])).bytes]
             await unload_adapter(shard, 1)
-            took.append((await load_adapter(shard, 1, full_adapter_folders[1])).bytes)
-            assert took[0] == took[1] == took[2] > 0
+            reported_bytes.append((await load_adapter(shard, 1, full_adapter_folders[1])).bytes)
+            assert reported_bytes[0] == reported_bytes[1] == reported_bytes[2] > 0
         play_scenario(scenario)

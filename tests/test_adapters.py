@@ -16,8 +16,8 @@ from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 
-ADAPTER_BYTES = 100  # bytes of an adapter
-CYCLE_SECONDS, MOVE_SECONDS = 0.5, 0.02  # seconds
+ADAPTER_BYTES = 100
+CYCLE_SECONDS, MOVE_SECONDS = 0.5, 0.02
 UNLIMITED = 1000
 
 
@@ -49,9 +49,9 @@ def run_to_end(world: SimulatedWorld, max_loaded: int) -> None:
 
 
 def get_longest_phase_time(world: SimulatedWorld, *phases: RequestPhase) -> float:
-    """Return the longest time that a request spent on these causes together."""
-    return max(sum(seconds for cause, seconds in story.seconds_by_phase(world.now).items() if cause in phases)
-               for story in world.timelines if story is not None)
+    """Return the longest time that a request spent in these phases together."""
+    return max(sum(seconds for phase, seconds in timeline.seconds_by_phase(world.now).items() if phase in phases)
+               for timeline in world.timelines if timeline is not None)
 
 
 WAITING_PHASES = frozenset(RequestPhase) - RUNNING_PHASES
@@ -72,8 +72,8 @@ def test_adapter_wait_is_at_most_one_round_under_full_demand(places: int, fittin
             world.add_client(make_client(f"{adapter}-{turn}", adapter, at))
     run_to_end(world, 4)
     assert {one.end_reason for one in world.all_clients} == {"length"}
-    rounds, waited = ceil(adapters / 4), get_longest_phase_time(world, *WAITING_PHASES)
-    assert (rounds - 1) * CYCLE_SECONDS < waited <= rounds * (
+    rounds, wait_seconds = ceil(adapters / 4), get_longest_phase_time(world, *WAITING_PHASES)
+    assert (rounds - 1) * CYCLE_SECONDS < wait_seconds <= rounds * (
         CYCLE_SECONDS + get_longest_phase_time(world, *RUNNING_PHASES) + 2 * MOVE_SECONDS)
 
 
@@ -99,7 +99,7 @@ def test_failed_adapter_loads_occupy_neither_slots_nor_bytes() -> None:
     ends = Counter(str(one.end_reason).partition(":")[0] for one in world.all_clients)
     assert ends == {"failed": 1000, "length": 44}
     assert [one.tokens for one in good] == [one.tokens for one in undisturbed]
-    late = [one.ended_at - other.ended_at for one, other in zip(good, undisturbed, strict=True)]
-    assert max(late) < 2 * CYCLE_SECONDS
+    delays = [one.ended_at - other.ended_at for one, other in zip(good, undisturbed, strict=True)]
+    assert max(delays) < 2 * CYCLE_SECONDS
     assert world.scheduler._resource_cache._num_users == {}
     assert {resource.id for resource in world.scheduler._resource_cache._cached} == {10, 11, 12, 13}

@@ -37,20 +37,20 @@ def iter_modules() -> Iterator[str]:
 
 def collect_methods_by_class() -> dict[str, set[str]]:
     """Return the method names of each of our classes, by class name."""
-    found: dict[str, set[str]] = {}
+    methods_by_class: dict[str, set[str]] = {}
     for module in iter_modules():
         for node in ast.walk(ast.parse(read_page(module))):
             if isinstance(node, ast.ClassDef):
                 names = {item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
-                found.setdefault(node.name, set()).update(names)
-    return found
+                methods_by_class.setdefault(node.name, set()).update(names)
+    return methods_by_class
 
 
 def iter_packages() -> Iterator[str]:
-    """Folders with modules of their own; those inside a package of models, sources or training belong to it."""
-    inside = ("shard/models/", "launcher/adapters/", "launcher/demo/", "router/http/", "benchmarks/bench/")
+    """Yield the folders that contain modules; those below a prefix in `nested_prefixes` belong to the package there."""
+    nested_prefixes = ("shard/models/", "launcher/adapters/", "launcher/demo/", "router/http/", "benchmarks/bench/")
     for folder in sorted({str(Path(module).parent) for module in iter_modules()}):
-        if not folder.startswith(inside) and folder not in TOP_LEVEL_PACKAGES:
+        if not folder.startswith(nested_prefixes) and folder not in TOP_LEVEL_PACKAGES:
             yield folder + "/"
 
 
@@ -84,10 +84,11 @@ def test_tests_and_files_named_on_pages_exist(page: str) -> None:
 
 def test_every_dependency_has_a_documented_reason() -> None:
     project = tomllib.loads(read_page("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     table = read_page("docs/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
     reasons = re.findall(r"^\| ([\w-]+) \| .+ \|$", table, re.MULTILINE)
-    names = {re.split(r"[<>=\[]", name)[0] for name in wanted} - {project["name"]}  # one extra has all of another
+    names = {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
+    names -= {project["name"]}  # an extra may require another extra of the package itself
     assert sorted(reasons) == sorted(["package", *names])
 
 

@@ -24,18 +24,18 @@ def test_same_arguments_give_the_same_checkpoint(tmp_path: Path, family: str) ->
     folder = make_tiny_checkpoint(tmp_path, family)
     assert make_tiny_checkpoint(tmp_path, family) == folder
     assert make_tiny_checkpoint(tmp_path, family, seed=1) != folder
-    again = make_tiny_checkpoint(tmp_path / "again", family)
-    assert torch.equal(compute_logits(folder), compute_logits(again))
+    second_folder = make_tiny_checkpoint(tmp_path / "again", family)
+    assert torch.equal(compute_logits(folder), compute_logits(second_folder))
 
 
 @pytest.mark.parametrize("form", [{"indexed": True}, {"older": True}, {"older": True, "indexed": True}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_file_format_does_not_change_logits(tmp_path: Path, family: str, form: dict[str, bool]) -> None:
-    plain, other = (make_tiny_checkpoint(tmp_path, family, rope_parameters=LLAMA3_ROPE, **given)
-                    for given in ({}, form))
-    assert torch.equal(compute_logits(plain), compute_logits(other))
-    assert (other / "model.safetensors.index.json").exists() == form.get("indexed", False)
-    assert ("rope_scaling" in json.loads((other / "config.json").read_text())) == form.get("older", False)
+    plain, reformatted = (make_tiny_checkpoint(tmp_path, family, rope_parameters=LLAMA3_ROPE, **options)
+                          for options in ({}, form))
+    assert torch.equal(compute_logits(plain), compute_logits(reformatted))
+    assert (reformatted / "model.safetensors.index.json").exists() == form.get("indexed", False)
+    assert ("rope_scaling" in json.loads((reformatted / "config.json").read_text())) == form.get("older", False)
 
 
 @pytest.mark.parametrize("tied", [False, True])

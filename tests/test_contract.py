@@ -10,14 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
-
-from shard.errors import StepOutOfMemory
-from shard.pb import shard_pb2 as pb
-from shard.simulator.worker import SimulatedWorker
-from shard.workers.decoder import DecoderWorker
-from shard.workers.encoder import EncoderWorker
-from tests.shard.messages import (
+from support.protocol_messages import (
     WARMUP_REQUEST,
     SequenceRow,
     get_embeddings,
@@ -34,8 +27,15 @@ from tests.shard.messages import (
     make_prefill,
     make_sequences,
 )
-from tests.shard.peer import ShardClient, await_status_code
-from tests.shard.peer import play_scenario as play_with
+from support.shard_client import ShardClient, await_status_code
+from support.shard_client import play_scenario as play_with
+from support.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
+
+from shard.errors import StepOutOfMemory
+from shard.pb import shard_pb2 as pb
+from shard.simulator.worker import SimulatedWorker
+from shard.workers.decoder import DecoderWorker
+from shard.workers.encoder import EncoderWorker
 
 StatusCode = grpc.StatusCode
 WORKER_FACTORIES = {
@@ -324,8 +324,8 @@ class TestContract:
             state = shard.describe_state()
             assert (await second).order == 2
             assert shard.describe_state() == state
-            again = make_prefill(2, SequenceRow(8, SHORT_PROMPT, [1]))
-            assert get_tokens_by_sequence(await shard.send(again, order=3))[8] == get_tokens_by_sequence(alone)[7]
+            repeated = make_prefill(2, SequenceRow(8, SHORT_PROMPT, [1]))
+            assert get_tokens_by_sequence(await shard.send(repeated, order=3))[8] == get_tokens_by_sequence(alone)[7]
             assert list((await shard.send(make_decode(1), order=4)).sequences) == [7]
         play_scenario(scenario)
 
@@ -440,13 +440,13 @@ class TestContract:
 
     def test_resent_sequence_continues_with_the_same_tokens(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
-            said = get_tokens_by_sequence(await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0]))))[7]
+            tokens = get_tokens_by_sequence(await shard.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0]))))[7]
             for _ in range(6):
-                said += get_tokens_by_sequence(await shard.send(make_decode(1)))[7]
+                tokens += get_tokens_by_sequence(await shard.send(make_decode(1)))[7]
             await shard.reset()
-            again = SequenceRow(9, SHORT_PROMPT + said[:4], [5], num_prompt_tokens=len(SHORT_PROMPT))
-            assert get_tokens_by_sequence(await shard.send(make_prefill(2, again)))[9] == [said[4]]
-            assert get_tokens_by_sequence(await shard.send(make_decode(2)))[9] == [said[5]]
+            resent = SequenceRow(9, SHORT_PROMPT + tokens[:4], [5], num_prompt_tokens=len(SHORT_PROMPT))
+            assert get_tokens_by_sequence(await shard.send(make_prefill(2, resent)))[9] == [tokens[4]]
+            assert get_tokens_by_sequence(await shard.send(make_decode(2)))[9] == [tokens[5]]
         play_scenario(scenario)
 
     def test_filter_drops_other_sequences_and_frees_their_blocks(self, play_scenario: Any) -> None:
@@ -519,9 +519,9 @@ class TestContract:
     def test_cached_prefix_is_shared_and_not_recomputed(self, play_scenario: Any) -> None:
         async def scenario(shard: ShardClient) -> None:
             first = await shard.send(make_prefill(1, SequenceRow(7, PROMPT, [0, 1])))
-            other = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [0, 2], num_cached=16),
-                                                  SequenceRow(9, PROMPT, [0, 3], num_cached=16)))
-            assert (get_tokens_by_sequence(other)[8] == get_tokens_by_sequence(other)[9]
+            cached = await shard.send(make_prefill(1, SequenceRow(8, PROMPT, [0, 2], num_cached=16),
+                                                   SequenceRow(9, PROMPT, [0, 3], num_cached=16)))
+            assert (get_tokens_by_sequence(cached)[8] == get_tokens_by_sequence(cached)[9]
                     == get_tokens_by_sequence(first)[7])
             await shard.send(make_filter(1, 9))
             assert list(get_tokens_by_sequence(await shard.send(make_decode(1)))) == [9]
@@ -607,48 +607,48 @@ class TestContract:
         [0, 1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1, 0], [1, 0, 3, 2, 5, 4, 7, 6, 8],
         [4, 8, 0, 6, 2, 7, 1, 5, 3]])
     def test_ranks_agree_when_messages_arrive_out_of_order(self, play_scenario: Any, arrival: list[int]) -> None:
-        async def scenario(one: ShardClient, other: ShardClient) -> None:
-            codes = await asyncio.gather(self.send_all(one, list(range(9))), self.send_all(other, arrival))
+        async def scenario(rank_0: ShardClient, rank_1: ShardClient) -> None:
+            codes = await asyncio.gather(self.send_all(rank_0, list(range(9))), self.send_all(rank_1, arrival))
             assert codes[0] == codes[1] == [StatusCode.OK] * 9
-            assert one.describe_state() == other.describe_state()
+            assert rank_0.describe_state() == rank_1.describe_state()
         play_scenario(scenario, ranks=2)
 
     def test_ranks_agree_when_messages_arrive_twice(self, play_scenario: Any) -> None:
-        async def scenario(one: ShardClient, other: ShardClient) -> None:
+        async def scenario(rank_0: ShardClient, rank_1: ShardClient) -> None:
             twice = [i for i in range(9) for _ in range(2)]
-            codes = await asyncio.gather(self.send_all(one, list(range(9))), self.send_all(other, twice))
+            codes = await asyncio.gather(self.send_all(rank_0, list(range(9))), self.send_all(rank_1, twice))
             assert codes[0] == codes[1] == [StatusCode.OK] * 9
-            assert one.describe_state() == other.describe_state()
+            assert rank_0.describe_state() == rank_1.describe_state()
         play_scenario(scenario, ranks=2)
 
     @pytest.mark.parametrize("wrong", range(9))
     def test_ranks_agree_when_a_message_is_rejected(self, play_scenario: Any, wrong: int) -> None:
-        async def scenario(one: ShardClient, other: ShardClient) -> None:
+        async def scenario(rank_0: ShardClient, rank_1: ShardClient) -> None:
             messages = [*self.make_messages()[:wrong], make_decode(99), *self.make_messages()[wrong + 1:]]
-            codes = await asyncio.gather(self.send_all(one, list(range(9)), messages),
-                                         self.send_all(other, list(reversed(range(9))), messages))
+            codes = await asyncio.gather(self.send_all(rank_0, list(range(9)), messages),
+                                         self.send_all(rank_1, list(reversed(range(9))), messages))
             assert codes[0] == codes[1] == [StatusCode.OK] * wrong + [StatusCode.FAILED_PRECONDITION] * (9 - wrong)
-            assert one.describe_state() == other.describe_state()
+            assert rank_0.describe_state() == rank_1.describe_state()
         play_scenario(scenario, ranks=2)
 
     @pytest.mark.parametrize("lost", range(8))
     def test_ranks_agree_up_to_a_missing_message_and_after_a_reset(self, play_simulated_scenario: Any,
                                                                    lost: int) -> None:
-        async def scenario(one: ShardClient, other: ShardClient) -> None:
-            await self.send_all(one, list(range(lost)))
-            before = one.describe_state()
-            codes = await self.send_all(other, [i for i in range(9) if i != lost])
+        async def scenario(rank_0: ShardClient, rank_1: ShardClient) -> None:
+            await self.send_all(rank_0, list(range(lost)))
+            before = rank_0.describe_state()
+            codes = await self.send_all(rank_1, [i for i in range(9) if i != lost])
             assert codes == [StatusCode.OK] * lost + [StatusCode.FAILED_PRECONDITION] * (8 - lost)
-            assert other.describe_state() == before
-            await asyncio.gather(one.reset(), other.reset())
-            await asyncio.gather(*[self.send_all(rank, list(range(9))) for rank in (one, other)])
-            assert one.describe_state() == other.describe_state()
+            assert rank_1.describe_state() == before
+            await asyncio.gather(rank_0.reset(), rank_1.reset())
+            await asyncio.gather(*[self.send_all(rank, list(range(9))) for rank in (rank_0, rank_1)])
+            assert rank_0.describe_state() == rank_1.describe_state()
         play_simulated_scenario(scenario, ranks=2, gap_timeout=0.5)
 
     def test_only_rank_0_returns_tokens(self, play_scenario: Any) -> None:
-        async def scenario(one: ShardClient, other: ShardClient) -> None:
+        async def scenario(rank_0: ShardClient, rank_1: ShardClient) -> None:
             calls = [rank.send(make_prefill(1, SequenceRow(7, SHORT_PROMPT, [0], top_n_tokens=2)))
-                     for rank in (one, other)]
+                     for rank in (rank_0, rank_1)]
             first, second = await asyncio.gather(*calls)
             assert list(first.sequences) == [7]
             assert (second.epoch, second.order) == (1, 1)

@@ -39,16 +39,16 @@ def iter_commands() -> Iterator[list[str]]:
     """Yield every command line of weft on the page, split into words."""
     for block in find_code_blocks("sh"):
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.search(r"\bweft (serve|doctor)\b.*", line):
-                yield found[0].split()[1:]
+            if match := re.search(r"\bweft (serve|doctor)\b.*", line):
+                yield match[0].split()[1:]
     yield parse_systemd_unit()["ExecStart"].split()[1:]
     yield parse_pod_spec()["containers"][0]["args"]
 
 
 def test_flags_on_the_deploy_page_exist() -> None:
-    found = list(iter_commands())
-    assert len(found) >= 6
-    for command, *words in found:
+    commands = list(iter_commands())
+    assert len(commands) >= 6
+    for command, *words in commands:
         flags = {word for word in words if word.startswith("-")}
         assert flags <= (SERVE_FLAGS if command == "serve" else DOCTOR_FLAGS)
 

@@ -16,7 +16,7 @@ from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
-MAX_ARCHIVE_BYTES = 10_000_000  # bytes; the bundled demo model takes eight million of them
+MAX_ARCHIVE_BYTES = 10_000_000  # of which the bundled demo model takes eight million
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.slow
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    # The set-up has run, in this environment or another.
+    # `-o` makes make skip the setup of an environment: the tests run in one.
     subprocess.run(["make", "-o", ".venv/ready", f"VENV={sys.executable} -P", f"DIST={folder}", "dist"],
                    cwd=REPOSITORY_ROOT, env=environment, check=True, capture_output=True)
-    [found] = folder.glob("weft-*.whl")
-    return found
+    [path] = folder.glob("weft-*.whl")
+    return path
 
 
 def create_environment_with_wheel(wheel: Path, folder: Path) -> Path:

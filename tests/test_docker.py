@@ -61,7 +61,7 @@ def test_compiler_is_installed_and_package_lists_are_removed(tmp_path: Path) -> 
     assert list(lists.iterdir()) == []
 
 
-def test_dockerignore_lets_through_exactly_what_is_copied() -> None:
+def test_dockerignore_includes_exactly_the_copied_files() -> None:
     ignored, *kept = (REPOSITORY_ROOT / ".dockerignore").read_text().split()
     sources = {name for word, rest in DOCKERFILE_STEPS if word == "COPY" for name in rest.split()[:-1]}
     assert ignored == "*"
@@ -90,10 +90,10 @@ def test_prepare_script_creates_the_folder_with_its_owner(tmp_path: Path) -> Non
 
 
 def test_install_script_installs_the_wheel_with_constraints(tmp_path: Path) -> None:
-    found = write_fake_program(tmp_path, "python3", 'printf "%s\\n" "$@"')
+    path_variable = write_fake_program(tmp_path, "python3", 'printf "%s\\n" "$@"')
     wheel = tmp_path / "weft-1.0-py3-none-any.whl"
     wheel.touch()
-    done = run_script("install.sh", tmp_path, PIP_ARGS="--one 1", **found)
+    done = run_script("install.sh", tmp_path, PIP_ARGS="--one 1", **path_variable)
     assert done.stdout.split()[:3] == ["-m", "pip", "install"]
     assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", f"{wheel}[otel]"]
 
@@ -110,15 +110,15 @@ def test_install_script_explains_when_there_is_not_exactly_one_wheel(tmp_path: P
 @pytest.fixture
 def run_entrypoint(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """Return a function that runs the entry point and returns the launcher's arguments and its mapped variables."""
-    found = write_fake_program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
+    path_variable = write_fake_program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
     write_fake_program(tmp_path, "lorax-launcher", 'printf "%s\\n" lorax "$@" --; env')
 
     def run_with_arguments(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
-        done = run_script("entrypoint.sh", *arguments, **found | environment)
+        done = run_script("entrypoint.sh", *arguments, **path_variable | environment)
         assert (done.returncode, done.stderr) == (0, "")
         words, _, environment_lines = done.stdout.partition("--\n")
-        given = dict(line.split("=", 1) for line in environment_lines.splitlines())
-        return words.split(), {name: given[name] for name in MAPPED_VARIABLES if name in given}
+        variables = dict(line.split("=", 1) for line in environment_lines.splitlines())
+        return words.split(), {name: variables[name] for name in MAPPED_VARIABLES if name in variables}
     return run_with_arguments
 
 
@@ -127,9 +127,9 @@ def test_image_arguments_are_launcher_flags(run_entrypoint: Callable[..., object
 
 
 def test_sagemaker_variables_become_launcher_variables(run_entrypoint: Callable[..., object]) -> None:
-    given = {"HF_MODEL_ID": "org/name", "HF_MODEL_REVISION": "v2", "HF_MODEL_QUANTIZE": "awq", "SM_NUM_GPUS": "4",
-             "HF_MODEL_TRUST_REMOTE_CODE": "false", "PORT": "80"}
-    assert run_entrypoint("serve", **given) == ([], {
+    sagemaker_variables = {"HF_MODEL_ID": "org/name", "HF_MODEL_REVISION": "v2", "HF_MODEL_QUANTIZE": "awq",
+                           "SM_NUM_GPUS": "4", "HF_MODEL_TRUST_REMOTE_CODE": "false", "PORT": "80"}
+    assert run_entrypoint("serve", **sagemaker_variables) == ([], {
         "MODEL_ID": "org/name", "REVISION": "v2", "QUANTIZE": "awq", "NUM_SHARD": "4", "TRUST_REMOTE_CODE": "false",
         "PORT": "8080"})
 

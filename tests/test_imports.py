@@ -96,8 +96,8 @@ def iter_own_names(path: Path) -> Iterator[str]:
 
 def find_ordered_package(name: str, order: list[str]) -> str:
     """Return the entry of the order that a module, by its name without the top-level package, belongs to."""
-    found = [entry for entry in order if name == entry or name.startswith(f"{entry}.")]
-    return max(found, key=len, default=name)
+    entries = [entry for entry in order if name == entry or name.startswith(f"{entry}.")]
+    return max(entries, key=len, default=name)
 
 
 @pytest.mark.parametrize("top", TOP_LEVEL_PACKAGES)

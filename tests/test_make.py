@@ -71,18 +71,18 @@ def test_help_is_the_default_target_and_installs_nothing(checkout: TemporaryChec
 def test_unusable_python_is_a_one_line_error(checkout: TemporaryCheckout, program: str, line: str) -> None:
     checkout.write_fake_python(program)
     made = checkout.run_make(".venv/ready")
-    ours = [told for told in made.stderr.splitlines() if not told.startswith("make")]
+    messages = [message for message in made.stderr.splitlines() if not message.startswith("make")]
     assert made.returncode != 0
-    assert len(ours) == 1
-    assert ours[0].startswith(line)
+    assert len(messages) == 1
+    assert messages[0].startswith(line)
 
 
 def test_environment_is_installed_once(checkout: TemporaryCheckout) -> None:
     checkout.write_fake_python(WORKING_PYTHON)
-    told = checkout.run_make(".venv/ready", "PIP_ARGS=--one --two").stdout
+    output = checkout.run_make(".venv/ready", "PIP_ARGS=--one --two").stdout
     assert checkout.read_log()[0] == "made"
     assert checkout.read_log()[1].endswith("--one --two -c constraints.txt -e .[dev]")
-    assert "GB" in told
+    assert "GB" in output
     assert checkout.run_make(".venv/ready").returncode == 0
     assert len(checkout.read_log()) == 2
 
@@ -193,10 +193,10 @@ def iter_requirements(name: str) -> Iterator[str]:
 
 def test_gpu_packages_are_exactly_the_missing_dependencies() -> None:
     project = tomllib.loads((REPOSITORY_ROOT / "pyproject.toml").read_text())["project"]
-    names, found = [Requirement(line).name for line in project["dependencies"]] + list(TEST_PACKAGES), set()
+    names, missing = [Requirement(line).name for line in project["dependencies"]] + list(TEST_PACKAGES), set()
     while names:
         name = names.pop().lower().replace("_", "-")
-        if name not in found | PREINSTALLED_PACKAGES:
-            found.add(name)
+        if name not in missing | PREINSTALLED_PACKAGES:
+            missing.add(name)
             names += iter_requirements(name)
-    assert read_make_variable("GPU_PACKAGES") == found
+    assert read_make_variable("GPU_PACKAGES") == missing

@@ -50,7 +50,7 @@ def load_alert_cases() -> list[tuple[str, list[str], bool]]:
 
 def iter_alert_cases() -> Iterator[tuple[str, list[str], bool]]:
     for test in yaml.safe_load((DEPLOY_FOLDER / "alerts_test.yml").read_text())["tests"]:
-        series = [given["series"] for given in test["input_series"]]
+        series = [item["series"] for item in test["input_series"]]
         for check in test["alert_rule_test"]:
             yield check["alertname"], series, bool(check["exp_alerts"])
 
@@ -63,7 +63,7 @@ def list_queried_expressions() -> list[str]:
 
 def list_all_expressions() -> list[str]:
     """Return all expressions, and the series of the rules' tests."""
-    return list_queried_expressions() + [series for _, given, _ in load_alert_cases() for series in given]
+    return list_queried_expressions() + [series for _, inputs, _ in load_alert_cases() for series in inputs]
 
 
 def find_family_name(name: str) -> str:
@@ -112,9 +112,9 @@ def test_rates_are_taken_of_counters_only() -> None:
 def test_dashboard_shows_all_histograms_and_failures() -> None:
     shown = {find_family_name(name) for panel in load_dashboard_panels() for target in panel.get("targets", ())
              for name in find_metric_names(target["expr"])}
-    riding = {"tgi_batch_filter_duration", "tgi_batch_concat_duration", "tgi_request_skipped_tokens"}
-    assert ({name for name, family in FAMILIES_BY_NAME.items() if family.metric_type is MetricType.HISTOGRAM} - riding
-            <= shown)
+    without_panel = {"tgi_batch_filter_duration", "tgi_batch_concat_duration", "tgi_request_skipped_tokens"}
+    histograms = {name for name, family in FAMILIES_BY_NAME.items() if family.metric_type is MetricType.HISTOGRAM}
+    assert histograms - without_panel <= shown
     assert {"tgi_ready", "tgi_request_failure", "tgi_shard_lost", "tgi_request_yields", "tgi_cache_blocks"} <= shown
 
 
@@ -147,10 +147,10 @@ def test_each_alert_is_described_on_the_operations_page() -> None:
 
 def run_promtool(*arguments: str, stdin_text: str = "") -> tuple[int, set[str]]:
     """Run promtool; return its exit code and its output lines."""
-    found = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if found is None:
+    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if promtool is None:
         pytest.skip("promtool is not installed (Debian, Ubuntu: apt install prometheus; or PROMTOOL=/path/to/promtool)")
-    done = subprocess.run([found, *arguments], cwd=DEPLOY_FOLDER, input=stdin_text, capture_output=True, text=True,
+    done = subprocess.run([promtool, *arguments], cwd=DEPLOY_FOLDER, input=stdin_text, capture_output=True, text=True,
                           check=False)
     return done.returncode, {line.strip() for line in (done.stdout + done.stderr).splitlines()}
 
@@ -158,8 +158,8 @@ def run_promtool(*arguments: str, stdin_text: str = "") -> tuple[int, set[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
 def test_promtool_accepts_the_rules_and_their_tests(words: tuple[str, ...]) -> None:
-    code, told = run_promtool(*words)
-    assert code == 0, told
+    code, output = run_promtool(*words)
+    assert code == 0, output
 
 
 def list_accepted_complaints() -> set[str]:
@@ -178,15 +178,15 @@ def list_accepted_complaints() -> set[str]:
 
 def check_page_with_promtool(page: str) -> None:
     """Assert that promtool accepts the page; with exit code 3 promtool complains about names only."""
-    code, told = run_promtool("check", "metrics", stdin_text=page)
-    assert told <= list_accepted_complaints()
-    assert code == (3 if told else 0)
+    code, complaints = run_promtool("check", "metrics", stdin_text=page)
+    assert complaints <= list_accepted_complaints()
+    assert code == (3 if complaints else 0)
 
 
 @pytest.mark.slow
 def test_promtool_accepts_the_metrics_page() -> None:
-    facts = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
-    check_page_with_promtool(ServerMetrics(Scheduler(SchedulerSettings(), facts), LIMITS, 1,
+    model_info = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
+    check_page_with_promtool(ServerMetrics(Scheduler(SchedulerSettings(), model_info), LIMITS, 1,
                                            with_adapters=True).render(is_ready=True, has_shards=True))
 
 

@@ -37,7 +37,8 @@ def run_load_waves(seed: int, settings: SchedulerSettings, num_blocks: int,
         at += rng.expovariate(rate * (0.5 if int(at / 20) % 2 else 2.0))
         world.add_arrival(make_random_request(rng, prompt, output), at)
     world.run()
-    return [life for life in world.histories.values() if life.arrived_at > at / 2 and life.seconds_to_start > 0.1]
+    return [history for history in world.histories.values()
+            if history.arrived_at > at / 2 and history.seconds_to_start > 0.1]
 
 
 @pytest.mark.slow
@@ -48,10 +49,12 @@ def run_load_waves(seed: int, settings: SchedulerSettings, num_blocks: int,
     ids=["places in the batch", "the cache", "prompts"])
 def test_predicted_waits_match_actual_waits_for_every_bottleneck(
         policy: dict[str, int], num_blocks: int, load: tuple[float, IntRange, IntRange]) -> None:
-    lives = [life for seed in (1, 2, 3)
-             for life in run_load_waves(seed, replace(BASE_SETTINGS, **policy), num_blocks, load)]
-    assert len(lives) > 150
-    assert median(abs(life.predicted_wait - life.seconds_to_start) / life.seconds_to_start for life in lives) <= 0.20
+    histories = [history for seed in (1, 2, 3)
+                 for history in run_load_waves(seed, replace(BASE_SETTINGS, **policy), num_blocks, load)]
+    assert len(histories) > 150
+    relative_errors = [abs(history.predicted_wait - history.seconds_to_start) / history.seconds_to_start
+                       for history in histories]
+    assert median(relative_errors) <= 0.20
 
 
 def test_no_request_starts_after_its_timeout() -> None:
@@ -64,14 +67,14 @@ def test_no_request_starts_after_its_timeout() -> None:
         newcomers = [one for message in step.plan.messages if isinstance(message, Prefill)
                      for one in message.new_sequences]
         starts |= {one.sequence_id: step.sent_at for one in newcomers if one.sequence_id not in starts}
-    for number, life in world.histories.items():
-        assert life.request.timeout is not None
-        assert number in starts or life.is_expired
-        assert starts.get(number, 0.0) <= life.arrived_at + life.request.timeout
-        assert life.ended_at is not None
-        assert life.ended_at <= life.arrived_at + life.request.timeout + 0.1 or not life.is_expired
+    for number, history in world.histories.items():
+        assert history.request.timeout is not None
+        assert number in starts or history.is_expired
+        assert starts.get(number, 0.0) <= history.arrived_at + history.request.timeout
+        assert history.ended_at is not None
+        assert history.ended_at <= history.arrived_at + history.request.timeout + 0.1 or not history.is_expired
     assert world.num_rejected > 50  # requests that would not start in time are rejected at once
-    assert sum(life.is_expired for life in world.histories.values()) > 5
+    assert sum(history.is_expired for history in world.histories.values()) > 5
 
 
 def measure_throughput(rate: float, seconds: float, **settings: float) -> tuple[SchedulerSimulation, float]:
@@ -82,7 +85,7 @@ def measure_throughput(rate: float, seconds: float, **settings: float) -> tuple[
         at += rng.expovariate(rate)
         world.add_arrival(make_random_request(rng, (16, 256), (16, 512)), at)
     world.run(should_stop=lambda w: w.now >= seconds)
-    times = [time for life in world.histories.values() for time in life.token_times if time >= 5.0]
+    times = [time for history in world.histories.values() for time in history.token_times if time >= 5.0]
     return world, len(times) / (seconds - 5.0)
 
 
@@ -91,7 +94,8 @@ def test_excess_load_is_rejected_and_the_rest_served_in_time() -> None:
     _, peak = measure_throughput(40.0, 25.0, max_concurrent_requests=400)
     world, served = measure_throughput(5 * peak / 264, 25.0, max_queue_seconds=1.0)
     assert served >= 0.95 * peak
-    waits = sorted(life.seconds_to_start for life in world.histories.values() if life.timeline and life.token_times)
+    waits = sorted(history.seconds_to_start for history in world.histories.values()
+                   if history.timeline and history.token_times)
     assert waits[int(0.99 * len(waits))] <= 1.2
     assert world.num_rejected > 0.7 * (world.num_rejected + len(world.histories))
 
@@ -112,6 +116,6 @@ def test_queue_limit_is_kept_and_excludes_requests_that_can_start(bound: dict[st
         return False
 
     world.run(should_stop=record_queue_length)
-    assert not [life for life in world.histories.values() if life.is_rejected]
+    assert not [history for history in world.histories.values() if history.is_rejected]
     assert world.num_rejected > 100
     assert 0 < max_queue_length <= 32

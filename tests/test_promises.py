@@ -46,9 +46,9 @@ def run_long_prompts(true_costs, stall_seconds, num_prompts, cost_scale=1.0):
     prompts = [make_request(n, 8192, 1) for n in range(num_prompts)]
     ended = []
 
-    def replace_ended_request(life):
-        if len(life.request.prompt) == 8192:
-            ended.append(life)
+    def replace_ended_request(history):
+        if len(history.request.prompt) == 8192:
+            ended.append(history)
         else:
             world.add_arrival(make_decoding_request(world.random), world.now)
 
@@ -81,11 +81,11 @@ def compute_stalls(world, true_costs, num_skipped_steps=0):
 def test_long_prompts_keep_the_stall_limit(name):
     model, promise = COSTS_WITH_STALL_SECONDS[name]
     world = run_long_prompts(model, promise, num_prompts=300)
-    found = compute_stalls(world, model)
-    kept = sum(stall <= 1.1 * promise for stall in found) / len(found)
+    stalls = compute_stalls(world, model)
+    kept = sum(stall <= 1.1 * promise for stall in stalls) / len(stalls)
     assert kept >= 0.99
     # The promise is used, too: prompts are not starved to keep it.
-    assert median(found) >= 0.5 * promise
+    assert median(stalls) >= 0.5 * promise
 
 
 @pytest.mark.slow
@@ -93,9 +93,9 @@ def test_long_prompts_keep_the_stall_limit(name):
 @pytest.mark.parametrize("assumed", [0.5, 2.0])
 def test_stall_limit_holds_again_after_fifty_steps_of_a_wrong_cost_model(name, assumed):
     model, promise = COSTS_WITH_STALL_SECONDS[name]
-    found = compute_stalls(run_long_prompts(model, promise, num_prompts=30, cost_scale=assumed), model,
-                           num_skipped_steps=50)
-    assert sum(stall <= 1.1 * promise for stall in found) / len(found) >= 0.99
+    stalls = compute_stalls(run_long_prompts(model, promise, num_prompts=30, cost_scale=assumed), model,
+                            num_skipped_steps=50)
+    assert sum(stall <= 1.1 * promise for stall in stalls) / len(stalls) >= 0.99
 
 
 # -- the share of waiting prompts
@@ -123,7 +123,7 @@ def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_leng
     for number in range(num_decoding):
         world.add_arrival(make_request(number, 16, 10**5))
     world.run(should_stop=lambda w: len(w.histories) == num_decoding
-              and all(len(life.token_times) > 3 for life in w.histories.values()))
+              and all(len(history.token_times) > 3 for history in w.histories.values()))
     arrived_at = world.now
     for number in range(num_waiting):
         world.add_arrival(make_request(f"new {number}", prompt_length, 1), arrived_at)
@@ -138,19 +138,20 @@ def run_simultaneous_arrivals(true_costs, num_decoding, num_waiting, prompt_leng
 @given(step=st.floats(0.002, 2.0), decoding=st.integers(1, 64), waiting=st.integers(1, 64), blocks=st.integers(1, 12),
        token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
 def test_newcomers_delay_decodes_no_longer_than_their_prompts_take(*, step, decoding, waiting, blocks, token, caution):
-    """Prompts delay decoding sequences by no more than the stall promise or what they earned: L5, from outside."""
+    """Prompts delay decoding sequences by no more than the stall promise or their earned seconds: law L5, measured on
+    the times of tokens."""
     model = TrueCosts(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
-    world, came = run_simultaneous_arrivals(model, decoding, waiting, 16 * blocks, caution)
+    world, arrived_at = run_simultaneous_arrivals(model, decoding, waiting, 16 * blocks, caution)
     alone = model.compute_step_seconds(StepLoad(decoding, 0, 100 * decoding))
     block = model.compute_step_seconds(StepLoad(1, 16, 700)) - model.compute_step_seconds(StepLoad())
     prompt = (model.compute_step_seconds(StepLoad(1, 16 * blocks, 16 * blocks)) - model.compute_step_seconds(StepLoad())
               + blocks * model.seconds_per_row)
-    lives = [life for life in world.histories.values() if life.arrived_at >= came]
-    for place, life in enumerate(lives, 1):
+    newcomers = [history for history in world.histories.values() if history.arrived_at >= arrived_at]
+    for place, history in enumerate(newcomers, 1):
         # Besides its prompt and those before it: the steps in flight, its own step, and the others in that step.
-        assert life.seconds_to_first_token <= 2.0 * place * prompt * 1.01 + 4.0 * alone + max(0.05, 2.0 * alone)
+        assert history.seconds_to_first_token <= 2.0 * place * prompt * 1.01 + 4.0 * alone + max(0.05, 2.0 * alone)
     most = max(0.05, 2.0 * alone * max(1.0, waiting / decoding), block)
-    gaps = [b - a for life in world.histories.values() for a, b in pairwise(life.token_times) if a > came]
+    gaps = [b - a for history in world.histories.values() for a, b in pairwise(history.token_times) if a > arrived_at]
     assert max(gaps) <= 1.01 * (alone + most)
 
 
@@ -167,8 +168,8 @@ def run_closed_loop(num_clients, stall_seconds, rounds=4):
     for number in range(num_clients):
         world.add_arrival(make_request(number, 128, 128), 0.001 * number)
     world.run()
-    return (sum(len(life.token_times) for life in world.histories.values()) / world.now,
-            median(life.seconds_to_first_token for life in world.histories.values()))
+    return (sum(len(history.token_times) for history in world.histories.values()) / world.now,
+            median(history.seconds_to_first_token for history in world.histories.values()))
 
 
 @pytest.mark.slow
@@ -236,12 +237,12 @@ def run_arrivals(prompt_length=256, gap_seconds=0.02, num_blocks=40_000, block_s
 
 
 def compute_mean_wait(world):
-    return sum(life.seconds_to_first_token for life in world.histories.values()) / len(world.histories)
+    return sum(history.seconds_to_first_token for history in world.histories.values()) / len(world.histories)
 
 
 def get_longest_gap(world):
     """Return the longest time between two tokens of a sequence."""
-    return max(b - a for life in world.histories.values() for a, b in pairwise(life.token_times))
+    return max(b - a for history in world.histories.values() for a, b in pairwise(history.token_times))
 
 
 def get_max_over_steps(world, measure_step):
@@ -295,7 +296,7 @@ def test_max_queue_ms_limits_the_waiting_time():
     few, many = run_arrivals(max_batch_size=8,
                              max_queue_seconds=0.5), run_arrivals(max_batch_size=8, max_queue_seconds=5.0)
     assert few.num_rejected > many.num_rejected
-    assert max(life.seconds_to_start for life in few.histories.values()) < 1.0 < compute_mean_wait(many)
+    assert max(history.seconds_to_start for history in few.histories.values()) < 1.0 < compute_mean_wait(many)
 
 
 def run_shared_prefixes(**settings):

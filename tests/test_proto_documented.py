@@ -29,12 +29,12 @@ def iter_definitions(text: str) -> Iterator[tuple[str, bool]]:
         code = line.partition("//")[0].strip()
         documented = COMMENT_PATTERN.match(above) is not None or COMMENT_PATTERN.search(line) is not None
         names = [name for kind, name in open_blocks if kind != NAMELESS_BLOCK_KIND]
-        if found := BLOCK_PATTERN.match(code):
-            if found[1] != "service":
-                yield ".".join([*names, found[2]]), documented
-            open_blocks += [(found[1], found[2])] * ("}" not in code)
-        elif found := METHOD_PATTERN.match(code) or VALUE_PATTERN.match(code):
-            yield ".".join([*names, found[1]]), documented
+        if match := BLOCK_PATTERN.match(code):
+            if match[1] != "service":
+                yield ".".join([*names, match[2]]), documented
+            open_blocks += [(match[1], match[2])] * ("}" not in code)
+        elif match := METHOD_PATTERN.match(code) or VALUE_PATTERN.match(code):
+            yield ".".join([*names, match[1]]), documented
         elif code == "}":
             open_blocks.pop()
         above = line

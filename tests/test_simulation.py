@@ -23,7 +23,7 @@ FAULT_CALLS = [(kind, verb) for kind, (verbs, _) in FAULT_KINDS.items() for verb
 RARE_FAULT_CALLS = [(kind, verb) for kind, verb in FAULT_CALLS if verb in {"concat", "unload"}]
 FAULT_POINTS = {*(f"{kind}@{verb}" for kind, verb in FAULT_CALLS), *(f"wrong:{wrong}" for wrong in ANSWER_DEFECTS),
                 f"poison:{POISON_TOKEN}"}
-# calls of a shard
+# largest call number in a random fault, by verb; 25 for verbs that are not listed
 MAX_CALL_NUMBER_BY_VERB = {"warmup": 1, "reset": 3, "filter": 8, "concat": 1, "load": 2, "unload": 1, "embed": 6}
 
 
@@ -72,12 +72,12 @@ def make_random_clients(rng, adapters, pooling_share):
             prompt = rng.choice(shared_prefixes)[:rng.randint(1, 90)] + prompt[:30]
         if rng.random() < 0.02:
             prompt = (*prompt, POISON_TOKEN)
-        wish = rng.choice(POOLING_KINDS) if rng.random() < pooling_share else RequestKind.GENERATE
-        if wish in POOLING_KINDS:
+        kind = rng.choice(POOLING_KINDS) if rng.random() < pooling_share else RequestKind.GENERATE
+        if kind in POOLING_KINDS:
             prompt = prompt[-rng.choice([30, 30, 120]):]  # prompts too long for one step fail at once
-        output = rng.randint(1, 70) if wish is RequestKind.GENERATE else 0
+        output = rng.randint(1, 70) if kind is RequestKind.GENERATE else 0
         request = Request(
-            str(number), prompt, output, kind=wish, sampling_key=rng.getrandbits(64), end_tokens=frozenset({256}),
+            str(number), prompt, output, kind=kind, sampling_key=rng.getrandbits(64), end_tokens=frozenset({256}),
             priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
             timeout=rng.random() * 3 if rng.random() < 0.1 else None,
             adapter=rng.choice(adapters) if rng.random() < 0.2 else None)

@@ -16,7 +16,7 @@ from router.scheduler.settings import SchedulerSettings
 GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 CPU_HALF_B_COSTS = TrueCosts(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
 STALL_SECONDS_BY_DEVICE = {"cuda": 0.050, "cpu": 0.150}
-STEPS_PER_WINDOW = 1000  # steps
+STEPS_PER_WINDOW = 1000
 LONG_TEST_MARK = pytest.mark.long
 SAME_OUTPUT_LENGTHS = (16, 256), (16, 256)  # output lengths of two tenants
 LONG_AND_SHORT_OUTPUT_LENGTHS = (200, 400), (16, 64)
@@ -44,8 +44,10 @@ class TenantServiceRecorder:
             self.window_totals.append([self._compute_service(tenant) / tenant.weight for tenant in self._tenants])
 
     def _compute_service(self, tenant: Tenant) -> float:
-        lives = [life for life in self._world.histories.values() if life.request.tenant is tenant and life.token_times]
-        return sum(len(life.request.prompt) + COST_PER_GENERATED_TOKEN * len(life.token_times) for life in lives)
+        histories = [history for history in self._world.histories.values()
+                     if history.request.tenant is tenant and history.token_times]
+        return sum(len(history.request.prompt) + COST_PER_GENERATED_TOKEN * len(history.token_times)
+                   for history in histories)
 
     def compute_fairness(self) -> list[float]:
         """Return Jain's index of every window: 1 if all tenants got the same service for their weight."""
@@ -68,8 +70,8 @@ def test_tenants_share_service_by_weight_despite_a_flood(
     output_of = dict(zip((flood.name, other.name), outputs, strict=True))
     service = TenantServiceRecorder(world, [flood, other])
 
-    def send_next_request(life: RequestHistory) -> None:
-        tenant = life.request.tenant
+    def send_next_request(history: RequestHistory) -> None:
+        tenant = history.request.tenant
         world.add_arrival(make_random_request(rng, tenant, output_of[tenant.name]), world.now)
 
     world.on_end = send_next_request
@@ -77,7 +79,7 @@ def test_tenants_share_service_by_weight_despite_a_flood(
         world.add_arrival(make_random_request(rng, tenant, output_of[tenant.name]))
     world.run(should_stop=lambda w: service.record_window() or len(w.timed_steps) >= 5 * STEPS_PER_WINDOW)
     assert len(service.compute_fairness()) >= 4
-    # in the first window all prompts that have a token are counted whole
+    # The first window counts the whole prompt of every request that has a token, so it is left out.
     assert min(service.compute_fairness()[1:]) >= 0.98
 
 
@@ -88,11 +90,11 @@ def measure_quiet_tenant_waits(true_costs: TrueCosts, num_flooding: int, rate: f
     flood, quiet = Tenant("flood"), Tenant("quiet")
     served = []
 
-    def send_next_or_record(life: RequestHistory) -> None:
-        if life.request.tenant is flood:
+    def send_next_or_record(history: RequestHistory) -> None:
+        if history.request.tenant is flood:
             world.add_arrival(make_random_request(rng, flood), world.now)
         else:
-            served.append(life)
+            served.append(history)
 
     world.on_end = send_next_or_record
     for _ in range(num_flooding):
@@ -103,7 +105,7 @@ def measure_quiet_tenant_waits(true_costs: TrueCosts, num_flooding: int, rate: f
         world.add_arrival(make_random_request(own, quiet), at)
     world.run(should_stop=lambda _: len(served) == 300)
     steps = sorted(step.seconds for step in world.timed_steps)
-    return sorted(life.seconds_to_start for life in served), steps[int(0.99 * len(steps))]
+    return sorted(history.seconds_to_start for history in served), steps[int(0.99 * len(steps))]
 
 
 @pytest.mark.slow

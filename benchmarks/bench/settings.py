@@ -243,7 +243,7 @@ def parse_goal(text: str) -> LatencyGoal:
 def parse_settings(arguments: list[str], own_arguments: Sequence[str] | None = None) -> BenchSettings:
     """Parse the words of a command line. Raises CycloptsError and ValueError; --help exits after printing the help.
 
-    `own` are those words that were not taken over from another run."""
+    `own_arguments` are those words that were not taken over from another run."""
     app = App("weft bench", help=HELP, result_action="return_value", version_flags=[])
     app.default(return_settings)
     settings = app(arguments, exit_on_error=False, print_error=False)

@@ -84,7 +84,7 @@ def measure(loaded_model: LoadedDecoder, settings: DecodeStepSettings, batch: in
 
     step_and_matmul_seconds = [(measure_seconds(run_step), measure_seconds(run_matmuls))
                                for _ in range(settings.repeat + 2)][2:]
-    shares = [alone / step_time for step_time, alone in step_and_matmul_seconds]
+    shares = [matmul_time / step_time for step_time, matmul_time in step_and_matmul_seconds]
     step_ms, products_ms = (1e3 * statistics.median(column) for column in zip(*step_and_matmul_seconds, strict=True))
     operations = profile_steps(run_step, batch) if settings.profile else ""
     return DecodeStepPoint(batch, step_ms, products_ms, statistics.median(shares), min(shares), max(shares), operations)

@@ -215,7 +215,7 @@ def format_ratios(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdapt
 
 
 def format_error_counts(error_counts: Counter[str], status_counts: Counter[int]) -> str:
-    lines = [f"{count:>8} {why}" for why, count in error_counts.most_common()]
+    lines = [f"{count:>8} {message}" for message, count in error_counts.most_common()]
     return "\n".join(
         [f"answered: {', '.join(f'{count} with {status}' for status, count in sorted(status_counts.items()))}", *lines])
 

@@ -101,8 +101,8 @@ def measure(loaded_model: LoadedDecoder, settings: LoraStepSettings) -> list[Lor
     steps = {}
     for num_adapters in (0, *settings.adapters):
         _, steps[num_adapters] = prepare_decode_step(loaded_model, settings.streams, settings.context)
-        for place, sequence in enumerate(steps[num_adapters].decodes):
-            sequence.adapter_id = 1 + place % num_adapters if num_adapters else 0
+        for index, sequence in enumerate(steps[num_adapters].decodes):
+            sequence.adapter_id = 1 + index % num_adapters if num_adapters else 0
 
     def run(step: Step) -> None:
         loaded_model.runner.run(step, cache)

@@ -96,8 +96,8 @@ def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) ->
     while server.poll() is None:
         update_memory_peaks(server.pid, peaks)
         text += server.stdout.read() or b""
-        if found := re.search(rb"http://[^ ]*:(\d+)", text):
-            return int(found[1])
+        if match := re.search(rb"http://[^ ]*:(\d+)", text):
+            return int(match[1])
         time.sleep(POLL_INTERVAL_SECONDS)
     raise SystemExit("benchmarks.experiments.memory: weft ended before it was ready")
 
@@ -110,15 +110,15 @@ def update_memory_peaks(launcher_pid: int, peaks: dict[int, float]) -> None:
         for children in Path(f"/proc/{launcher_pid}/task").glob("*/children"):
             for child in children.read_text().split():
                 if SHARD_MODULE in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{child}/status").read_text())
-                    if found:
-                        peaks[int(child)] = max(peaks.get(int(child), 0.0), int(found[1]) * 1024 / 1e9)
+                    match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{child}/status").read_text())
+                    if match:
+                        peaks[int(child)] = max(peaks.get(int(child), 0.0), int(match[1]) * 1024 / 1e9)
 
 
 def compute_memory_limit_gb(model_config: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
-    """Return the limit per shard in GB: 1.1 times the weights with the packed copy of a tied head, plus ALLOWED.
+    """Return the limit per shard in GB, or None if there is no limit for this number of shards.
 
-    Return None if there is no limit for this number of shards."""
+    The limit is 1.1 times the weights with the packed copy of a tied head, plus EXTRA_BYTES_ALLOWED."""
     if num_shard not in LIMIT_SHARES:
         return None
     hidden, intermediate, vocabulary_size = model_config["hidden_size"], model_config[

@@ -85,8 +85,8 @@ class BusyScheduler:
         scheduler = self._scheduler
         while scheduler.num_unfinished < self._streams:
             self._num_submitted += 1
-            # Each request asks for one token more than the one before, modulo OUTPUT, so that they end at different
-            # steps.
+            # Each request asks for one token more than the one before, modulo MIN_OUTPUT_TOKENS, so that they end at
+            # different steps.
             scheduler.submit(self._make_request(MIN_OUTPUT_TOKENS + self._num_submitted % MIN_OUTPUT_TOKENS), self._now)
         self._now += 0.01
         plan = scheduler.plan(self._now)

@@ -74,7 +74,7 @@ DEFAULT_SETTINGS = GpuBenchmarkSettings()
 app = App("benchmarks.gpu", help="How near weft comes to what a card can do.", version_flags=[])
 
 
-@app.command
+@app.command(name="decode")
 def bench_decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST_SHAPE),
                  batch: PositiveInts = (1, 8, 32, 128, 256), context: PositiveInts = (512, 2048),
                  cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
@@ -90,7 +90,7 @@ def bench_decode(*, shapes: ShapeNames = ("qwen2.5-0.5b", "llama-3.2-1b", LARGES
                            device_rates.describe())
 
 
-@app.command
+@app.command(name="prompts")
 def bench_prefill(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts = (512, 2048, 8192),
                   repeat: PositiveInt = 5, settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
     """Measure the prefill of prompts in milliseconds, and compare its rate with that of large matmuls."""
@@ -101,7 +101,7 @@ def bench_prefill(*, shapes: ShapeNames = (LARGEST_SHAPE,), length: PositiveInts
             report_section(f"Prompts, {shape}", rows, settings.device_type, settings.save, device_rates.describe())
 
 
-@app.command
+@app.command(name="served")
 def bench_http_throughput(*, shape: ShapeName = LARGEST_SHAPE, streams: PositiveInt = 64, prompt: PositiveInt = 128,
                           output: PositiveInt = 256, repeat: PositiveInt = 2,
                           settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
@@ -118,7 +118,7 @@ def bench_http_throughput(*, shape: ShapeName = LARGEST_SHAPE, streams: Positive
     report_section("Over HTTP, beside the shard alone", [row], settings.device_type, settings.save)
 
 
-@app.command
+@app.command(name="beside")
 def bench_against_transformers(*, shape: ShapeName = LARGEST_SHAPE, requests: PositiveInt = 256,
                                shortest: PositiveInt = 100, longest: PositiveInt = 1024, repeat: PositiveInt = 2,
                                settings: GpuBenchmarkSettings = DEFAULT_SETTINGS) -> None:
@@ -132,7 +132,8 @@ def bench_against_transformers(*, shape: ShapeName = LARGEST_SHAPE, requests: Po
                   *print_throughput(run_in_new_process(measure_transformers_throughput, model, request_lengths)))
                  for _ in range(repeat)]
     row = {"model": shape, "requests": requests, "lengths": f"{shortest}-{longest}",
-           **compare_throughputs("weft over HTTP", "transformers", [(ours, theirs) for ours, theirs, _ in turns]),
+           **compare_throughputs("weft over HTTP", "transformers",
+                                 [(weft_rate, transformers_rate) for weft_rate, transformers_rate, _ in turns]),
            "its attention": turns[0][-1]}
     report_section(f"Beside transformers {version('transformers')}", [row], settings.device_type, settings.save)
 

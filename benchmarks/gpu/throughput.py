@@ -161,8 +161,8 @@ def measure_shard_throughput(placement: ModelPlacement, num_requests: int, reque
     step_timer = StepTimer(loaded_model, num_requests, sum(request_lengths))
     prompts_per_step = max(1, MAX_PREFILL_TOKENS // request_lengths.prompt)
     step_sizes = (min(prompts_per_step, num_requests - first) for first in range(0, num_requests, prompts_per_step))
-    prefill_seconds = sum(median(step_timer.time_prefill([request_lengths.prompt] * lot, NUM_STEP_REPETITIONS))
-                          for lot in step_sizes)
+    prefill_seconds = sum(median(step_timer.time_prefill([request_lengths.prompt] * batch_size, NUM_STEP_REPETITIONS))
+                          for batch_size in step_sizes)
     decode_step_seconds = median(step_timer.time_decode_steps(num_requests, request_lengths.prompt
                                                               + request_lengths.output // 2, NUM_STEP_REPETITIONS))
     return num_requests * request_lengths.output / (prefill_seconds + (request_lengths.output - 1)
@@ -171,7 +171,7 @@ def measure_shard_throughput(placement: ModelPlacement, num_requests: int, reque
 
 def compare_throughputs(first_name: str, second_name: str, throughput_pairs: Sequence[tuple[float, float]]) -> TableRow:
     """Return the medians of both rates, and median, least and most of their ratios by turn."""
-    ratios = [mine / theirs for mine, theirs in throughput_pairs]
+    ratios = [first / second for first, second in throughput_pairs]
     first, second = map(median, zip(*throughput_pairs, strict=True))
     return {f"{first_name} tokens/s": round(first), f"{second_name} tokens/s": round(second),
             "ratio": round(median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}

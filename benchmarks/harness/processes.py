@@ -82,7 +82,7 @@ def run_children(program: Sequence[str], args_of_processes: Sequence[dict[str, A
 
     If one ends before it is ready, the others are ended too."""
     with ThreadPoolExecutor(len(args_of_processes)) as readers, ExitStack() as stack:
-        ready_pipes = [stack.enter_context(start_child(program, order))[1] for order in args_of_processes]
+        ready_pipes = [stack.enter_context(start_child(program, process_args))[1] for process_args in args_of_processes]
         for ready_future in as_completed([readers.submit(wait_until_ready, lines, program) for lines in ready_pipes]):
             ready_future.result()
         yield

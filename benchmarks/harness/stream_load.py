@@ -15,7 +15,8 @@ from typing import cast
 
 EVENT_START = b"data: {"
 BODY_END = b"\r\n0\r\n\r\n"  # end of a chunked body; neither a response head nor an event ends with these bytes
-NUM_OVERLAP_BYTES = 6  # bytes kept from the previous read: EVENT or END may begin in them, but neither fits
+# bytes kept from the previous read: EVENT_START or BODY_END may begin in them, but neither fits
+NUM_OVERLAP_BYTES = 6
 MIN_TOKENS, MAX_TOKENS = 128, 384
 PROMPT_LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 PROMPT_LENGTH_RANGE = 8, 32  # fewest and most letters of a prompt

@@ -47,8 +47,8 @@ def convert_sigterm_to_exit() -> Iterator[None]:
 def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
     assert server.stdout is not None
     for line in server.stdout:
-        if found := re.search(rb"http://[^ ]*:(\d+)", line):
-            return int(found[1])
+        if match := re.search(rb"http://[^ ]*:(\d+)", line):
+            return int(match[1])
     raise SystemExit("benchmarks: weft ended before it was ready")
 
 

@@ -121,10 +121,9 @@ def write_report(folder: Path, run_metadata: dict[str, Any]) -> dict[str, Any]:
     plots = import_module("benchmarks.study.plots")  # needs matplotlib, an extra
     all_records = RunRecordStore(folder).read_all()
     study_figures = summarize_study(all_records)
-    paths = [path for shape, one in study_figures["shapes"].items()
-             for path in plots.draw_plots(folder, shape, one,
-                                          [taken for taken in all_records if taken.run.shape == shape])]
-    metadata_of_runs = [taken.metadata for taken in all_records]
+    paths = [path for shape, one in study_figures["shapes"].items() for path in plots.draw_plots(
+        folder, shape, one, [run_records for run_records in all_records if run_records.run.shape == shape])]
+    metadata_of_runs = [run_records.metadata for run_records in all_records]
     summary_json = to_json_value({**study_figures, **run_metadata, "made": list_distinct_metadata(metadata_of_runs)})
     (folder / "summary.json").write_text(json.dumps(summary_json, indent=1) + "\n")
     (folder / "README.md").write_text(format_readme(study_figures, metadata_of_runs, paths, folder))
@@ -152,7 +151,7 @@ def run_batching_study(settings: StudySettings = StudySettings()) -> None:
 
 def main() -> None:
     app = cyclopts.App(name="weft study", help="Comparisons that are measured from end to end.")
-    app.command(run_batching_study)
+    app.command(run_batching_study, name="batching")
     try:
         app(sys.argv[1:])
     except (ValueError, StudyFailed, ProcessStartError) as error:

@@ -31,7 +31,7 @@ from benchmarks.study.statistics import interpolate
 SOLO_PART, COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART = ("solo", "compat", "workload", "sweep",
                                                                                   "sweet", "users")
 ALL_HANDLERS = "together"  # workload that measures the throughput with all handlers busy
-# each needs the latency of single requests, from SOLO
+# each needs the latency of single requests, from SOLO_PART
 STUDY_PARTS = COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART
 MIN_REQUESTS = 24  # requests of a run, however low the rate
 REQUESTS_PER_USER = 6  # requests of a user
@@ -124,7 +124,7 @@ class ServerSpeed:
                                                   for length in workloads.FIGURE_OUTPUT_LENGTHS)
 
     def is_known_for(self, part: str) -> bool:
-        """Return whether runs of a part can be evaluated: not if the runs that measure the pace were interrupted."""
+        """Return whether runs of a part can be evaluated: not if the runs of SOLO_PART were interrupted."""
         return bool(self.short_prompt_latencies and self.long_prompt_latencies
                     and (self.compat_latencies or part != COMPAT_PART))
 
@@ -202,7 +202,7 @@ class StudyPlan:
         """Return what the records of a run depend on, to check later whether stored ones are of the same run."""
         requests = self.make_requests(run)
         return {"router": self.make_router_settings(run), "shard": dict(self.shape.shard_settings),
-                "requests": len(requests), "tokens": sum(ask.output_tokens for ask in requests),
+                "requests": len(requests), "tokens": sum(request.output_tokens for request in requests),
                 "seconds": requests[-1].at or 0.0}
 
 

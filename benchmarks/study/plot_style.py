@@ -61,7 +61,7 @@ def get_policy_style(policy: str, policies: Sequence[str]) -> PolicyStyle:
 def assign_window_policy_styles(policies: Sequence[str]) -> dict[str, PolicyStyle]:
     """Return the styles of policies with a window: fixed ones for the default windows, unused ones for others."""
     default_styles = dict(zip(make_window_policies(DEFAULT_WINDOWS), WINDOW_STYLES, strict=True))
-    unused_styles = cycle([look for name, look in default_styles.items() if name not in policies] or WINDOW_STYLES)
+    unused_styles = cycle([style for name, style in default_styles.items() if name not in policies] or WINDOW_STYLES)
     return {name: default_styles[name] if name in default_styles else next(unused_styles) for name in policies}
 
 

@@ -55,8 +55,8 @@ def iter_plots(plots_folder: Path, shape: str, shape_figures: FiguresMapping,
                                      f"{shape}, workload {workload}")
         yield plot_fairness(plots_folder / f"{shape}-{workload}-fairness.png", policy_figures,
                             f"{shape}, workload {workload}")
-        if workload_records := [taken for taken in all_records if (taken.run.part, taken.run.workload)
-                                == (WORKLOAD_PART, workload)]:
+        if workload_records := [run_records for run_records in all_records
+                                if (run_records.run.part, run_records.run.workload) == (WORKLOAD_PART, workload)]:
             yield plot_timeline(plots_folder / f"{shape}-{workload}-timeline.png", workload_records)
     if SWEEP_PART in shape_figures:
         yield plot_arrival_rates(plots_folder / f"{shape}-rates.png", shape_figures[SWEEP_PART], shape)
@@ -91,25 +91,25 @@ def plot_latency_by_tokens(path: Path, policy_figures: FiguresMapping, title: st
 
 def plot_fairness(path: Path, policy_figures: FiguresMapping, title: str) -> Path:
     """Plot fairness, slowdown and longest wait; the last two differ up to a hundredfold and have logarithmic axes."""
-    drawing, (left, middle, right) = make_figure(1, 3, 10.5, 4.6)
+    figure, (left, middle, right) = make_figure(1, 3, 10.5, 4.6)
     draw_bars(left, policy_figures, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
     draw_bars(middle, policy_figures, "slowdown", "slowdown (1: as if alone)", "latency / latency alone")
     draw_bars(right, policy_figures, "longest_wait", "longest wait", "until the first token (s)")
     left.set_ylim(0, 1)
     for axes, figure_name in ((middle, "slowdown"), (right, "longest_wait")):
         make_bar_axis_logarithmic(axes, [one[figure_name].mean for one in policy_figures.values()])
-    drawing.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    drawing.suptitle(f"{title}: mean over seeds, 95 % band")
-    return save_figure(drawing, path)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(f"{title}: mean over seeds, 95 % band")
+    return save_figure(figure, path)
 
 
 def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, title: str, unit: str) -> None:
-    for place, (policy, one) in enumerate(policy_figures.items()):
+    for index, (policy, one) in enumerate(policy_figures.items()):
         band, style = one[figure_name], get_policy_style(policy, list(policy_figures))
-        axes.bar(place, band.mean, color=style.color, alpha=0.65, hatch=style.hatch, edgecolor="black", linewidth=0.8,
+        axes.bar(index, band.mean, color=style.color, alpha=0.65, hatch=style.hatch, edgecolor="black", linewidth=0.8,
                  label=format_policy_label(policy))
         low, high = get_band_ends(band)
-        axes.errorbar(place, band.mean, yerr=[[band.mean - low], [high - band.mean]], color="black", capsize=3,
+        axes.errorbar(index, band.mean, yerr=[[band.mean - low], [high - band.mean]], color="black", capsize=3,
                       linewidth=1)
     axes.set_xticks([])
     label_axes(axes, "policy", unit, title)
@@ -119,32 +119,32 @@ def draw_bars(axes: Axes, policy_figures: FiguresMapping, figure_name: str, titl
 def plot_arrival_rates(path: Path, sweep_figures: FiguresMapping, shape: str) -> Path:
     """Plot the figures by arrival rate, without the swept settings, which have a plot of their own."""
     levels_by_policy: Mapping[str, FiguresByLevel] = sweep_figures["policies"]
-    shown = {policy: levels for policy, levels in levels_by_policy.items()
-             if policy.partition("-")[0] not in SWEPT_SETTINGS}
-    drawing, axes = make_figure(1, 3, 13.5, 5.0)
-    for place, (figure_name, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
+    shown_levels = {policy: levels for policy, levels in levels_by_policy.items()
+                    if policy.partition("-")[0] not in SWEPT_SETTINGS}
+    figure, axes = make_figure(1, 3, 13.5, 5.0)
+    for index, (figure_name, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
                                                   ("latency_p50", "p50 of request latency (s)"),
                                                   ("latency_p95", "p95 of request latency (s)"))):
-        for policy, levels in shown.items():
+        for policy, levels in shown_levels.items():
             points = {one["requests_per_second"].mean: one[figure_name] for one in levels.values()}
             means = [(x, band.mean) for x, band in points.items()]
-            draw_bands(axes[place], points, policy, list(shown))
-            draw_curve(axes[place], means, policy, list(shown))
+            draw_bands(axes[index], points, policy, list(shown_levels))
+            draw_curve(axes[index], means, policy, list(shown_levels))
             if sweep_figures["saturation"][policy]["is_full"]:
-                draw_open_marker(axes[place], means[-1], policy, list(shown))
-        label_axes(axes[place], "arrivals (requests/s)", title)
-        make_axes_logarithmic(axes[place], "x", "y")
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    drawing.suptitle(
+                draw_open_marker(axes[index], means[-1], policy, list(shown_levels))
+        label_axes(axes[index], "arrivals (requests/s)", title)
+        make_axes_logarithmic(axes[index], "x", "y")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(
         f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
         f"a large open marker: a policy is full and served less than {100 * MIN_SERVED_SHARE:.0f} % of what was "
         "asked for, at two rates in a row; other lines end at the highest rate tried")
-    return save_figure(drawing, path)
+    return save_figure(figure, path)
 
 
 def plot_sweet_spot(path: Path, levels_by_policy: Mapping[str, FiguresByLevel], shape: str) -> Path:
     """Plot throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
-    drawing, [axes] = make_figure(width=9.4, height=6.0)
+    figure, [axes] = make_figure(width=9.4, height=6.0)
     swept_policies = [policy for policy in levels_by_policy if policy.partition("-")[0] in SWEPT_SETTINGS]
     settings = [policy.partition("-")[0] for policy in swept_policies]
     offsets = cycle(LABEL_OFFSETS)
@@ -161,11 +161,11 @@ def plot_sweet_spot(path: Path, levels_by_policy: Mapping[str, FiguresByLevel], 
                f"{shape}: throughput against latency at rising rates; up and left is better")
     make_axes_logarithmic(axes, "x")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return save_figure(drawing, path)
+    return save_figure(figure, path)
 
 
 def plot_users(path: Path, users_figures: FiguresMapping, shape: str) -> Path:
-    drawing, [axes] = make_figure()
+    figure, [axes] = make_figure()
     for policy, levels in users_figures["policies"].items():
         points = [(level, one["by_alone"].mean) for level, one in levels.items()]
         draw_curve(axes, [point for point in points if isfinite(point[1])], policy, list(users_figures["policies"]))
@@ -175,4 +175,4 @@ def plot_users(path: Path, users_figures: FiguresMapping, shape: str) -> Path:
                f"{shape}: latency by number of users")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
-    return save_figure(drawing, path)
+    return save_figure(figure, path)

@@ -89,7 +89,7 @@ def record_to_json(record: RequestRecord) -> dict[str, Any]:
 def read_run_records(path: Path) -> RunRecords:
     run_json, *record_jsons = map(json.loads, path.read_text().splitlines())
     run = StudyRun(**run_json["run"])
-    records = [record_from_json(told, is_open_loop=run.concurrency is None) for told in record_jsons]
+    records = [record_from_json(record_json, is_open_loop=run.concurrency is None) for record_json in record_jsons]
     if run.part == COMPAT_PART and any(record.told_seconds is None for record in records if not record.error):
         raise ValueError(f"{path} was made by an older version, to which the server did not tell how long its answers "
                          "took: remove it, and measure it anew")

@@ -70,9 +70,9 @@ def compute_solo_latencies(records: Sequence[RequestRecord]) -> LatencyPoints:
 
 
 def compute_server_speed(all_records: Iterable[RunRecords]) -> ServerSpeed:
-    """Return the pace from the runs of the part SOLO."""
-    records_by_run = {(taken.run.policy, taken.run.workload): taken.records for taken in all_records if taken.run.part
-                      == SOLO_PART}
+    """Return the server's speed from the runs of SOLO_PART."""
+    records_by_run = {(run_records.run.policy, run_records.run.workload): run_records.records
+                      for run_records in all_records if run_records.run.part == SOLO_PART}
     solo_latencies = {key: compute_solo_latencies(records) for key, records in records_by_run.items()}
     return ServerSpeed(solo_latencies.get((NOBATCH_POLICY, "short"), ()),
                        solo_latencies.get((NONE_POLICY, "short"), ()), solo_latencies.get((NONE_POLICY, "long"), ()),
@@ -168,9 +168,9 @@ def should_stop_runs(finished_runs: Sequence[RunRecords]) -> bool:
     They do not once a policy failed to keep up twice in a row, or users wait more than twice as long as one alone."""
     part = finished_runs[-1].run.part
     if part in (SWEEP_PART, SWEET_SPOT_PART):
-        return len(finished_runs) > 1 and all(compute_served_tokens_per_second(taken.records) < MIN_SERVED_SHARE
-                                              * compute_offered_tokens_per_second(taken.records)
-                                              for taken in finished_runs[-2:])
+        return len(finished_runs) > 1 and all(compute_served_tokens_per_second(run_records.records) < MIN_SERVED_SHARE
+                                              * compute_offered_tokens_per_second(run_records.records)
+                                              for run_records in finished_runs[-2:])
     return part == USERS_PART and closed_loop_normalized_latency(
         finished_runs[-1]) > USERS_SLOWDOWN * closed_loop_normalized_latency(finished_runs[0])
 

@@ -65,7 +65,8 @@ class StudyRunner:
         """Return how fast the server is, as far as these parts need it; measured unless there are records."""
         solo_server_runs = [turn for turn in plan.iter_server_runs(SOLO_PART) if COMPAT_PART in parts
                             or not turn.runs[0].is_compat_mode]
-        return compute_server_speed(taken for turn in solo_server_runs for taken in self.iter_measured_runs(plan, turn))
+        return compute_server_speed(run_records for turn in solo_server_runs
+                                    for run_records in self.iter_measured_runs(plan, turn))
 
     def measure_part(self, plan: StudyPlan, part: str) -> None:
         for turn in plan.iter_server_runs(part):

@@ -82,8 +82,8 @@ def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """Interpolate linearly between the points around x, which are in ascending order; extrapolate beyond the ends."""
     if len(points) == 1:
         return points[0][1]
-    place = sum(x > place for place, _ in points[1:-1])
-    (left, low), (right, high) = points[place], points[place + 1]
+    index = sum(x > left for left, _ in points[1:-1])
+    (left, low), (right, high) = points[index], points[index + 1]
     return low + (x - left) * (high - low) / (right - left)
 
 

@@ -53,9 +53,9 @@ MIN_RANGES, MAX_RANGES = 4, 15
 
 def summarize_study(all_records: Sequence[RunRecords]) -> FiguresDict:
     """Return all figures; first those of the study's mode, of the first shape that has them."""
-    shapes = list(dict.fromkeys(taken.run.shape for taken in all_records))
-    figures_by_shape = {shape: summarize_model([taken for taken in all_records if taken.run.shape == shape])
-                        for shape in shapes}
+    shapes = list(dict.fromkeys(run_records.run.shape for run_records in all_records))
+    figures_by_shape = {shape: summarize_model([run_records for run_records in all_records
+                                                if run_records.run.shape == shape]) for shape in shapes}
     compat_figures: FiguresDict = next((one[COMPAT_PART] for one in figures_by_shape.values() if COMPAT_PART in one),
                                        {})
     ratio, correlations = (compat_figures.get(name, ConfidenceBand.from_values(())) for name in (
@@ -67,15 +67,16 @@ def summarize_study(all_records: Sequence[RunRecords]) -> FiguresDict:
 
 def count_failed_requests(all_records: Sequence[RunRecords]) -> dict[str, int]:
     """Return the number of failed requests by run; these count in no other figure."""
-    counts = {f"{taken.run.part}/{taken.run.name}": sum(bool(record.error) for record in taken.records)
-              for taken in all_records}
+    counts = {f"{run_records.run.part}/{run_records.run.name}": sum(bool(record.error)
+                                                                    for record in run_records.records)
+              for run_records in all_records}
     return {name: count for name, count in counts.items() if count}
 
 
 def summarize_model(all_records: Sequence[RunRecords]) -> FiguresDict:
     server_speed = compute_server_speed(all_records)
-    all_records = [taken for taken in all_records if server_speed.is_known_for(taken.run.part)]
-    parts = {part: [taken for taken in all_records if taken.run.part == part]
+    all_records = [run_records for run_records in all_records if server_speed.is_known_for(run_records.run.part)]
+    parts = {part: [run_records for run_records in all_records if run_records.run.part == part]
              for part in (COMPAT_PART, WORKLOAD_PART, USERS_PART)}
     shape_figures: FiguresDict = {}
     if parts[COMPAT_PART]:
@@ -83,7 +84,8 @@ def summarize_model(all_records: Sequence[RunRecords]) -> FiguresDict:
     if parts[WORKLOAD_PART]:
         shape_figures[WORKLOAD_PART] = {name: summarize_policies(runs, server_speed) for name, runs in group_records(
             parts[WORKLOAD_PART], lambda run: run.workload).items()}
-    if sweep_records := [taken for taken in all_records if taken.run.part in (SWEEP_PART, SWEET_SPOT_PART)]:
+    if sweep_records := [run_records for run_records in all_records
+                         if run_records.run.part in (SWEEP_PART, SWEET_SPOT_PART)]:
         shape_figures[SWEEP_PART] = summarize_sweep(sweep_records, server_speed)
     if parts[USERS_PART]:
         shape_figures[USERS_PART] = summarize_users(parts[USERS_PART], server_speed)
@@ -92,8 +94,8 @@ def summarize_model(all_records: Sequence[RunRecords]) -> FiguresDict:
 
 def group_records(all_records: Iterable[RunRecords], get_key: Callable[[StudyRun], Any]) -> dict[Any, list[RunRecords]]:
     groups: dict[Any, list[RunRecords]] = {}
-    for taken in all_records:
-        groups.setdefault(get_key(taken.run), []).append(taken)
+    for run_records in all_records:
+        groups.setdefault(get_key(run_records.run), []).append(run_records)
     return groups
 
 
@@ -113,7 +115,7 @@ def compute_bands(figures_of_seeds: Sequence[Mapping[str, float]]) -> dict[str, 
 
 def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return the figures of each policy, and its latencies by tokens."""
-    completed_by_policy = {policy: [list_completed_requests(taken, server_speed) for taken in runs]
+    completed_by_policy = {policy: [list_completed_requests(run_records, server_speed) for run_records in runs]
                            for policy, runs in group_by_policy(all_records).items()}
     return {policy: compute_bands(list(map(compute_fixed_load_metrics, seeds)))
             | {"latency_by_tokens": compute_latency_by_tokens(seeds),
@@ -121,26 +123,27 @@ def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSp
 
 
 def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
-    latencies_of_seeds = [mean_latency_by_tokens(found) for found in completed_by_seed]
-    lengths = sorted({length for found in latencies_of_seeds for length in found})
-    return {length: ConfidenceBand.from_values(found[length] for found in latencies_of_seeds if length in found)
-            for length in lengths}
+    latencies_of_seeds = [mean_latency_by_tokens(completed) for completed in completed_by_seed]
+    lengths = sorted({length for latencies in latencies_of_seeds for length in latencies})
+    return {length: ConfidenceBand.from_values(latencies[length] for latencies in latencies_of_seeds
+                                               if length in latencies) for length in lengths}
 
 
 def compute_latency_by_range(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
     """Return latencies by the mean number of tokens of each range: many seeds have no request of a given length."""
     width = choose_range_width(completed_by_seed)
-    latencies_of_seeds = [mean_by_key(((answer.num_tokens - 1) // width, answer.latency_seconds) for answer in found)
-                          for found in completed_by_seed]
+    latencies_of_seeds = [mean_by_key(((answer.num_tokens - 1) // width, answer.latency_seconds)
+                                      for answer in completed) for completed in completed_by_seed]
     mean_tokens_by_range = mean_by_key(((answer.num_tokens - 1) // width, answer.num_tokens)
-                                       for found in completed_by_seed for answer in found)
-    return {place: ConfidenceBand.from_values(found[number] for found in latencies_of_seeds if number in found)
-            for number, place in mean_tokens_by_range.items()}
+                                       for completed in completed_by_seed for answer in completed)
+    return {mean_tokens: ConfidenceBand.from_values(latencies[number] for latencies in latencies_of_seeds
+                                                    if number in latencies)
+            for number, mean_tokens in mean_tokens_by_range.items()}
 
 
 def choose_range_width(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> int:
     """Return the width of a range in tokens; 1 if there are few different lengths."""
-    lengths = {answer.num_tokens for found in completed_by_seed for answer in found}
+    lengths = {answer.num_tokens for completed in completed_by_seed for answer in completed}
     num_ranges = min(max(min(map(len, completed_by_seed)) // REQUESTS_PER_RANGE, MIN_RANGES), MAX_RANGES)
     return 1 if len(lengths) <= num_ranges else ceil(max(lengths) / num_ranges)
 
@@ -165,14 +168,14 @@ def summarize_compat(all_records: Sequence[RunRecords], server_speed: ServerSpee
 
 def has_dynamic_and_others(seed_records: Sequence[RunRecords]) -> bool:
     """Return whether a seed has dynamic batching and other policies; an interrupted one may lack some."""
-    policy_names = {taken.run.policy for taken in seed_records}
+    policy_names = {run_records.run.policy for run_records in seed_records}
     return DYNAMIC_POLICY in policy_names and len(policy_names) > 1
 
 
 def compute_dynamic_latency_ratio(seed_records: Sequence[RunRecords], server_speed: ServerSpeed) -> float:
     """Return the mean latency of dynamic batching divided by the mean of the other policies', in one seed."""
-    latency_by_policy = {taken.run.policy: compute_fixed_load_metrics(list_completed_requests(taken, server_speed))[
-        "mean_latency"] for taken in seed_records}
+    latency_by_policy = {run_records.run.policy: compute_fixed_load_metrics(
+        list_completed_requests(run_records, server_speed))["mean_latency"] for run_records in seed_records}
     return latency_by_policy.pop(DYNAMIC_POLICY) / fmean(latency_by_policy.values())
 
 
@@ -184,9 +187,10 @@ def fit_latency_line(latencies: Mapping[float, ConfidenceBand]) -> RegressionLin
 
 def summarize_sweep(all_records: Sequence[RunRecords], server_speed: ServerSpeed) -> FiguresDict:
     """Return the figures of each policy at each rate, and its highest throughput."""
-    levels = {policy: compute_metrics_by_level(runs, lambda taken: compute_open_loop_metrics(taken, server_speed))
+    levels = {policy: compute_metrics_by_level(runs,
+                                               lambda run_records: compute_open_loop_metrics(run_records, server_speed))
               for policy, runs in group_by_policy(all_records).items()}
-    peaks = {policy: find_peak(found) for policy, found in levels.items()}
+    peaks = {policy: find_peak(figures_by_level) for policy, figures_by_level in levels.items()}
     none_peak = peaks.get(NONE_POLICY, (nan, nan))[1]
     saturated_policies = {policy: all(map(is_policy_saturated, group_by_seed(runs).values()))
                           for policy, runs in group_by_policy(all_records).items()}
@@ -197,13 +201,13 @@ def summarize_sweep(all_records: Sequence[RunRecords], server_speed: ServerSpeed
 
 def is_policy_saturated(seed_records: Sequence[RunRecords]) -> bool:
     """Return whether the runs of a seed ended because the policy was saturated, not because rates were exhausted."""
-    return should_stop_runs(sorted(seed_records, key=lambda taken: taken.run.level))
+    return should_stop_runs(sorted(seed_records, key=lambda run_records: run_records.run.level))
 
 
 def compute_metrics_by_level(all_records: Sequence[RunRecords],
                              compute_figures: Callable[[RunRecords], Mapping[str, float]]) -> FiguresByLevel:
     records_by_level = group_records(all_records, lambda run: run.level)
-    return {level: compute_bands([compute_figures(taken) for taken in records_by_level[level]])
+    return {level: compute_bands([compute_figures(run_records) for run_records in records_by_level[level]])
             for level in sorted(records_by_level)}
 
 
@@ -228,17 +232,18 @@ def compare_with_static_peak(levels_by_policy: Mapping[str, FiguresByLevel],
                              peaks: Mapping[str, tuple[float, float]]) -> FiguresDict:
     """Return the latency of continuous batching at nearly the highest throughput of static groups.
 
-    Of all its settings and rates with at least NEAR of that throughput, the one with the lowest latency counts."""
+    Of all its settings and rates with at least NEAR_PEAK_SHARE of that throughput, the one with the lowest latency
+    counts."""
     static_policies = [policy for policy in levels_by_policy if is_static_policy(policy)]
     if not static_policies or MIXED_POLICY not in levels_by_policy:
         return {}
     best_static_policy = max(static_policies, key=lambda policy: peaks[policy][1])
     level, static_throughput = peaks[best_static_policy]
     static_latency = levels_by_policy[best_static_policy][level]["latency_p50"].mean
-    continuous_candidates = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
+    continuous_candidates = [(figures["latency_p50"].mean, policy, figures["tokens_per_second"].mean, rate)
                              for policy in levels_by_policy if policy not in (*static_policies, NONE_POLICY)
-                             for rate, found in select_levels_of_all_seeds(levels_by_policy[policy]).items()
-                             if found["tokens_per_second"].mean >= NEAR_PEAK_SHARE * static_throughput]
+                             for rate, figures in select_levels_of_all_seeds(levels_by_policy[policy]).items()
+                             if figures["tokens_per_second"].mean >= NEAR_PEAK_SHARE * static_throughput]
     latency, policy, tokens, rate = min(continuous_candidates, default=(nan, MIXED_POLICY, nan, nan))
     return {"static_peak": {"policy": best_static_policy, "level": level, "tokens_per_second": static_throughput,
                             "latency_p50": static_latency, "continuous_policy": policy, "continuous_level": rate,
@@ -257,9 +262,10 @@ def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed
         return run_figures | {"by_alone": run_figures["per_token_p50"] / solo_seconds[run_records.run.seed]}
 
     records_by_policy = group_by_policy(all_records)
-    users_by_policy = {policy: ConfidenceBand.from_values(
-        find_users_at_slowdown([(taken.run.level, compute_figures(taken)["by_alone"]) for taken in each])
-        for each in group_by_seed(runs).values()) for policy, runs in records_by_policy.items()}
+    users_by_policy = {policy: ConfidenceBand.from_values(find_users_at_slowdown(
+        [(run_records.run.level, compute_figures(run_records)["by_alone"]) for run_records in each])
+                                                          for each in group_by_seed(runs).values())
+                       for policy, runs in records_by_policy.items()}
     none_users = users_by_policy[NONE_POLICY].mean if NONE_POLICY in users_by_policy else nan
     return {"policies": {policy: compute_metrics_by_level(runs, compute_figures)
                          for policy, runs in records_by_policy.items()},
@@ -270,9 +276,9 @@ def summarize_users(all_records: Sequence[RunRecords], server_speed: ServerSpeed
 def compute_single_user_normalized_latencies(all_records: Sequence[RunRecords],
                                              server_speed: ServerSpeed) -> dict[int, float]:
     """Return the seconds per token of a single user by seed; seeds without such a run get the mean of the others."""
-    single_user_records = group_by_seed([taken for taken in all_records if taken.run.level == 1])
-    seconds_by_seed = {seed: min(compute_closed_loop_metrics(taken, server_speed)["per_token_p50"] for taken in runs)
-                       for seed, runs in single_user_records.items()}
+    single_user_records = group_by_seed([run_records for run_records in all_records if run_records.run.level == 1])
+    seconds_by_seed = {seed: min(compute_closed_loop_metrics(run_records, server_speed)["per_token_p50"]
+                                 for run_records in runs) for seed, runs in single_user_records.items()}
     return dict.fromkeys(group_by_seed(all_records), fmean(seconds_by_seed.values())) | seconds_by_seed
 
 

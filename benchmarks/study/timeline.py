@@ -19,20 +19,21 @@ BAR_COLORS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in 
 
 def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
     """Plot the timelines of the first seed."""
-    first_seed = min(taken.run.seed for taken in all_records)
-    records_by_policy = {taken.run.policy: taken for taken in all_records if taken.run.seed == first_seed}
+    first_seed = min(run_records.run.seed for run_records in all_records)
+    records_by_policy = {run_records.run.policy: run_records for run_records in all_records
+                         if run_records.run.seed == first_seed}
     shown_records = [records_by_policy[policy] for policy in TIMELINE_POLICIES
                      if policy in records_by_policy] or list(records_by_policy.values())
     figure, axes = make_figure(len(shown_records), 1, 10.0, 1.0 + 1.7 * len(shown_records))
-    ends = [max(record.ended for record in taken.records) for taken in shown_records]
-    batching_ends = [end for taken, end in zip(shown_records, ends, strict=True)
-                     if taken.run.policy not in UNBATCHED_POLICIES]
+    ends = [max(record.ended for record in run_records.records) for run_records in shown_records]
+    batching_ends = [end for run_records, end in zip(shown_records, ends, strict=True)
+                     if run_records.run.policy not in UNBATCHED_POLICIES]
     time_limit = TIME_AXIS_MARGIN * max(batching_ends or ends)
-    for place, taken, end in zip(axes, shown_records, ends, strict=True):
-        draw_panel(place, taken)
-        place.set_xlim(0, time_limit)
+    for panel, run_records, end in zip(axes, shown_records, ends, strict=True):
+        draw_panel(panel, run_records)
+        panel.set_xlim(0, time_limit)
         if end > time_limit:
-            place.annotate(f"until {end:.3g} s", (1.0, 1.0), xycoords="axes fraction", textcoords="offset points",
+            panel.annotate(f"until {end:.3g} s", (1.0, 1.0), xycoords="axes fraction", textcoords="offset points",
                            xytext=(0, 4), ha="right", fontsize=9)
     axes[-1].set_xlabel("time (s)")
     figure.suptitle(f"{shown_records[0].run.shape}, workload {shown_records[0].run.workload}, seed {first_seed}: a bar "

@@ -59,8 +59,8 @@ def make_study_requests(name: str, seed: int, num_requests: int, speedup: float)
 def make_poisson_requests(seed: int, num_requests: int, rate: float, prompt_length: int) -> list[BenchRequest]:
     """Return requests for an open loop with `rate` arrivals per second."""
     send_times = arrivals.iter_poisson_times(rate, Random(seed))
-    return [replace(ask, at=at)
-            for ask, at in zip(make_closed_loop_requests(seed, num_requests, prompt_length), send_times, strict=False)]
+    requests = make_closed_loop_requests(seed, num_requests, prompt_length)
+    return [replace(request, at=at) for request, at in zip(requests, send_times, strict=False)]
 
 
 def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) -> list[BenchRequest]:

@@ -105,7 +105,7 @@ def compute_max_loaded_bytes(shapes: Mapping[str, TensorShape]) -> int:
     ranks = [shape[axis] for name, shape in shapes.items() if (axis := find_rank_axis(name, shape)) is not None]
     slot_rank = round_up_to_slot_rank(max(ranks, default=0))
     return sum(MAX_ELEMENT_BYTES
-               * prod(slot_rank if place == find_rank_axis(name, shape) else size for place, size in enumerate(shape))
+               * prod(slot_rank if axis == find_rank_axis(name, shape) else size for axis, size in enumerate(shape))
                for name, shape in shapes.items() if prod(shape))
 
 

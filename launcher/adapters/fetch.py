@@ -41,15 +41,15 @@ class AdapterFetcher:
         """Return a future of the adapter, or of AdapterError, without waiting for the source."""
         if self._sources[request.source].is_remote and not request.skips_name_cache and (
             remembered := self._find_remembered(request)):
-            done: Future[FetchedAdapter] = Future()
-            done.set_result(remembered)
-            return done
+            finished_future: Future[FetchedAdapter] = Future()
+            finished_future.set_result(remembered)
+            return finished_future
         in_flight_key = replace(request, skips_name_cache=False)
         with self._lock:
             if not request.skips_name_cache and (running_fetch := self._fetches_in_flight.get(in_flight_key)):
                 return running_fetch
             future = self._fetches_in_flight[in_flight_key] = self._pools[request.source].submit(self._fetch, request)
-        future.add_done_callback(lambda done: self._remove_in_flight(in_flight_key, done))
+        future.add_done_callback(lambda finished_future: self._remove_in_flight(in_flight_key, finished_future))
         return future
 
     def close(self) -> None:
@@ -70,8 +70,8 @@ class AdapterFetcher:
                 request) as remote_version:
                 return self._store_and_remember(request, remote_version)
         except AdapterError as refused:
-            if refused.kind == "unreachable" and (found := self._find_when_unreachable(request)):
-                return found
+            if refused.kind == "unreachable" and (last_fetched := self._find_when_unreachable(request)):
+                return last_fetched
             self._forget_digests(request, refused)
             raise
 

@@ -69,9 +69,9 @@ class AdapterMergeRunner:
         return version
 
     def _get_version(self, digest: str) -> AdapterVersion:
-        if (found := self._store.find_version(digest)) is None:
+        if (version := self._store.find_version(digest)) is None:
             raise AdapterError("missing", f"there is no version {digest} any more; fetch it again")
-        return found
+        return version
 
     def _run_child(self, argument: str, incoming: IncomingFolder) -> None:
         """Run the child, which inherits the lock of the folder.

@@ -108,8 +108,8 @@ class RequestDispatcher:
 
     def _reply_when_done(self, request_id: RequestId, future: "Future[Any]",
                          make_reply: Callable[[Any], Reply]) -> None:
-        future.add_done_callback(lambda done: self._send_reply({"id": request_id,
-                                                                **make_reply_or_error(done, make_reply)}))
+        future.add_done_callback(lambda finished_future: self._send_reply(
+            {"id": request_id, **make_reply_or_error(finished_future, make_reply)}))
 
     def _handle_access_check(self, request: AccessCheckRequest) -> Reply:
         """Reply that access is allowed. Raises AdapterError if not; only the source `hub` uses tokens."""

@@ -44,8 +44,8 @@ class ResolvedFlag:
 
     @property
     def effect(self) -> FlagEffect:
-        if found := self.flag.find_effect(self.value):
-            return found
+        if effect := self.flag.find_effect(self.value):
+            return effect
         raise ValueError(f"{self.name} must be one of {', '.join(self.flag.list_accepted_values())}, got {self.value}")
 
     @property
@@ -99,9 +99,9 @@ class ParsedArguments:
         if resolved_flag.source == "flag":
             return True
         if name in SETTINGS_BY_NAME:
-            ours = (variable for variable in SETTINGS_BY_NAME[name].environment_variables
-                    if variable.startswith("WEFT_"))
-            return not self.is_weft_flag_given(name) and not any(map(self.environment.get, ours))
+            weft_variables = (variable for variable in SETTINGS_BY_NAME[name].environment_variables
+                              if variable.startswith("WEFT_"))
+            return not self.is_weft_flag_given(name) and not any(map(self.environment.get, weft_variables))
         return not self.environment.get(name) or name == resolved_flag.name
 
     def is_setting_given(self, setting_name: str) -> bool:

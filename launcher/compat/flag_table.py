@@ -78,7 +78,7 @@ class FixedSetting:
 
     setting_name: str
     value: str
-    required_flag: str = ""  # as in Flag
+    required_flag: str = ""  # the flag without which the value does not apply
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """`weft migrate`: translation of another server's command line into one of `weft`, with notes about what is left out.
-TABLES_BY_PROGRAM has the programs whose command lines are supported.
 
-TABLES has the programs whose command lines are supported.
+TABLES_BY_PROGRAM has the programs whose command lines are supported.
 """
 
 import os.path
@@ -41,7 +40,7 @@ def translate_command_line(command_line: Sequence[str], environment: Mapping[str
 
 def list_leading_assignments(command_line: Sequence[str]) -> list[str]:
     """Return the assignments that the line begins with."""
-    return list(command_line[:next((place for place, word in enumerate(command_line)
+    return list(command_line[:next((index for index, word in enumerate(command_line)
                                     if not ASSIGNMENT_PATTERN.fullmatch(word)), len(command_line))])
 
 

@@ -25,7 +25,7 @@ def count_visible_devices(environment: Mapping[str, str], count_all_devices: Cal
     if listed.lower() in ALL_DEVICES_VALUES:
         return count_all_devices()
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    return next((place for place, name in enumerate(names) if name in DEVICE_LIST_ENDS), len(names))
+    return next((index for index, name in enumerate(names) if name in DEVICE_LIST_ENDS), len(names))
 
 
 def count_gpus() -> int:

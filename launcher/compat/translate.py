@@ -43,9 +43,9 @@ class FlagTranslation:
     @property
     def serve_arguments(self) -> list[str]:
         """Arguments of `weft serve`."""
-        given = [word for name, values in self.settings.items() for value in values
-                 for word in format_setting_arguments(name, value)]
-        return [*given, *self.remaining_arguments]
+        arguments = [word for name, values in self.settings.items() for value in values
+                     for word in format_setting_arguments(name, value)]
+        return [*arguments, *self.remaining_arguments]
 
     def set_setting(self, name: str, values: Sequence[str]) -> None:
         """Set a setting; a secret becomes a variable, since other users can read the arguments of a process."""

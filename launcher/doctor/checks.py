@@ -26,12 +26,12 @@ NVIDIA_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 def parse_version(version_text: str) -> tuple[int, ...]:
     """Return the numbers of a version: 2.13.0+cpu is (2, 13, 0), text without a leading number is ()."""
-    found = re.match(r"\d+(\.\d+)*", version_text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version_text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def is_version_supported(installed: str, bounds: str) -> bool:
-    """Whether a version satisfies `wanted`, such as `>=3.14,<4`. Operators other than these two are ignored."""
+    """Whether a version satisfies `bounds`, such as `>=3.14,<4`. Operators other than these two are ignored."""
     installed_version = parse_version(installed)
     parts = [part.strip() for part in bounds.split(",")]
     return (all(installed_version >= parse_version(part[2:].strip()) for part in parts if part.startswith(">="))
@@ -85,10 +85,10 @@ def list_installed_files(package: str) -> Iterator[str]:
 def read_nvidia_driver_version(path: Path = NVIDIA_DRIVER_FILE) -> str:
     """Return the version of NVIDIA's driver, or "" if there is none."""
     try:
-        found = re.search(r"\d+\.\d+[.\d]*", path.read_text().splitlines()[0])
+        match = re.search(r"\d+\.\d+[.\d]*", path.read_text().splitlines()[0])
     except (OSError, IndexError):
         return ""
-    return found[0] if found else ""
+    return match[0] if match else ""
 
 
 def check_shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - it is only checked

@@ -137,8 +137,8 @@ class HubClient:
             with self._open_request(request, revision) as response:
                 yield response
         except (OSError, HTTPException) as error:
-            why = getattr(error, "reason", error)
-            raise ServerUnreachableError(f"cannot reach the Hub at {self.endpoint}: {why}") from error
+            reason = getattr(error, "reason", error)
+            raise ServerUnreachableError(f"cannot reach the Hub at {self.endpoint}: {reason}") from error
 
     def _open_request(self, request: Request, revision: str) -> Any:
         try:
@@ -176,7 +176,7 @@ class HubClient:
 
 
 def parse_listing(text: bytes, endpoint: str) -> RepositoryListing:
-    """Parse a listing. Only names without a folder, which are safe as paths, and POOLING are kept."""
+    """Parse a listing. Only names without a folder, which are safe as paths, and POOLING_CONFIG_FILE are kept."""
     try:
         fields = json.loads(text)
         commit, names = fields["sha"], tuple(file["rfilename"] for file in fields["siblings"])

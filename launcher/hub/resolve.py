@@ -65,7 +65,10 @@ def find_model(name: str, revision: str, cache_folder: Path) -> ResolvedModel:
 
 
 def find_cached_model(name: str, revision: str, cache_folder: Path) -> Path:
-    """Return the complete snapshot of a revision. Raises Missing, or ValueError for an invalid name or revision."""
+    """Return the complete snapshot of a revision.
+
+    Raises ModelNotCachedError, or ValueError for an invalid name or revision.
+    """
     if not HUB_NAME_PATTERN.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
     check_revision(revision)

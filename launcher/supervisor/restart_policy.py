@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 RESTART_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; the last one repeats
-MAX_DEATHS = 5  # the launcher gives up at this number of deaths within WINDOW
+MAX_DEATHS = 5  # the launcher gives up at this number of deaths within WINDOW_SECONDS
 WINDOW_SECONDS = 300.0  # seconds; after this time without a death the pauses start from the first one again
 
 

@@ -113,7 +113,7 @@ class ChildProcess:
     def make_error(self) -> LaunchError:
         """Return the error of a child that ended before it was ready.
 
-        It is Misconfigured if the child reported a cause and its exit code means that a restart does not help.
+        It is ConfigurationError if the child reported a cause and its exit code means that a restart does not help.
         """
         is_lasting = self._reported_cause and self.exit_task.result() == ConfigurationError.exit_code
         return (ConfigurationError if is_lasting else LaunchError)(self.describe_exit())
@@ -149,7 +149,7 @@ async def wait_for_first_exit(processes: Sequence[ChildProcess]) -> ChildProcess
 
 
 async def terminate_all(processes: Sequence[ChildProcess], timeout_seconds: float) -> None:
-    """Terminate the processes, and kill those that have not ended after `seconds`."""
+    """Terminate the processes, and kill those that have not ended after `timeout_seconds`."""
     for signal_number, timeout in ((signal.SIGTERM, timeout_seconds), (signal.SIGKILL, None)):
         for process in processes:
             process.send_signal(signal_number)
@@ -181,7 +181,7 @@ class Supervisor:
         self._has_been_ready = False
 
     async def run_processes(self) -> None:
-        """Start all processes and restart those that die; ends only when cancelled, or with Failed."""
+        """Start all processes and restart those that die; ends only when cancelled, or with LaunchError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run_shards())
@@ -200,11 +200,11 @@ class Supervisor:
                 else:
                     self._display.update_progress("router", "warm-up", 0, 0)
                 self._report_if_all_ready()
-            dead = await wait_for_first_exit(self._shard_processes)
+            dead_process = await wait_for_first_exit(self._shard_processes)
             self._shards_ready.clear()
             await terminate_all(self._shard_processes, 0)
             self._shard_processes.clear()
-            await self._wait_before_restart(dead, "all shards", self._shard_restart_policy)
+            await self._wait_before_restart(dead_process, "all shards", self._shard_restart_policy)
 
     async def _run_router(self) -> None:
         """Run the router and restart it. It starts together with the shards, to report their progress to clients."""

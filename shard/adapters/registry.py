@@ -68,10 +68,10 @@ class AdapterRegistry:
         """
         try:
             with open_adapter(folder) as tensors:
-                head_replacements = [other for site in self.lora_targets.heads
-                                     if (other := read_head_replacement(site, tensors)) is not None]
-                lora_updates = [found for site in self.lora_targets.linears + self.lora_targets.heads
-                                for found in read_lora_updates(site, tensors)]
+                head_replacements = [replacement for site in self.lora_targets.heads
+                                     if (replacement := read_head_replacement(site, tensors)) is not None]
+                lora_updates = [update for site in self.lora_targets.linears + self.lora_targets.heads
+                                for update in read_lora_updates(site, tensors)]
                 embeddings = [(site, tensors.read_full_weight(site.module, site.shape),
                                tensors.read_lora_matrices(site.module, site.shape[::-1]))
                               for site in self.lora_targets.embeddings]
@@ -79,8 +79,8 @@ class AdapterRegistry:
         except ValueError as error:
             raise RejectedMessage(str(error)) from None
         try:
-            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, other)
-                                                                         for other in head_replacements)
+            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, replacement)
+                                                                         for replacement in head_replacements)
             for embedding, weight, matrices in embeddings:
                 if weight is not None:
                     num_bytes += embedding.set_replacement(adapter, weight)
@@ -121,10 +121,10 @@ class AdapterRegistry:
 
 
 def read_lora_updates(lora_target: LoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
-    found = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
-             for number, part in enumerate(lora_target.parts)]
-    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices)) for number, part, matrices in found
-            if matrices is not None]
+    part_matrices = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
+                     for number, part in enumerate(lora_target.parts)]
+    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices))
+            for number, part, matrices in part_matrices if matrices is not None]
 
 
 def read_head_replacement(lora_target: LoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:

@@ -19,8 +19,8 @@ def compute_scores(queries, keys, scale, softcap, CAPPED: tl.constexpr):
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if CAPPED:
         small = tl.exp2(tl.abs(scores) * (-2 * LOG2E / softcap))
-        bent = (1 - small) / (1 + small)  # absolute value of the hyperbolic tangent
-        scores = softcap * tl.where(scores < 0, -bent, bent)
+        tanh = (1 - small) / (1 + small)  # absolute value of the hyperbolic tangent
+        scores = softcap * tl.where(scores < 0, -tanh, tanh)
     return scores * LOG2E
 
 

@@ -121,8 +121,8 @@ class CheckpointReader:
 
     def find_dtype_and_shape(self, name: str) -> tuple[torch.dtype, Shape] | None:
         """Return dtype and shape in the file, or None if there is no such tensor."""
-        found = self._stored_tensors.get(name)
-        return None if found is None else (found.dtype, found.entry.shape)
+        stored = self._stored_tensors.get(name)
+        return None if stored is None else (stored.dtype, stored.entry.shape)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the stored dtype of a tensor, or `dtype` if the tensor is quantised."""

@@ -55,8 +55,8 @@ class SafetensorsFile:
             raise ValueError(f"{self.path}: {description} cannot be read: {error.strerror}") from error
 
     def _read_file_state(self) -> FileStamp:
-        found = os.fstat(self._descriptor)
-        return FileStamp(found.st_size, found.st_mtime_ns)
+        status = os.fstat(self._descriptor)
+        return FileStamp(status.st_size, status.st_mtime_ns)
 
     def _read_header(self) -> dict[str, TensorEntry]:
         size = self._state_at_open.size

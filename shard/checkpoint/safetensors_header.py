@@ -125,10 +125,10 @@ def match_object_of_strings(text: HeaderText, position: int) -> re.Match[bytes] 
 
 def read_entry_name(text: HeaderText, position: int) -> tuple[str, int]:
     """Return the name at `position`, and where its value begins."""
-    found = NAME_REGEX.match(text, position)
-    if not found:
+    match = NAME_REGEX.match(text, position)
+    if not match:
         raise make_damaged_header_error(position, "a name in quotes and a colon come there")
-    quoted_name = found[1]
+    quoted_name = match[1]
     if len(quoted_name) - 2 > MAX_NAME_BYTES:
         raise ValueError(f"a name must have at most {MAX_NAME_BYTES} bytes, one has {len(quoted_name) - 2}: "
                          f"{shown(quoted_name)}")
@@ -138,14 +138,14 @@ def read_entry_name(text: HeaderText, position: int) -> tuple[str, int]:
         raise make_damaged_header_error(position, f"the name is not JSON: {error}") from error
     if not name or not name.isprintable():  # it will be printed
         raise make_damaged_header_error(position, f"a name is made of printable characters, this one is {name!a}")
-    return name, found.end()
+    return name, match.end()
 
 
 def skip_comma(text: HeaderText, position: int, name: str) -> int:
-    found = COMMA_REGEX.match(text, position)
-    if not found:
+    match = COMMA_REGEX.match(text, position)
+    if not match:
         raise make_damaged_header_error(position, f"after the entry of {name} comes another, or the header ends")
-    return found.end()
+    return match.end()
 
 
 def describe_expected_entry(name: str) -> str:

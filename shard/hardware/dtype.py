@@ -43,11 +43,11 @@ class ProbeCache(Protocol):
 def choose_dtype(requested: str, checkpoint_dtype: torch.dtype, device: str,
                  find_fastest: Callable[[], torch.dtype]) -> DtypeChoice:
     """Choose the number type; `find_fastest` finds the faster type on this CPU and is called only if that matters."""
-    wanted = checkpoint_dtype if requested == "auto" else DTYPE_BY_NAME[requested]
-    if device != "cpu" or wanted is torch.float32 or requested == "bfloat16":
-        return DtypeChoice(wanted)
+    dtype = checkpoint_dtype if requested == "auto" else DTYPE_BY_NAME[requested]
+    if device != "cpu" or dtype is torch.float32 or requested == "bfloat16":
+        return DtypeChoice(dtype)
     fastest = find_fastest()
-    if wanted is torch.float16:
+    if dtype is torch.float16:
         return DtypeChoice(fastest, f"float16 is slow on CPUs; the model runs in {dtype_name(fastest)}")
     return DtypeChoice(fastest)
 
@@ -81,7 +81,7 @@ def make_packed_matmul(dtype: torch.dtype) -> MatmulFunction:
 
 def agree_on_dtype(group: RankGroup, probe_cache: ProbeCache, key: str,
                    find_fastest: Callable[[], torch.dtype]) -> torch.dtype:
-    """Return on every rank the type that rank 0 has in its memory, or finds now."""
+    """Return on every rank the type that rank 0 has in its probe cache, or measures now."""
     names = list(DTYPE_BY_NAME)
     name_index = names.index(get_or_measure_dtype_name(probe_cache, key,
                                                        find_fastest)) if group.rank == 0 else len(names)

@@ -189,9 +189,9 @@ def group_adjacent_slots(rows_by_slot: RowsBySlot) -> list[RowsBySlot]:
     groups: list[RowsBySlot] = []
     for place, rows in rows_by_slot:
         if groups and len(rows) <= ROWS_PER_TILE:
-            before, others = groups[-1][-1]
-            if (len(others) <= ROWS_PER_TILE and before.bucket == place.bucket
-                and before.index_in_bucket + 1 == place.index_in_bucket):
+            previous_slot, previous_rows = groups[-1][-1]
+            if (len(previous_rows) <= ROWS_PER_TILE and previous_slot.bucket == place.bucket
+                and previous_slot.index_in_bucket + 1 == place.index_in_bucket):
                 groups[-1].append((place, rows))
                 continue
         groups.append([(place, rows)])

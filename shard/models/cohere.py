@@ -69,8 +69,8 @@ def read_qk_norm(source: ModelReader[CohereConfig], layer: int) -> LayerNorm:
     """Return one norm for queries and keys together. Every head has weights of its own."""
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
     heads = (("q_norm", config.num_heads, source.head_range), ("k_norm", config.num_kv_heads, source.kv_head_range))
-    weights = [source.weights.read_rows(f"{name}.{norm}.weight", (number, config.head_dim), mine)
-               for norm, number, mine in heads]
+    weights = [source.weights.read_rows(f"{name}.{norm}.weight", (number, config.head_dim), head_range)
+               for norm, number, head_range in heads]
     return LayerNorm(torch.cat(weights), config.norm_epsilon)  # [heads + kv heads, head_dim]
 
 

@@ -103,8 +103,8 @@ def list_qkv_rows(source: ModelReader[ModelConfig], name: str, *, bias: bool) ->
     config = source.config
     heads = ((source.head_range, config.num_heads), *2 * [(source.kv_head_range, config.num_kv_heads)])
     return [LinearRows(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
-                       compute_head_rows(mine, config.head_dim), bias)
-            for projection, (mine, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
+                       compute_head_rows(head_range, config.head_dim), bias)
+            for projection, (head_range, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
 
 
 def compute_head_rows(head_range: range, head_dim: int) -> range:

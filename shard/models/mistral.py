@@ -11,8 +11,8 @@ DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_posit
 
 def parse_mistral_config(hf_config: JsonConfig) -> ModelConfig:
     check_activation(hf_config, "silu")
-    told = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
-    config: ModelConfig = parse_common_config(told, sliding_windows=read_uniform_window(told))
+    settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
+    config: ModelConfig = parse_common_config(settings, sliding_windows=read_uniform_window(settings))
     return config
 
 

@@ -31,17 +31,17 @@ class GlobalQKNorm:
                        ("k_norm", config.num_kv_heads, source.kv_head_range))
         self._weight = torch.cat([  # [heads + kv heads, head_dim]
             source.weights.read_rows(f"{name}.{norm}.weight", (number * config.head_dim,),
-                                     compute_head_rows(mine, config.head_dim))
-            for norm, number, mine in projections]).float().view(-1, config.head_dim)
+                                     compute_head_rows(head_range, config.head_dim))
+            for norm, number, head_range in projections]).float().view(-1, config.head_dim)
         self._group = source.group
-        self._rank_widths = [len(mine) * config.head_dim for _, _, mine in projections]  # on this rank
+        self._rank_widths = [len(head_range) * config.head_dim for _, _, head_range in projections]  # on this rank
         device = self._weight.device
         shares = [1 / (number * config.head_dim) for _, number, _ in projections]
         self._inverse_widths = torch.tensor(shares, device=device)
         self._sum_weights = torch.tensor([1.0, compute_key_replica_weight(source)], device=device)
         self._epsilon = torch.tensor(config.norm_epsilon, device=device)
-        self._scale_index_of_head = torch.tensor([kind for kind, (_, _, mine) in enumerate(projections) for _ in mine],
-                                                 device=device)
+        self._scale_index_of_head = torch.tensor(
+            [kind for kind, (_, _, head_range) in enumerate(projections) for _ in head_range], device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [tokens, heads + kv heads, head_dim]`"""

@@ -30,6 +30,6 @@ def read_model_config(model_folder: Path) -> ModelConfig:
 
 
 def parse_config_with_quantization(hf_config: JsonConfig) -> ModelConfig:
-    described = parse_model_config(hf_config)
-    told = hf_config.get("quantization_config", "compression_config")
-    return replace(described, quantization=parse_quantization_config(told, hf_config.source))
+    model_config = parse_model_config(hf_config)
+    quantization_config = hf_config.get("quantization_config", "compression_config")
+    return replace(model_config, quantization=parse_quantization_config(quantization_config, hf_config.source))

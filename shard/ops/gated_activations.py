@@ -33,8 +33,8 @@ def gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 def batch_invariant_gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute gelu(gate) * up like silu: with tanh, gelu is x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 *
     x^3)."""
-    bent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
-    return (gate * up).div_(bent.exp_().add_(1))
+    exponent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
+    return (gate * up).div_(exponent.exp_().add_(1))
 
 
 class ActivationVariants(NamedTuple):

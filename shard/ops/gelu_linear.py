@@ -26,8 +26,8 @@ class GeluLinear:
 def batch_invariant_gelu(x: Tensor, approximate: str) -> Tensor:
     """Compute GELU of float32 numbers."""
     if approximate == "tanh":  # as in gated_activations.py
-        bent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
-        return x / bent.exp_().add_(1)
+        exponent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
+        return x / exponent.exp_().add_(1)
     return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
 
 

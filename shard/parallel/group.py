@@ -1,6 +1,6 @@
 """The group of ranks that share a model: sums, gathers and broadcasts between them.
 
-Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists who calls what, in which order.
+Sums follow docs/exactness.md, "Sums in rank order"; "Collectives of a step" there lists the calls in their order.
 All ranks run on one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to
 others: a call that waits longer than COLLECTIVE_TIMEOUT raises only as a last resort.
 """

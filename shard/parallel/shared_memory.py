@@ -85,9 +85,9 @@ class SharedMemoryExchange:
             listener.listen(len(self._rank_buffers))
             listener.settimeout(timeout_seconds)
             try:
-                for other in range(len(self._rank_buffers) - 1):
-                    peer_socket = (connect_with_retries(f"{meeting_point}-{other}", timeout_seconds)
-                                   if other < self._rank else listener.accept()[0])
+                for peer_rank in range(len(self._rank_buffers) - 1):
+                    peer_socket = (connect_with_retries(f"{meeting_point}-{peer_rank}", timeout_seconds)
+                                   if peer_rank < self._rank else listener.accept()[0])
                     self._peer_sockets.append(peer_socket)
                     set_receive_timeout(peer_socket, timeout_seconds)
                     self._exchange_descriptors(peer_socket, own_descriptor)

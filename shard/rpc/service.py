@@ -42,7 +42,8 @@ class Worker(Protocol):
     """Interface of workers, which run the steps. A worker raises MalformedMessage or RejectedMessage before anything
     has changed, and anything else if a step failed. A decode may return a `PendingResult`.
 
-    `info` is called at any time, `load` and `unload` while steps run, `close` once, to wake up a call that waits.
+    `info` is called at any time, `load_resource` and `unload_resource` while steps run, `close` once, to wake up a call
+    that waits.
     """
 
     def info(self) -> pb.InfoAnswer: ...

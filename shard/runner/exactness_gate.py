@@ -1,7 +1,7 @@
 """The exactness gate at start: whether a sequence gets the same bits alone, in any batch, and with any chunks.
 
 It runs one layer of each kind and the head of the model on this machine and compares bits, not closeness.
-docs/exactness.md, "How it is checked", tells what follows from a difference.
+docs/exactness.md, "How it is checked", describes what a difference leads to.
 """
 
 from collections.abc import Callable

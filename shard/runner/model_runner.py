@@ -169,11 +169,11 @@ def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRowSpan]:
 
 def find_chunk_rows(step: Step) -> list[tuple[PrefillChunk, range]]:
     """Return the rows of every chunk on the token axis: behind the decodes, one after the other."""
-    found, row = [], len(step.decodes)
+    chunk_rows, row = [], len(step.decodes)
     for chunk in step.chunks:
-        found.append((chunk, range(row, row + chunk.length)))
+        chunk_rows.append((chunk, range(row, row + chunk.length)))
         row += chunk.length
-    return found
+    return chunk_rows
 
 
 def list_written_positions(step: Step) -> list[tuple[Sequence, int, int]]:

@@ -55,12 +55,14 @@ class DeviceSampler:
     def write_parameters(self, sequences: GenericSequence[Sequence], token_indices: list[int]) -> None:
         """Send the sampling parameters of the next step; `token_indices` are those of its tokens in their sequences."""
         sampling_params = [sequence.sampling for sequence in sequences]
-        filters = [[getattr(one, name) if one.temperature else 0 for one in sampling_params] for name in FILTERS]
+        filters = [[getattr(params, name) if params.temperature else 0 for params in sampling_params]
+                   for name in FILTERS]
         uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices).tolist()
-        draws = [draw if one.temperature else 0.0 for draw, one in zip(uniform_numbers, sampling_params, strict=True)]
+        draws = [draw if params.temperature else 0.0
+                 for draw, params in zip(uniform_numbers, sampling_params, strict=True)]
         divisors = [compute_logit_divisor(params.temperature) for params in sampling_params]
         self._parameter_columns.copy_to_device([*filters, draws, divisors,
-                                                [one.raw_logprobs for one in sampling_params]])
+                                                [params.raw_logprobs for params in sampling_params]])
 
     def sample_greedy(self, logits: Tensor) -> DeviceSamples:
         """Pick the best token of every row. The logits are not changed."""

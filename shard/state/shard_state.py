@@ -1,7 +1,7 @@
-"""The shard_state of a shard: batches, their sequences, the blocks they hold, and every check of the contract.
+"""The state of a shard: batches, their sequences, the blocks they hold, and every check of the contract.
 
 Each message is read, checked completely against the state, and only then applied: a rejected message changes nothing.
-Decisions follow from the message and from state that all ranks share, so ranks never disagree. The shard_state
+Decisions follow from the message and from state that all ranks share, so ranks never disagree. `ShardState`
 determines what a step consists of and receives its results; `rpc/ordering.py` puts the messages in order.
 """
 

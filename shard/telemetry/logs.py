@@ -32,8 +32,8 @@ class JsonLogFormatter(logging.Formatter):
         self._process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        entry = {"timestamp": moment.replace("+00:00", "Z"),
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        entry = {"timestamp": timestamp.replace("+00:00", "Z"),
                  "level": TGI_LEVEL_NAMES.get(record.levelno, record.levelname),
                  "message": record.getMessage().rstrip("\n"), "target": record.name, "process": self._process_name}
         if record.exc_info:

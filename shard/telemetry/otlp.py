@@ -87,7 +87,7 @@ class ActiveSpan:
 
 
 class OtlpSpanSender:
-    """Implementation of `traces.SpanSender`. Its library also reads environment variables that begin with OTEL_."""
+    """Implementation of `tracing.SpanSender`. Its library also reads environment variables that begin with OTEL_."""
 
     def __init__(self, settings: TraceSettings, process_name: str, on_spans_lost: OnSpansLost) -> None:
         self._exporter = ReportingExporter(

@@ -20,7 +20,7 @@ def ignore_progress(_phase: str, _done: int, _total: int) -> None:
 
 
 class ProgressFile:
-    """Writer of the file that tells the router how far the start has come."""
+    """Writer of the file from which the router reads how far the start has come."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path

@@ -1,8 +1,8 @@
 """Worker with a real model: it applies messages to the shard's state, runs steps (`runner/model_runner.py`) and returns
 answers.
 
-It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load` and `unload` come from
-one thread.
+It owns the cache whose blocks `ShardState` tracks. All calls but `info`, `close`, `load_resource` and `unload_resource`
+come from one thread.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Worker with an encoder: texts in, embeddings or labels out. It generates no tokens, and keeps no state of a text.
 
-All calls but `info`, `close`, `load` and `unload` come from one thread.
+All calls but `info`, `close`, `load_resource` and `unload_resource` come from one thread.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Overlapped decode steps: the next step begins before the results of the last one are known.
 
-Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So the
-shard_state advances as if the tokens of the step under way were known, and the next step reads them on the device. If a
-result needs the host, that step and the one behind it are run again, one after the other, with the same results as
+Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So
+`ShardState` advances as if the tokens of the step under way were known, and the next step reads them on the device. If
+a result needs the host, that step and the one behind it are run again, one after the other, with the same results as
 without overlap. That costs two steps, so where it happens often, `OverlapBackoff` suspends overlap for some steps.
 """
 

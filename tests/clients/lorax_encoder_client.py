@@ -32,11 +32,11 @@ def get_entities(text: str) -> list[dict[str, Any]]:
 
 def check_labels() -> None:
     for text in TEXTS:
-        found = get_entities(text)
-        assert found
-        assert all(set(entity) == ENTITY_FIELDS and 0 < entity["score"] <= 1 for entity in found)
-        assert all(0 <= entity["start"] < entity["end"] <= len(text) for entity in found)
-        assert all(entity["word"] == entity["word"].lower() for entity in found)
+        entities = get_entities(text)
+        assert entities
+        assert all(set(entity) == ENTITY_FIELDS and 0 < entity["score"] <= 1 for entity in entities)
+        assert all(0 <= entity["start"] < entity["end"] <= len(text) for entity in entities)
+        assert all(entity["word"] == entity["word"].lower() for entity in entities)
 
 
 def check_batches() -> None:

@@ -29,15 +29,15 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
-    with run_weft_process(tmp_path_factory.mktemp("weft"), "--max-concurrent-requests", "4") as found:
-        yield found
+    with run_weft_process(tmp_path_factory.mktemp("weft"), "--max-concurrent-requests", "4") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def lorax_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
     with run_weft_process(tmp_path_factory.mktemp("lorax"), "--max-concurrent-requests", "4", "--compat",
-                          "lorax") as found:
-        yield found
+                          "lorax") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -61,9 +61,9 @@ def test_missing_adapter_fails_only_its_requests_and_is_looked_up_again(tmp_path
         for _ in range(1000):
             answer = await weft.generate("a loom", adapter_id="nobody")
             assert answer.status == 424
-        told = await answer.json()
-        assert told["error_type"] == "generation"
-        assert "there is no nobody" in told["error"]
+        body = await answer.json()
+        assert body["error_type"] == "generation"
+        assert "there is no nobody" in body["error"]
         store.digest_by_name["nobody"] = "d-nobody"
         assert (await weft.generate("a loom", adapter_id="nobody")).status == 200
         assert await running == expected_text(weft, 1, max_new_tokens=200)
@@ -77,9 +77,9 @@ def test_adapter_that_fails_to_load_occupies_no_slot(tmp_path):
             answer = await weft.generate("a loom", adapter_id="a")
             assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
         assert weft.scheduler._resource_cache._cached == {}
-        told = await generate_text(weft, "b")
+        text = await generate_text(weft, "b")
         [resource] = weft.scheduler._resource_cache._cached
-        assert told == expected_text(weft, resource.id)  # adapter a may have used several ids
+        assert text == expected_text(weft, resource.id)  # adapter a may have used several ids
     play_scenario(scenario, tmp_path, http=True, faults="refuse@load:1;refuse@load:2;refuse@load:3",
                   max_active_adapters=1, store=FakeAdapterStore("a", "b"))
 
@@ -95,11 +95,11 @@ def test_disconnect_while_adapter_is_fetched_or_loaded_leaves_no_state(tmp_path)
         await asyncio.wait([fetching])
         store.may_answer.set()
         assert await generate_text(weft, "a") == expected_text(weft, 1)
-        entered, left = weft.watch_scheduler_calls("submit"), weft.watch_scheduler_calls("cancel")
+        submitted, cancelled = weft.watch_scheduler_calls("submit"), weft.watch_scheduler_calls("cancel")
         waiting = asyncio.create_task(weft.generate("a loom", 100, adapter_id="b"))
-        await entered.get()
+        await submitted.get()
         waiting.cancel()
-        await left.get()
+        await cancelled.get()
         await weft.check_idle()
         assert weft.scheduler._resource_cache._num_users == {}
         assert weft.validator.adapter_registry._fetch_tasks == {}
@@ -110,19 +110,19 @@ def test_disconnect_while_adapter_is_fetched_or_loaded_leaves_no_state(tmp_path)
 def test_disconnected_request_releases_its_adapter(tmp_path, steps):
     """The server has one adapter slot and admits two requests."""
     async def scenario(weft):
-        entered, left = weft.watch_scheduler_calls("submit"), weft.watch_scheduler_calls("cancel")
+        submitted, cancelled = weft.watch_scheduler_calls("submit"), weft.watch_scheduler_calls("cancel")
         others = [asyncio.create_task(generate_text(weft, "b", max_new_tokens=40))] if steps is None else []
         if others:
             await weft.gate.wait_for_step()
-            await entered.get()
+            await submitted.get()
         leaver = asyncio.create_task(weft.generate("a loom", 1000, adapter_id="a"))
-        await entered.get()
+        await submitted.get()
         if steps is not None:
             await weft.gate.wait_for_step()
             weft.gate.release_steps(steps)
             await weft.shards.wait_for_num_steps(steps + 1)
         leaver.cancel()
-        await left.get()
+        await cancelled.get()
         weft.gate.release_all()
         assert await asyncio.gather(*others) == [expected_text(weft, 1, max_new_tokens=40)] * len(others)
         await weft.check_idle()
@@ -153,8 +153,8 @@ def test_failing_request_does_not_fail_others_with_the_same_adapter(tmp_path, ra
         poisonous, *others = await asyncio.gather(
             weft.generate(f"a {POISON_CHARACTER}", 20, adapter_id="a"),
             *(generate_text(weft, name, f"loom {number}", 20) for number in range(3) for name in ("a", "b", None)))
-        told = await poisonous.json()
-        assert (poisonous.status, told["error_type"]) == (424, "generation")
+        body = await poisonous.json()
+        assert (poisonous.status, body["error_type"]) == (424, "generation")
         number = {"a": 1, "b": 2, None: None}
         assert others == [expected_text(weft, number[name], f"loom {place}", 20)
                           for place in range(3) for name in ("a", "b", None)]

@@ -14,11 +14,11 @@ from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_proc
 
 def test_chat_answer_is_that_of_its_rendered_prompt(tmp_path: Path) -> None:
     async def scenario(weft: Any) -> None:
-        asked = {"messages": [{"role": "user", "content": "a loom"}], "max_tokens": 20, "temperature": 0}
+        body = {"messages": [{"role": "user", "content": "a loom"}], "max_tokens": 20, "temperature": 0}
         expected = weft.compute_expected_text("user: a loom\nassistant: ", 20)
-        async with weft.http_session.post("/v1/chat/completions", json=asked) as answer:
+        async with weft.http_session.post("/v1/chat/completions", json=body) as answer:
             assert (await answer.json())["choices"][0]["message"]["content"] == expected
-        async with weft.http_session.post("/v1/chat/completions", json=asked | {"stream": True}) as answer:
+        async with weft.http_session.post("/v1/chat/completions", json=body | {"stream": True}) as answer:
             text = await answer.text()
         chunks = parse_stream_events(text.removesuffix("data: [DONE]\n\n"))
         assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == expected
@@ -29,10 +29,10 @@ def test_chat_answer_is_that_of_its_rendered_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", ["ik s", "n "])
 def test_chat_ends_at_the_stop_string_streamed_or_not(tmp_path: Path, stop: str) -> None:
     async def scenario(weft: Any) -> None:
-        asked = {"messages": [{"role": "user", "content": "a loom"}], "max_tokens": 200, "temperature": 0, "stop": stop}
-        async with weft.http_session.post("/v1/chat/completions", json=asked) as answer:
+        body = {"messages": [{"role": "user", "content": "a loom"}], "max_tokens": 200, "temperature": 0, "stop": stop}
+        async with weft.http_session.post("/v1/chat/completions", json=body) as answer:
             [choice] = (await answer.json())["choices"]
-        async with weft.http_session.post("/v1/chat/completions", json=asked | {"stream": True}) as answer:
+        async with weft.http_session.post("/v1/chat/completions", json=body | {"stream": True}) as answer:
             chunks = parse_stream_events((await answer.text()).removesuffix("data: [DONE]\n\n"))
         assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == choice["message"]["content"]
         assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"]

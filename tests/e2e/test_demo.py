@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
-    with run_weft_process(tmp_path_factory.mktemp("demo")) as found:
-        yield found
+    with run_weft_process(tmp_path_factory.mktemp("demo")) as server:
+        yield server
 
 
 def measure_pss_bytes(pid: int) -> int:
@@ -34,18 +34,18 @@ def measure_pss_bytes(pid: int) -> int:
     return int(kilobytes) * 1024
 
 
-def test_demo_model_is_served_by_default_and_says_so(weft: WeftProcess) -> None:
+def test_demo_model_is_served_by_default_with_a_notice(weft: WeftProcess) -> None:
     assert weft.banner[0].startswith("weft serves weft/demo on 1 shard at ")
     assert weft.banner[1] == "  note     a demo model with 4 million parameters; its facts are often wrong\n"
-    told = weft.get_info()
-    assert (told["model_id"], "facts are often wrong" in told["notice"]) == ("weft/demo", True)
+    info = weft.get_info()
+    assert (info["model_id"], "facts are often wrong" in info["notice"]) == ("weft/demo", True)
 
 
 def test_readme_example_request_gets_the_documented_answer(weft: WeftProcess) -> None:
     body, answer = re.search(r"generate \\\n.*?-d '(.*?)'\n```\n\n```json\n(.*?)\n```",  # type: ignore[union-attr]
                              (REPOSITORY_ROOT / "README.md").read_text(), re.DOTALL).groups()
-    asked = json.loads(body)
-    with weft.post_prompt("/generate", asked["parameters"]["max_new_tokens"], asked["inputs"]) as response:
+    request = json.loads(body)
+    with weft.post_prompt("/generate", request["parameters"]["max_new_tokens"], request["inputs"]) as response:
         assert response.read().decode() == answer
 
 

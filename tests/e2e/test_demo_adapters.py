@@ -34,8 +34,8 @@ def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
     folder = tmp_path_factory.mktemp("demo")
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     try:
-        with run_weft_process(folder, "--num-shard", "2", "--max-active-adapters", "2") as found:
-            yield found
+        with run_weft_process(folder, "--num-shard", "2", "--max-active-adapters", "2") as server:
+            yield server
     finally:
         del os.environ["XDG_CACHE_HOME"]
 

@@ -29,7 +29,7 @@ RANDOM_CASES_PER_ROUTE = 400
 # /tokenize ignores parameters, and some limits are settings. tests/router/http/test_values.py tests accepted values.
 SCHEMATHESIS_CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
                        "response_schema_conformance", "unsupported_method", "allow_header_conformance")
-# Short answers without waiting.
+# Responses are short and take no time.
 SERVER_ARGUMENTS = ("--simulated-time-scale", "0", "--simulated-mean-output-length", "8", "--max-total-tokens", "512")
 DOCUMENT_PATH = "/api-doc/openapi.json"
 
@@ -66,12 +66,12 @@ def test_server_never_fails_and_all_answers_are_documented(
         check_failure_counters(weft)
         routes = get_documented_routes(weft)
         assert len(weft.generate(5, DEFAULT_PROMPT)) == 5
-    asked = list(iter_routes_and_statuses(tmp_path / "told.ndjson"))
-    statuses = Counter(status for _, status in asked)
+    responses = list(iter_routes_and_statuses(tmp_path / "told.ndjson"))
+    requested_routes, statuses = {route for route, _ in responses}, Counter(status for _, status in responses)
     with capsys.disabled():
-        print(f"{len(asked)} requests to {len({route for route, _ in asked})} routes, by status: {dict(statuses)}")
-    assert len(asked) >= MIN_REQUESTS
-    assert {route for route, _ in asked} == routes
+        print(f"{len(responses)} requests to {len(requested_routes)} routes, by status: {dict(statuses)}")
+    assert len(responses) >= MIN_REQUESTS
+    assert requested_routes == routes
     assert {200, 400, 405, 415, 422} <= statuses.keys() <= {200, 400, 404, 405, 413, 415, 422, 429}
 
 
@@ -94,7 +94,7 @@ def check_failure_counters(weft: WeftProcess) -> None:
 
 
 def iter_routes_and_statuses(report: Path) -> Iterator[tuple[str, int]]:
-    """Yield the route and status of each request."""
+    """Yield the route and the response status of each request in the report of schemathesis."""
     with report.open() as lines:
         for line in lines:
             recorder: dict[str, Any] = json.loads(line).get("ScenarioFinished", {}).get("recorder", {})

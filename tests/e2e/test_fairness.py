@@ -10,7 +10,7 @@ from support.in_process_server import make_generate_body, play_scenario
 
 from router.scheduler.events import TokensGenerated
 
-STEPS_PER_WINDOW = 1000  # steps
+STEPS_PER_WINDOW = 1000
 NUM_WINDOWS = 2
 NUM_OTHER_CLIENTS, NUM_FLOOD_CLIENTS = 10, 1000  # clients that send requests in a loop; eight requests run at a time
 
@@ -23,9 +23,9 @@ class TenantTokenCounter:
         self.tokens_by_tenant = Counter()
         self.window_totals = []
         self.done = asyncio.Event()
-        self._scheduler, self._complete = scheduler, scheduler.complete
+        self._scheduler, self._complete = scheduler, scheduler.complete_step
         self._steps = 0
-        scheduler.complete = self._complete_and_count
+        scheduler.complete_step = self._complete_and_count
 
     def _complete_and_count(self, last_message_number, result, stop_token_counts, now):
         tenants = {s.id: s.request.tenant.name for s in self._scheduler.sequences}
@@ -63,13 +63,13 @@ def test_tenants_share_tokens_by_weight(tmp_path, weight):
                                                   headers=headers) as answer:
                     assert answer.status == 200
 
-        asking = [asyncio.create_task(send_requests_in_a_loop(name, number))
-                  for name, count in (("flood", NUM_FLOOD_CLIENTS), ("other", NUM_OTHER_CLIENTS))
-                  for number in range(count)]
+        client_tasks = [asyncio.create_task(send_requests_in_a_loop(name, number))
+                        for name, count in (("flood", NUM_FLOOD_CLIENTS), ("other", NUM_OTHER_CLIENTS))
+                        for number in range(count)]
         await service.done.wait()
-        for task in asking:
+        for task in client_tasks:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*client_tasks, return_exceptions=True)
         assert len(service.compute_fairness()) == NUM_WINDOWS
         assert min(service.compute_fairness()) >= 0.98
         await weft.check_idle()

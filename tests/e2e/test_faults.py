@@ -92,7 +92,7 @@ def test_hanging_shards_are_replaced(tmp_path, faults, ranks):
     async def scenario(weft):
         await weft.check_streams(*make_requests())
         await weft.check_idle()
-        assert {why.partition(":")[0] for why in weft.replacement_reasons} == {"deadline_exceeded"}
+        assert {reason.partition(":")[0] for reason in weft.replacement_reasons} == {"deadline_exceeded"}
         assert weft.num_replacements
     play_scenario(scenario, tmp_path, faults=faults, ranks=ranks, max_batch_size=4, step_timeout=1.5)
 
@@ -141,11 +141,11 @@ def test_step_error_of_one_rank_replaces_all_ranks(tmp_path, faults):
 @pytest.mark.parametrize("faults", [f"fail_sequence@{step}" for step in ("decode:3:0", "decode:3:2", "prefill:1:1")])
 def test_failing_sequence_does_not_fail_others(tmp_path, faults, policy):
     async def scenario(weft):
-        everyone = await weft.collect_streams(*make_requests())
-        errors = [str(heard.error) for heard in everyone if heard.error]
+        streams = await weft.collect_streams(*make_requests())
+        errors = [str(stream.error) for stream in streams if stream.error]
         assert errors == ["the model's output was not a number"]
-        for heard in everyone:
-            (heard.check_partial_output if heard.error else heard.check_output)(weft.model)
+        for stream in streams:
+            (stream.check_partial_output if stream.error else stream.check_output)(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, faults=faults, prefill_policy=policy)
 
@@ -159,8 +159,8 @@ def test_only_the_poisonous_request_fails(tmp_path, policy, look_ahead, ranks):
         poisonous, *others = await weft.collect_streams(make_text_request(f"a {POISON_CHARACTER}", 20),
                                                         *make_requests())
         assert isinstance(poisonous.error, GenerationFailed)
-        for heard in others:
-            heard.check_output(weft.model)
+        for stream in others:
+            stream.check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, faults=(f"poison@{POISON_CHARACTER.encode()[0]}",) * ranks, ranks=ranks,
                   prefill_policy=policy, look_ahead=look_ahead)
@@ -172,8 +172,8 @@ def test_request_that_repeatedly_kills_shards_fails_alone(tmp_path, policy):
     async def scenario(weft):
         deadly, *others = await weft.collect_streams(make_text_request(f"a {POISON_CHARACTER}", 20), *make_requests())
         assert "died 3 times" in str(deadly.error)
-        for heard in others:
-            heard.check_output(weft.model)
+        for stream in others:
+            stream.check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, faults=f"poison@{POISON_CHARACTER.encode()[0]}", worker=WorkerKilledByPoison,
                   prefill_policy=policy)

@@ -23,7 +23,7 @@ from support.weft_process import WeftProcess, iter_stream_events, run_weft_proce
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-Asked = TypeVar("Asked")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PROMPT = "Once upon a time"
@@ -84,8 +84,8 @@ def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeftProcess]:
     model = folder / "model"
     shutil.copytree(make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), model)
     (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
-    with run_weft_process(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as made:
-        yield made
+    with run_weft_process(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as server:
+        yield server
 
 
 def post_json(weft: WeftProcess, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -106,23 +106,24 @@ def generate_text(weft: WeftProcess, grammar: Any, seed: int) -> str:
     return str(answer["generated_text"])
 
 
-def map_concurrently(function: Callable[[Asked], Result], items: Iterable[Asked]) -> list[Result]:
+def map_concurrently(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     with ThreadPoolExecutor(8) as clients:
         return [*clients.map(function, items)]
 
 
 def test_json_grammar_answers_parse_and_validate(weft: WeftProcess) -> None:
-    asked = [(name, seed) for name in SCHEMAS for seed in range(2)]
-    texts = map_concurrently(lambda one: generate_text(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked)
-    for (name, _), text in zip(asked, texts, strict=True):
+    cases = [(name, seed) for name in SCHEMAS for seed in range(2)]
+    texts = map_concurrently(lambda case: generate_text(weft, {"type": "json", "value": SCHEMAS[case[0]]}, case[1]),
+                             cases)
+    for (name, _), text in zip(cases, texts, strict=True):
         assert is_valid_for_schema(SCHEMAS[name], json.loads(text)), (name, text)
     assert len(set(texts)) > len(SCHEMAS)
 
 
 def test_regex_grammar_answers_match_in_full(weft: WeftProcess) -> None:
-    asked = [(pattern, seed) for pattern in REGEXES for seed in range(2)]
-    texts = map_concurrently(lambda one: generate_text(weft, {"type": "regex", "value": one[0]}, one[1]), asked)
-    assert [text for (pattern, _), text in zip(asked, texts, strict=True) if not re.fullmatch(pattern, text)] == []
+    cases = [(pattern, seed) for pattern in REGEXES for seed in range(2)]
+    texts = map_concurrently(lambda case: generate_text(weft, {"type": "regex", "value": case[0]}, case[1]), cases)
+    assert [text for (pattern, _), text in zip(cases, texts, strict=True) if not re.fullmatch(pattern, text)] == []
 
 
 def test_grammar_gives_the_same_text_in_every_spelling_and_dialect(weft: WeftProcess) -> None:

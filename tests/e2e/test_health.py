@@ -126,8 +126,8 @@ def test_only_the_poisonous_simulated_request_of_many_fails(tmp_path: Path) -> N
                     for number in range(NUM_STREAMS)]
         streams = await weft.collect_streams(*requests)
         assert isinstance(streams.pop(7).error, GenerationFailed)
-        for other in streams:
-            other.check_output(weft.model)
+        for stream in streams:
+            stream.check_output(weft.model)
         assert 1 <= weft.rpc_counts["Reset"] - 1 <= MAX_FAILED_STEPS
         await weft.check_idle()
     play_scenario(scenario, tmp_path, faults=f"poison@{POISON_CHARACTER.encode()[0]}")
@@ -192,8 +192,8 @@ def test_startup_probe_reports_progress_while_the_model_loads(model_folder: Path
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 0
-    *before, (status, stage, ready, live, other) = probe_answers
-    assert (status, stage, ready, live, other) == (200, {"phase": "ready"}, 200, 200, 200)
+    *before, (status, stage, ready, live, info) = probe_answers
+    assert (status, stage, ready, live, info) == (200, {"phase": "ready"}, 200, 200, 200)
     assert before
     assert {answers[0] for answers in before} == {503}
     assert {answers[1]["phase"] for answers in before} <= {"load", "check", "warm-up"}

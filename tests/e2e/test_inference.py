@@ -40,12 +40,12 @@ def test_requested_number_of_tokens_is_generated_exactly(tmp_path: Path, policy:
         for number, (status, answer) in enumerate(answers, 1):
             assert (status, answer.keys()) == (200, {"completion"})
             assert answer["completion"].startswith(f"Request {number}")
-        told = await get_stats(weft)
-        assert told["total-tokens-handled"] == 5 * 36
+        stats = await get_stats(weft)
+        assert stats["total-tokens-handled"] == 5 * 36
         file = tmp_path / f"data/token_data_{FILE_SUFFIX_BY_BATCHING[policy]}.csv"
         rows = [line.split(",") for line in file.read_text().splitlines()]
         assert sorted(int(length) for length, _ in rows) == [5 * number for number in range(1, 9)]
-        assert sum(float(seconds) for _, seconds in rows) == pytest.approx(told["total-elapsed-time"])
+        assert sum(float(seconds) for _, seconds in rows) == pytest.approx(stats["total-elapsed-time"])
     play_batching_scenario(scenario, tmp_path, batching=policy, recompute=recompute)
 
 
@@ -55,10 +55,10 @@ def test_stats_are_those_of_the_study(tmp_path: Path) -> None:
                                          "total-elapsed-time": 0}
         for body in ({"prompt": "a", "num_tokens": 4}, {"prompt": "b", "num_tokens": "4"}):
             assert (await post_inference(weft, body))[0] == 200
-        told = await get_stats(weft)
-        assert told["throughput"] == pytest.approx(8 / told["total-elapsed-time"])
-        assert told["latency-per-token"] == pytest.approx(told["total-elapsed-time"] / 8)
-        assert (tmp_path / "data/token_data_dynamic.csv").read_text() == f"4,{told['total-elapsed-time'] / 2}\n"
+        stats = await get_stats(weft)
+        assert stats["throughput"] == pytest.approx(8 / stats["total-elapsed-time"])
+        assert stats["latency-per-token"] == pytest.approx(stats["total-elapsed-time"] / 8)
+        assert (tmp_path / "data/token_data_dynamic.csv").read_text() == f"4,{stats['total-elapsed-time'] / 2}\n"
     play_batching_scenario(scenario, tmp_path)
 
 
@@ -68,9 +68,9 @@ def test_answers_report_their_seconds_and_stats_their_sum(tmp_path: Path) -> Non
         async def get_answer_seconds(num_tokens: int) -> float:
             async with weft.http_session.post("/inference", json={"prompt": "a", "num_tokens": num_tokens}) as answer:
                 return float(answer.headers["x-weft-seconds"])
-        each = await asyncio.gather(*map(get_answer_seconds, range(1, 9)))
-        assert min(each) > 0
-        assert sum(each) == pytest.approx((await get_stats(weft))["total-elapsed-time"], abs=1e-5)
+        seconds = await asyncio.gather(*map(get_answer_seconds, range(1, 9)))
+        assert min(seconds) > 0
+        assert sum(seconds) == pytest.approx((await get_stats(weft))["total-elapsed-time"], abs=1e-5)
     play_batching_scenario(scenario, tmp_path, max_handlers=2)
 
 
@@ -85,9 +85,9 @@ INVALID_BODIES: list[tuple[object, str]] = [
 
 def test_bodies_that_crashed_the_study_server_are_rejected(tmp_path: Path) -> None:
     async def scenario(weft: Any) -> None:
-        for body, why in INVALID_BODIES:
-            status, told = await post_inference(weft, body)
-            assert (status, why in told["error"]) == (422, True), told
+        for body, message in INVALID_BODIES:
+            status, answer = await post_inference(weft, body)
+            assert (status, message in answer["error"]) == (422, True), answer
         assert (await post_inference(weft, {"prompt": "a", "num_tokens": 2}))[0] == 200
         assert (await get_stats(weft))["total-tokens-handled"] == 2
     play_batching_scenario(scenario, tmp_path)

@@ -15,10 +15,10 @@ from shard.simulator.worker import SimulatedWorker
 # clients: of the engine, of /generate_stream, of /generate
 NUM_ENGINE_CLIENTS, NUM_STREAM_CLIENTS, NUM_GENERATE_CLIENTS = 330, 60, 60
 NUM_LEAVING_IN_PREFILL, NUM_LEAVING_IN_LAST_STEP = 10, 40  # further clients of the engine that leave in this state
-# in steps: the stay of the client that never leaves, and the last arrival
+# the tokens of the client that never leaves, and the step before which all others arrive
 STAYING_CLIENT_TOKENS, LAST_ARRIVAL_STEP = 450, 300
-UNLIMITED_STEPS = 10**9  # steps
-LONG_PROMPT_TOKENS = 1500  # tokens of a prompt that takes some steps
+UNLIMITED_STEPS = 10**9
+LONG_PROMPT_TOKENS = 1500  # a prompt of this length takes several steps
 
 
 class StepRecordingWorker(SimulatedWorker):
@@ -136,8 +136,8 @@ def test_clients_can_disconnect_at_random_moments(tmp_path, policy, look_ahead, 
         leaving_clients += [(submit_until_state, "last step")] * NUM_LEAVING_IN_LAST_STEP
         leaving_clients += [(stream_over_http if http else submit_to_engine, "")] * NUM_STREAM_CLIENTS
         leaving_clients += [(generate_over_http if http else submit_to_engine, "")] * NUM_GENERATE_CLIENTS
-        await asyncio.gather(*(LeavingClient.make_random(rng, state).arrive_and_leave(weft, visit)
-                               for visit, state in leaving_clients))
+        await asyncio.gather(*(LeavingClient.make_random(rng, state).arrive_and_leave(weft, send_request)
+                               for send_request, state in leaving_clients))
         (await staying_client).check_output(weft.model)
         await weft.check_idle()
         cancellations.check_absent_afterwards(weft.ranks[0].worker.sequences_by_step)
@@ -152,7 +152,7 @@ def test_clients_can_disconnect_at_random_moments(tmp_path, policy, look_ahead, 
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_closing_the_connection_cancels_the_request(tmp_path, path, steps):
     async def scenario(weft):
-        left = weft.watch_scheduler_calls("cancel")
+        cancelled = weft.watch_scheduler_calls("cancel")
         posting = asyncio.create_task(weft.http_session.post(path, json=make_generate_body("a loom", 1000)))
         await weft.gate.wait_for_step()
         weft.gate.release_steps(steps)
@@ -160,7 +160,7 @@ def test_closing_the_connection_cancels_the_request(tmp_path, path, steps):
         posting.cancel()
         with suppress(asyncio.CancelledError):
             (await posting).close()
-        await left.get()
+        await cancelled.get()
         weft.gate.release_all()
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True, gated=True)
@@ -168,10 +168,10 @@ def test_closing_the_connection_cancels_the_request(tmp_path, path, steps):
 
 def test_failure_of_one_best_of_choice_cancels_the_others(tmp_path):
     async def scenario(weft):
-        left = weft.watch_scheduler_calls("cancel")
+        cancelled = weft.watch_scheduler_calls("cancel")
         answer = await weft.generate("a loom", 1000, best_of=2, do_sample=True)
         assert answer.status == 424
-        await left.get()
+        await cancelled.get()
         await weft.check_idle()
     play_scenario(scenario, tmp_path, http=True, faults="fail_sequence@decode:4:1")
 

@@ -82,8 +82,8 @@ def test_counters_only_grow_while_requests_come_and_go(tmp_path: Any) -> None:
 
 
 async def send_invalid_requests(weft: Any) -> None:
-    for given in ({"inputs": ""}, {"inputs": 1}, make_generate_body("x", 5, temperature=-1.0)):
-        await (await weft.http_session.post("/generate", json=given)).read()
+    for body in ({"inputs": ""}, {"inputs": 1}, make_generate_body("x", 5, temperature=-1.0)):
+        await (await weft.http_session.post("/generate", json=body)).read()
     [event] = await weft.generate_stream("x", 5, top_k=0)
     assert event["error_type"] == "validation"
 
@@ -101,15 +101,15 @@ async def send_too_many_requests(weft: Any) -> None:
 
 async def disconnect_clients(weft: Any) -> None:
     """Disconnect one client of each route before its first step ends."""
-    left = weft.watch_scheduler_calls("cancel")
+    cancelled = weft.watch_scheduler_calls("cancel")
     for path in ("/generate", "/generate_stream"):
-        asking = asyncio.create_task(weft.http_session.post(path, json=make_generate_body("x", 50)))
+        posting = asyncio.create_task(weft.http_session.post(path, json=make_generate_body("x", 50)))
         await weft.gate.wait_for_step()
         if path == "/generate":
-            asking.cancel()
+            posting.cancel()
         else:
-            (await asking).close()
-        await left.get()
+            (await posting).close()
+        await cancelled.get()
         weft.gate.release_steps(2)
     weft.gate.release_all()
 
@@ -136,10 +136,10 @@ def test_failures_are_counted_by_reason(tmp_path: Any, load: Scenario, counted: 
 
 def test_failed_requests_and_their_steps_are_counted(tmp_path: Any) -> None:
     async def scenario(weft: Any) -> None:
-        asked = [weft.generate_stream(f"{POISON_CHARACTER} {number}", 5) for number in range(2)]
-        asked += [weft.generate(f"{POISON_CHARACTER} alone", 5),
-                  *(weft.generate_stream(f"{number}", 20) for number in range(4))]
-        await asyncio.gather(*asked)
+        requests = [weft.generate_stream(f"{POISON_CHARACTER} {number}", 5) for number in range(2)]
+        requests += [weft.generate(f"{POISON_CHARACTER} alone", 5),
+                     *(weft.generate_stream(f"{number}", 20) for number in range(4))]
+        await asyncio.gather(*requests)
         samples = await get_metrics(weft)
         assert (samples["tgi_request_count"], samples["tgi_request_success"], get_failure_counts(samples)
                 ) == (7, 4, {"generation": 3})
@@ -279,17 +279,17 @@ STALL_COUNTER = "tgi_batch_stall_exceeded"  # depends on the load of the machine
 
 
 async def send_requests_of_every_kind(weft: Any) -> None:
-    async def post_request(path: str, given: dict[str, Any], status: int | None = 200, **more: Any) -> None:
-        async with weft.http_session.post(path, json=given, **more) as answer:
+    async def post_request(path: str, body: dict[str, Any], status: int | None = 200, **more: Any) -> None:
+        async with weft.http_session.post(path, json=body, **more) as answer:
             text = await answer.text()
             assert status is None or (answer.status == status and "error" not in text), text
 
-    left = weft.watch_scheduler_calls("cancel")
+    cancelled = weft.watch_scheduler_calls("cancel")
     for path in ("/generate", "/generate_stream"):
-        asking = asyncio.create_task(post_request(path, make_generate_body("x", 50), status=None))
+        posting = asyncio.create_task(post_request(path, make_generate_body("x", 50), status=None))
         await weft.gate.wait_for_step()
-        asking.cancel()
-        await left.get()
+        posting.cancel()
+        await cancelled.get()
         weft.gate.release_steps(1)
         await weft.wait_for_steps_in_flight()
     for _ in range(NUM_DIRECT_REQUESTS):
@@ -298,12 +298,12 @@ async def send_requests_of_every_kind(weft: Any) -> None:
     await post_request(CHAT_PATH, CHAT_BODY, status=None)
     weft.gate.release_all()
     await weft.engine.wait_until_drained()
-    await asyncio.gather(*(post_request(path, given) for path, given, _ in VALID_REQUESTS))
-    await asyncio.gather(*(post_request(path, given, status=None) for path, given in INVALID_REQUESTS))
+    await asyncio.gather(*(post_request(path, body) for path, body, _ in VALID_REQUESTS))
+    await asyncio.gather(*(post_request(path, body, status=None) for path, body in INVALID_REQUESTS))
     for path in ("/generate", "/generate_stream"):
         await post_request(path, make_generate_body("x"), status=None, headers=EXPIRED_TIMEOUT_HEADERS)
-    for method, path, given in UNCOUNTED_REQUESTS:
-        await (await weft.http_session.request(method, path, json=given)).read()
+    for method, path, body in UNCOUNTED_REQUESTS:
+        await (await weft.http_session.request(method, path, json=body)).read()
 
 
 def test_all_counters_match_a_load_of_every_request_kind(tmp_path: Any) -> None:
@@ -338,9 +338,9 @@ def test_metrics_page_has_exactly_the_documented_metrics(tmp_path: Any) -> None:
     async def scenario(weft: Any) -> None:
         async with weft.http_session.get("/metrics") as answer:
             page = await answer.text()
-        found = {}
+        metrics = {}
         for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE):
             lines = re.findall(rf"^{name}(?:_bucket|_sum|_count)?(?:{{(.*)}})? \S+$", page, re.MULTILINE)
-            found[name] = kind, {label for line in lines for label in re.findall(r'(\w+)="', line)} - {"le"}
-        assert found == documented
+            metrics[name] = kind, {label for line in lines for label in re.findall(r'(\w+)="', line)} - {"le"}
+        assert metrics == documented
     play_scenario(scenario, tmp_path, http=True)

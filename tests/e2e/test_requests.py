@@ -44,12 +44,12 @@ def test_stream_headers_contain_the_request_id(tmp_path):
             assert answer.headers["x-request-id"] == "mine"
             await weft.gate.wait_for_step()
             assert (await get_explanation(weft, "mine"))["state"] == "running"
-            async with post_prompt(weft, "/generate_stream", "a loom", 5, x_request_id="mine") as other:
-                assert len(other.headers["x-request-id"]) == 32
+            async with post_prompt(weft, "/generate_stream", "a loom", 5, x_request_id="mine") as duplicate:
+                assert len(duplicate.headers["x-request-id"]) == 32
             weft.gate.release_all()
             await answer.text()
-        told = await get_explanation(weft, "mine")
-        assert (told["state"], told["generated_tokens"]) == ("over", 5)
+        explanation = await get_explanation(weft, "mine")
+        assert (explanation["state"], explanation["generated_tokens"]) == ("over", 5)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, gated=True, **HTTP_SETTINGS)
 
@@ -99,18 +99,18 @@ def test_timed_out_request_returns_the_tokens_generated_in_time(tmp_path, monkey
     async def scenario(weft):
         time = 0.0
         monkeypatch.setattr(engine, "now", lambda: time)
-        asking = asyncio.create_task(weft.http_session.post(path, json=make_generate_body("a loom", 100, details=True),
-                                                            headers={"x-request-timeout-ms": "60000"}))
+        posting = asyncio.create_task(weft.http_session.post(path, json=make_generate_body("a loom", 100, details=True),
+                                                             headers={"x-request-timeout-ms": "60000"}))
         await weft.gate.wait_for_step()
         weft.gate.release_steps(3)
         await weft.shards.wait_for_num_steps(5)
         time = 61.0
         weft.gate.release_all()
-        answer = await asking
-        told = await answer.json() if path == "/generate" else parse_stream_events(await answer.text())[-1]
-        assert (answer.status, told["details"]["finish_reason"]) == (200, "timeout")
-        assert 3 <= told["details"]["generated_tokens"] < 100
-        assert told["generated_text"] == weft.compute_expected_text("a loom", told["details"]["generated_tokens"])
+        answer = await posting
+        body = await answer.json() if path == "/generate" else parse_stream_events(await answer.text())[-1]
+        assert (answer.status, body["details"]["finish_reason"]) == (200, "timeout")
+        assert 3 <= body["details"]["generated_tokens"] < 100
+        assert body["generated_text"] == weft.compute_expected_text("a loom", body["details"]["generated_tokens"])
         await weft.check_idle()
     play_scenario(scenario, tmp_path, gated=True, **HTTP_SETTINGS)
 

@@ -41,12 +41,12 @@ def write_keys_file(folder, keys):
 
 @pytest.mark.parametrize("change", ADAPTER_CHANGES)
 def test_user_key_cannot_change_adapters_of_other_tenants(tmp_path, change):
-    method, path, asked = ADAPTER_CHANGES[change]
+    method, path, body = ADAPTER_CHANGES[change]
 
     async def scenario(weft):
         before, good = await generate_text(weft, "sk-b", "victim"), await generate_text(weft, "sk-b", "good")
         assert before != good
-        answer = await weft.http_session.request(method, path, json=asked, headers=make_auth_headers("sk-a"))
+        answer = await weft.http_session.request(method, path, json=body, headers=make_auth_headers("sk-a"))
         assert answer.status == 403
         assert "needs an admin key" in (await answer.json())["error"]["message"]
         assert await list_adapters(weft, "sk-b") == {("victim", None), ("good", None)}

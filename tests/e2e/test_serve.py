@@ -107,7 +107,7 @@ def test_second_signal_stops_the_server_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_server_gives_up_after_repeated_shard_deaths_and_tells_clients(tmp_path: Path) -> None:
+def test_server_gives_up_after_repeated_shard_deaths_and_clients_get_an_error(tmp_path: Path) -> None:
     with run_weft_process(tmp_path, SIMULATED_MODEL) as weft:
         events = iter_stream_events(weft.post_prompt("/generate_stream", 10000))
         next(events)

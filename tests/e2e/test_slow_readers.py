@@ -120,21 +120,22 @@ def test_client_that_does_not_read_for_too_long_is_disconnected(play_with_slow_r
 @pytest.mark.slow
 def test_held_request_is_cancelled_when_its_client_disconnects(play_with_slow_reader):
     async def scenario(weft, reader, held):
-        left = weft.watch_scheduler_calls("cancel")
+        cancelled = weft.watch_scheduler_calls("cancel")
         number = await held.get()
         reader.close()
-        assert await left.get() == number
+        assert await cancelled.get() == number
     play_with_slow_reader(scenario)
 
 
 def test_client_that_does_not_read_a_finished_answer_is_disconnected(play_with_slow_reader, monkeypatch):
-    cut = EventStream.abort_connection
+    abort_connection = EventStream.abort_connection
 
     async def scenario(weft, reader, held):
-        was_cut = asyncio.Event()
-        monkeypatch.setattr(EventStream, "abort_connection", lambda out: (cut(out), was_cut.set()))
+        was_aborted = asyncio.Event()
+        monkeypatch.setattr(EventStream, "abort_connection",
+                            lambda stream: (abort_connection(stream), was_aborted.set()))
         await weft.engine.wait_until_drained()
-        await was_cut.wait()
+        await was_aborted.wait()
         assert held.empty()
         _, is_complete = await reader.read_all()
         assert not is_complete

@@ -37,8 +37,8 @@ def run_failing_serve(*arguments: str | Path, cwd: Path, **environment: str) -> 
                            capture_output=True, text=True, check=False, timeout=60)
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
-    other = re.compile(rf".* INFO |weft: ({'|'.join(STARTUP_PHASES)})\b")
-    return ended.returncode, [line for line in ended.stderr.splitlines() if not other.match(line)]
+    ignored_line = re.compile(rf".* INFO |weft: ({'|'.join(STARTUP_PHASES)})\b")
+    return ended.returncode, [line for line in ended.stderr.splitlines() if not ignored_line.match(line)]
 
 
 @pytest.mark.parametrize(("arguments", "code", "line"), [

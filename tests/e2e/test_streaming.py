@@ -43,11 +43,11 @@ def test_every_token_is_sent_before_the_step_after_next(tmp_path, look_ahead):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_both_routes_give_all_clients_the_same_text(tmp_path, ranks, policy):
     async def scenario(weft):
-        asked = [(f"{number} " * number, 5 + number) for number in range(1, 25)]
-        streams = await asyncio.gather(*(weft.generate_stream(*each) for each in asked))
-        answers = await asyncio.gather(*(weft.generate(*each) for each in asked))
-        for each, events, answer in zip(asked, streams, answers, strict=True):
-            text = weft.compute_expected_text(*each)
+        requests = [(f"{number} " * number, 5 + number) for number in range(1, 25)]
+        streams = await asyncio.gather(*(weft.generate_stream(*request) for request in requests))
+        answers = await asyncio.gather(*(weft.generate(*request) for request in requests))
+        for request, events, answer in zip(requests, streams, answers, strict=True):
+            text = weft.compute_expected_text(*request)
             assert "".join(event["token"]["text"] for event in events) == text
             assert [event["index"] for event in events] == list(range(1, len(text) + 1))
             assert events[-1]["generated_text"] == (await answer.json())["generated_text"] == text
@@ -144,18 +144,18 @@ def test_internal_error_ends_every_answer_with_an_error(tmp_path):
 def test_health_reports_whether_shards_are_available(tmp_path):
     async def scenario(weft):
         assert (await weft.http_session.get("/health")).status == 200
-        meet, may_come_back = weft.engine._connect_shards, asyncio.Event()
+        connect_shards, may_reconnect = weft.engine._connect_shards, asyncio.Event()
 
         async def connect_shards_later(*expected):
-            await may_come_back.wait()
-            return await meet(*expected)
+            await may_reconnect.wait()
+            return await connect_shards(*expected)
 
         weft.engine._connect_shards = connect_shards_later
         waiting = asyncio.create_task(weft.generate_stream("a loom", 20))
         lost = weft.watch_scheduler_calls("on_shards_lost")
         await lost.get()
         assert (await weft.http_session.get("/health")).status == 503
-        may_come_back.set()
+        may_reconnect.set()
         await waiting
         assert (await weft.http_session.get("/health")).status == 200
     play_scenario(scenario, tmp_path, http=True, faults="die@decode:3")

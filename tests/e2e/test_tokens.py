@@ -64,10 +64,10 @@ def test_tokens_do_not_depend_on_other_clients(tmp_path):
 
 def test_prompt_logprobs_come_once_for_every_token_but_the_first(tmp_path):
     async def scenario(weft):
-        heard, other = await weft.collect_streams(make_text_request("x" * 70, 3, prompt_logprobs=True),
-                                                  make_text_request("x" * 70, 3))
-        assert sorted(heard.prompt_logprobs) == list(range(1, 70))
-        assert not other.prompt_logprobs
+        with_logprobs, without_logprobs = await weft.collect_streams(
+            make_text_request("x" * 70, 3, prompt_logprobs=True), make_text_request("x" * 70, 3))
+        assert sorted(with_logprobs.prompt_logprobs) == list(range(1, 70))
+        assert not without_logprobs.prompt_logprobs
     play_scenario(scenario, tmp_path, max_batch_prefill_tokens=32)
 
 

@@ -13,16 +13,16 @@ from support.weft_process import SIMULATED_MODEL, WeftProcess, iter_stream_event
 
 pytestmark = pytest.mark.slow
 
-PROMPT = "all that is woven " * 20  # several steps with room for 64 tokens
+PROMPT = "all that is woven " * 20  # takes several steps of at most 64 prompt tokens
 
 
 def send_chat(weft: WeftProcess, **headers: str) -> str:
     """Send a chat and return its request id."""
     body = json.dumps({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "seed": 7}).encode()
     head = {"content-type": "application/json", **headers}
-    with urlopen(Request(f"{weft.url}/v1/chat/completions", body, head)) as told:
-        assert json.load(told)["usage"]["completion_tokens"] == 5
-        return str(told.headers["x-request-id"])
+    with urlopen(Request(f"{weft.url}/v1/chat/completions", body, head)) as response:
+        assert json.load(response)["usage"]["completion_tokens"] == 5
+        return str(response.headers["x-request-id"])
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def test_processes_share_a_service_name_and_differ_in_process(collector: TraceCo
 
 def test_unreachable_collector_is_harmless_and_logged_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = f"127.0.0.1:{listener.getsockname()[1]}"
-    with run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint", nobody) as weft:
+        unused_address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with run_weft_process(tmp_path, SIMULATED_MODEL, "--otlp-endpoint", unused_address) as weft:
         for _ in range(3):
             send_chat(weft)
         weft.send_signal(signal.SIGTERM)

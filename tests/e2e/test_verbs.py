@@ -16,8 +16,8 @@ async def submit_overlapping_requests(weft, num_requests=4):
         request = make_text_request(f"{number} " * 30, 20 + 10 * number)
         streams.append(asyncio.ensure_future(ReceivedStream.from_stream(weft.engine.submit(request))))
         await weft.shards.wait_for_num_steps(weft.shards.num_steps + 6)
-    for heard in await asyncio.gather(*streams):
-        heard.check_output(weft.model)
+    for received in await asyncio.gather(*streams):
+        received.check_output(weft.model)
 
 
 @pytest.mark.parametrize("look_ahead", [1, 2])

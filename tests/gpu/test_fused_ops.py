@@ -42,11 +42,11 @@ def test_fused_norms_match_torch(make: type[RMSNorm], width: int, dtype: torch.d
         x, delta = make_random_tensor(2, rows, width, dtype=dtype, device=device).unbind()
         x_copy = x.clone()
         expected = unfused_norm(x_copy)
-        found = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight)
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=TOLERANCE_BY_DTYPE[dtype])
+        output = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight)
+        torch.testing.assert_close(output, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=TOLERANCE_BY_DTYPE[dtype])
         expected = unfused_norm.add_and_norm(x_copy, delta)
-        found = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight, delta=delta)
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=TOLERANCE_BY_DTYPE[dtype])
+        output = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight, delta=delta)
+        torch.testing.assert_close(output, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=TOLERANCE_BY_DTYPE[dtype])
         assert torch.equal(x, x_copy)
 
 

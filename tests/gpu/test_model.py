@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.protocol_messages import SequenceRow, get_tokens_by_sequence, make_chunks, make_decode, make_prefill
 from support.small_checkpoints import LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -13,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.workers.decoder import DecoderWorker
-from tests.shard.messages import SequenceRow, get_tokens_by_sequence, make_chunks, make_decode, make_prefill
 
 pytestmark = pytest.mark.gpu
 
@@ -121,8 +121,8 @@ def test_prompt_in_chunks_beside_decodes_matches_transformers(fresh_worker: Deco
 def test_prompt_logprobs_match_transformers(fresh_worker: DecoderWorker, transformers_model: Any, dtype: str) -> None:
     prompt = PROMPTS[3]
     row = SequenceRow(0, prompt, range(6), prompt_logprobs=True)
-    found = torch.tensor(fresh_worker.prefill(make_prefill(1, row)).prompt_logprobs)
+    logprobs = torch.tensor(fresh_worker.prefill(make_prefill(1, row)).prompt_logprobs)
     expected = compute_reference_logits(transformers_model, prompt[:1], prompt[1:]).log_softmax(-1).cpu()
-    assert len(found) == len(prompt) - 1
-    difference = found - expected[torch.arange(len(found)), torch.tensor(prompt[1:])]
+    assert len(logprobs) == len(prompt) - 1
+    difference = logprobs - expected[torch.arange(len(logprobs)), torch.tensor(prompt[1:])]
     assert difference.abs().max() < (1e-3 if dtype == "float32" else 0.5)

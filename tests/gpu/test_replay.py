@@ -42,7 +42,7 @@ def test_steps_with_adapters_loaded_after_the_capture_are_replayed(tmp_path: Pat
     model = ReplayableModel(folder, make_capture_function(torch_device) if device == "cuda" else capture_by_calling,
                             torch_device, max_rows=5, adaptable=True)
     for number, rank in enumerate((4, 12, 40), 1):
-        model.wardrobe.load(number, make_tiny_adapter(folder, seed=number, r=rank))
+        model.adapter_registry.load(number, make_tiny_adapter(folder, seed=number, r=rank))
     for lengths in SEQUENCE_LENGTHS:
         sequences = model.make_prefilled_sequences(lengths, len(lengths), num_extra_tokens=8)
         for adapter, sequence in enumerate(sequences):
@@ -81,7 +81,7 @@ def test_no_kernel_is_compiled_after_warmup(
     with SchedulerWithWorkers(folder, device=device, adaptable=True, max_batch_size=8) as harness:
         harness.load_adapter(1, make_tiny_adapter(folder))
         monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook",
-                            lambda **told: compiled_kernels.append(told["repr"]))
+                            lambda **arguments: compiled_kernels.append(arguments["repr"]))
         for settings in ({"look_ahead": 2}, {"look_ahead": 1, "prefill_policy": "pause"},
                          {"look_ahead": 2, "max_batch_prefill_tokens": 48}):
             outputs = harness.run_together(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 
 from shard.sampling.sampler import Sampler
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 pytestmark = pytest.mark.gpu
 
@@ -30,19 +30,19 @@ def sample_rows(device: str, options_by_row: list[dict[str, Any]], seed: int = 0
 
 
 def test_greedy_tokens_match_the_cpu(device: str) -> None:
-    found, expected = sample_rows(device, GREEDY_OPTIONS), sample_rows("cpu", GREEDY_OPTIONS)
-    assert found.tokens == expected.tokens
-    assert found.top_tokens == expected.top_tokens
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-    assert all(found.finite)
+    output, expected = sample_rows(device, GREEDY_OPTIONS), sample_rows("cpu", GREEDY_OPTIONS)
+    assert output.tokens == expected.tokens
+    assert output.top_tokens == expected.top_tokens
+    assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert all(output.is_finite)
 
 
 @pytest.mark.parametrize("sampling", RANDOM_OPTIONS, ids=str)
 def test_random_tokens_match_the_cpu_except_for_rounding(device: str, sampling: dict[str, Any]) -> None:
     """Sums of probabilities differ in their last bits, which moves the border between two tokens now and then."""
     options_by_row = [{"temperature": 0.8, **sampling}] * 32
-    found, expected = sample_rows(device, options_by_row).tokens, sample_rows("cpu", options_by_row).tokens
-    assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 30
+    tokens, expected_tokens = sample_rows(device, options_by_row).tokens, sample_rows("cpu", options_by_row).tokens
+    assert sum(one == other for one, other in zip(tokens, expected_tokens, strict=True)) >= 30
 
 
 def test_random_sampling_is_repeatable(device: str) -> None:

@@ -53,9 +53,9 @@ def test_answers_match_transformers(
         checkpoint: Path, tmp_path: Path, device: str, flags: tuple[str, ...]) -> None:
     with run_weft_process(tmp_path, str(checkpoint), "--device", device, "--memory-fraction", "0.2", *flags) as weft:
         with weft.post_prompt("/generate", NUM_NEW_TOKENS, details=True) as response:
-            found = get_token_ids(json.load(response))
+            token_ids = get_token_ids(json.load(response))
         streamed = [event["token"]["id"]
                     for event in iter_stream_events(weft.post_prompt("/generate_stream", NUM_NEW_TOKENS))]
-        others = [weft.generate(NUM_NEW_TOKENS, f"{DEFAULT_PROMPT} {number}") for number in range(4)]
-    assert found == streamed == generate_with_transformers(checkpoint, device)
-    assert all(others)
+        other_answers = [weft.generate(NUM_NEW_TOKENS, f"{DEFAULT_PROMPT} {number}") for number in range(4)]
+    assert token_ids == streamed == generate_with_transformers(checkpoint, device)
+    assert all(other_answers)

@@ -23,9 +23,9 @@ def test_banner_names_model_shards_and_address() -> None:
 
 @pytest.mark.parametrize("model", BUILTIN_MODELS.values(), ids=list(BUILTIN_MODELS))
 def test_notice_of_a_model_is_shown_below_its_name(model: ResolvedModel) -> None:
-    told = get_banner_lines(model, num_shard=1)
-    assert told[:2] == [f"weft serves {model.name} on 1 shard at http://127.0.0.1:PORT", f"  note     {model.notice}"]
-    assert [line.split()[0] for line in told[2:]] == ["runs", "cache", "clients", "try", "stop"]
+    lines = get_banner_lines(model, num_shard=1)
+    assert lines[:2] == [f"weft serves {model.name} on 1 shard at http://127.0.0.1:PORT", f"  note     {model.notice}"]
+    assert [line.split()[0] for line in lines[2:]] == ["runs", "cache", "clients", "try", "stop"]
 
 
 def test_banner_shows_dtype_device_and_cache_size() -> None:
@@ -51,19 +51,20 @@ def test_ipv6_address_is_written_as_in_urls() -> None:
     assert get_banner_lines(host="::1")[0].endswith("http://[::1]:PORT")
 
 
-@pytest.mark.parametrize(("host", "keyed", "told"), [
+@pytest.mark.parametrize(("host", "needs_key", "expected"), [
     ("127.0.0.1", False, "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"),
     ("::1", False, "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"),
     ("0.0.0.0", False, "whoever reaches this machine, without a key; --api-key KEY asks for one"),
     ("0.0.0.0", True, "whoever reaches this machine and has a key"),
 ])
-def test_banner_says_who_can_connect(host: str, keyed: bool, told: str) -> None:
-    assert get_banner_lines(host=host, needs_key=keyed)[3] == f"  clients  {told}"
+def test_banner_says_who_can_connect(host: str, needs_key: bool, expected: str) -> None:
+    assert get_banner_lines(host=host, needs_key=needs_key)[3] == f"  clients  {expected}"
 
 
-@pytest.mark.parametrize(("instead", "path"), [("vector", "/embed"), ("labels", "/classify")])
-def test_encoder_banner_shows_its_route_and_no_cache(instead: str, path: str) -> None:
+@pytest.mark.parametrize(("instead_of_text", "path"), [("vector", "/embed"), ("labels", "/classify")])
+def test_encoder_banner_shows_its_route_and_no_cache(instead_of_text: str, path: str) -> None:
     with bind_listener("127.0.0.1", 0) as listener:
-        told = make_banner(listener, 1, MODEL, READY_INFO | {"instead_of_text": instead}, needs_key=False).split("\n")
-    assert [line.split()[0] for line in told[1:]] == ["runs", "clients", "try", "stop"]
-    assert f"{path} " in told[3]
+        lines = make_banner(listener, 1, MODEL, READY_INFO | {"instead_of_text": instead_of_text},
+                            needs_key=False).split("\n")
+    assert [line.split()[0] for line in lines[1:]] == ["runs", "clients", "try", "stop"]
+    assert f"{path} " in lines[3]

@@ -31,14 +31,14 @@ def run_weft(monkeypatch: pytest.MonkeyPatch,
 def get_serve_settings(monkeypatch: pytest.MonkeyPatch, run_weft: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return a function that returns the settings of a command line instead of serving with them."""
     def run(*arguments: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        served_settings: dict[str, Any] = {}
 
         def record_settings(*words: str, **settings: Any) -> None:
-            found.update(settings | ({"words": words} if words else {}))
+            served_settings.update(settings | ({"words": words} if words else {}))
 
         monkeypatch.setattr(cli, "serve_command", record_settings)
         assert run_weft("serve", *arguments)[0] == 0
-        return found
+        return served_settings
     return run
 
 
@@ -60,28 +60,28 @@ def test_flags_become_settings(get_serve_settings: Callable[..., Any], arguments
     assert get_serve_settings(*arguments) == settings
 
 
-@pytest.mark.parametrize(("given", "tokens"), [
+@pytest.mark.parametrize(("settings", "tokens"), [
     ({}, 32_768), ({"model_id": "weft/demo"}, 32_768), ({"max_batch_total_tokens": 64}, 64),
     ({"model_id": "weft/simulated"}, None), ({"model_id": "org/name"}, None)])
-def test_built_in_model_has_default_settings_unless_given(given: dict[str, Any], tokens: int | None) -> None:
-    assert cli.add_default_settings(given).get("max_batch_total_tokens") == tokens
+def test_built_in_model_has_default_settings_unless_given(settings: dict[str, Any], tokens: int | None) -> None:
+    assert cli.add_default_settings(settings).get("max_batch_total_tokens") == tokens
 
 
-@pytest.mark.parametrize(("given", "own"), [
+@pytest.mark.parametrize(("settings", "expected"), [
     ({"dialect": "batching"}, {"port": 8500}), ({"dialect": "batching", "port": 1}, {"port": 1}),
     ({"compat": "batching", "max_handlers": 4}, {
         "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True}),
     ({"compat": "batching", "batching": "static"}, {"max_handlers": 8, "static_equal_lengths": True})])
-def test_settings_may_imply_others_unless_given(given: dict[str, Any], own: dict[str, Any]) -> None:
-    found = cli.add_default_settings({"model_id": "weft/simulated", **given})
-    assert {name: found[name] for name in own} == own
+def test_settings_may_imply_others_unless_given(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    all_settings = cli.add_default_settings({"model_id": "weft/simulated", **settings})
+    assert {name: all_settings[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("batching", ["none", "nobatch", "static", "dynamic", "continuous"])
 def test_batching_compat_mode_sets_nothing_without_effect(batching: str) -> None:
     """This mode used to warn about a flag that was not given."""
-    own = cli.add_default_settings({"compat": "batching", "batching": batching})
-    _, config, _ = cli.make_configs(own)
+    settings = cli.add_default_settings({"compat": "batching", "batching": batching})
+    _, config, _ = cli.make_configs(settings)
     assert describe_unused_settings(
         config, SchedulerSettings.from_config(config, ModelInfo("m", "cpu", "float32", 512, 4096, 16, 64))) == []
 
@@ -176,7 +176,7 @@ def test_missing_otel_packages_are_reported_with_the_remedy(
 
 @pytest.mark.parametrize(("failed", "code"), [
     (LaunchError("no room"), 1), (ConfigurationError("no room"), 2), (TooManyDeathsError("no room"), 70)])
-def test_exit_code_says_whether_a_restart_can_help(
+def test_exit_code_depends_on_whether_a_restart_can_help(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: LaunchError, code: int) -> None:
     async def raise_failure(*_: Any) -> None:
         raise failed
@@ -190,11 +190,11 @@ def get_module_call(monkeypatch: pytest.MonkeyPatch,
                     run_weft: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
-        found: list[tuple[str, dict[str, Any]]] = []
+        calls: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(commands, "run_module_and_exit",
-                            lambda name, _=None, /, **order: found.append((name, order)))
+                            lambda name, _=None, /, **module_arguments: calls.append((name, module_arguments)))
         assert run_weft(*arguments)[0] == 0
-        return found[0]
+        return calls[0]
     return run
 
 
@@ -208,15 +208,15 @@ def test_subcommands_run_router_modules(get_module_call: Callable[..., Any]) -> 
 
 def test_chat_runs_a_router_module_with_the_key_in_a_variable(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(commands, "run_module_and_exit",
-                        lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+                        lambda name, secrets, /, **arguments: calls.append((name, secrets, arguments)))
     assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
-    assert heard == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
+    assert calls == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
 
 
-@pytest.mark.parametrize(("words", "secrets", "order"), [
+@pytest.mark.parametrize(("words", "secrets", "arguments"), [
     (("ls", "--json"), {}, {"do": "ls", "as_json": True}),
     (("load", "org/a", "--source", "hub", "--alias", "a", "--token", "hf-loom"), {"WEFT_ADAPTER_TOKEN": "hf-loom"},
      {"do": "load", "adapter": "org/a", "source": "hub", "alias": "a", "as_json": False}),
@@ -225,14 +225,14 @@ def test_chat_runs_a_router_module_with_the_key_in_a_variable(
     (("unload", "org/a"), {}, {"do": "unload", "adapter": "org/a", "as_json": False})])
 def test_adapters_command_runs_a_router_module_with_secrets_in_variables(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], secrets: dict[str, str],
-        order: dict[str, Any]) -> None:
-    heard: list[Any] = []
+        arguments: dict[str, Any]) -> None:
+    calls: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
     monkeypatch.setattr(commands, "run_module_and_exit",
-                        lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+                        lambda name, secrets, /, **arguments: calls.append((name, secrets, arguments)))
     assert run_weft("adapters", *words)[0] == 0
-    assert heard == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
-                      {"url": "http://127.0.0.1:3000", **order})]
+    assert calls == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
+                      {"url": "http://127.0.0.1:3000", **arguments})]
 
 
 def test_interrupt_is_ignored_while_a_child_runs() -> None:
@@ -252,9 +252,9 @@ def test_migrate_translates_a_foreign_command_line(run_weft: Callable[..., Any])
 
 def test_errors_are_json_objects_with_json_output(run_weft: Callable[..., Any]) -> None:
     code, out, errors = run_weft("serve", "/no/model", "--json-output")
-    told = json.loads(errors)
-    assert (code, out, told["level"], told["process"]) == (2, "", "ERROR", "launcher")
-    assert told["message"] == "there is no folder /no/model"
+    log_record = json.loads(errors)
+    assert (code, out, log_record["level"], log_record["process"]) == (2, "", "ERROR", "launcher")
+    assert log_record["message"] == "there is no folder /no/model"
 
 
 def test_server_variables_do_not_apply_to_simulations(
@@ -270,11 +270,12 @@ def test_only_scheduler_settings_can_be_simulated(run_weft: Callable[..., Any]) 
 
 def test_doctor_examines_the_server_described_by_flags_and_variables(
         run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Any] = []
-    monkeypatch.setattr(cli.doctor, "run_doctor", lambda order, _, *, as_json: heard.append((order, as_json)) or 1)
+    calls: list[Any] = []
+    monkeypatch.setattr(cli.doctor, "run_doctor", lambda settings, _, *,
+                        as_json: calls.append((settings, as_json)) or 1)
     monkeypatch.setenv("PORT", "80")
     assert run_weft("doctor", "org/name", "--num-shard", "2", "--json") == (1, "", "")
-    assert heard == [(cli.doctor.DoctorSettings("org/name", num_shard=2, port=80), True)]
+    assert calls == [(cli.doctor.DoctorSettings("org/name", num_shard=2, port=80), True)]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def served_settings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Record the settings of a server instead of starting it."""
     settings: list[dict[str, Any]] = []
     monkeypatch.setattr(cli, "serve_command",
-                        lambda *words, **given: settings.append(given | ({"words": words} if words else {})))
+                        lambda *words, **arguments: settings.append(arguments | ({"words": words} if words else {})))
     return settings
 
 
@@ -117,9 +117,9 @@ def test_flags_without_effect_are_noted_in_a_line_each(run_command: Callable[...
 def test_notes_are_json_with_json_output(run_command: Callable[..., CommandResult],
                                          served_settings: list[dict[str, Any]]) -> None:
     _, _, errors = run_command("text-generation-launcher", "--model-id", "a/b", "--json-output", HOSTNAME="4f2d9a1c")
-    told = json.loads(errors)
-    assert (told["level"], told["process"]) == ("WARN", "launcher")
-    assert told["message"].startswith("HOSTNAME is no address (4f2d9a1c)")
+    log_record = json.loads(errors)
+    assert (log_record["level"], log_record["process"]) == ("WARN", "launcher")
+    assert log_record["message"].startswith("HOSTNAME is no address (4f2d9a1c)")
 
 
 @pytest.mark.parametrize(("words", "line"), [

@@ -50,10 +50,10 @@ def test_hub_access_follows_the_usual_variables(
 def test_token_may_be_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_home\n")
     (tmp_path / "other").write_text("hf_other\n")
-    home = {"HF_HOME": str(tmp_path)}
-    assert read_hub_access(home).token == "hf_home"
-    assert read_hub_access(home | {"HF_TOKEN_PATH": str(tmp_path / "other")}).token == "hf_other"
-    assert read_hub_access(home | {"HF_TOKEN": "hf_given"}).token == "hf_given"
+    environment = {"HF_HOME": str(tmp_path)}
+    assert read_hub_access(environment).token == "hf_home"
+    assert read_hub_access(environment | {"HF_TOKEN_PATH": str(tmp_path / "other")}).token == "hf_other"
+    assert read_hub_access(environment | {"HF_TOKEN": "hf_given"}).token == "hf_given"
 
 
 @pytest.mark.parametrize(("environment", "line"), [
@@ -66,10 +66,10 @@ def test_invalid_variables_are_named_without_showing_tokens(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], line: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TOKENS").write_bytes(b"hf_one\nhf_two\xff")
-    with pytest.raises(ValueError, match=f"^{line}") as told:
+    with pytest.raises(ValueError, match=f"^{line}") as error:
         read_hub_access({"HF_HOME": str(tmp_path)} | environment)
-    assert "hf_" not in str(told.value)
-    assert "Evil" not in str(told.value)
+    assert "hf_" not in str(error.value)
+    assert "Evil" not in str(error.value)
 
 
 def test_token_is_not_shown_in_repr() -> None:
@@ -77,11 +77,11 @@ def test_token_is_not_shown_in_repr() -> None:
 
 
 def test_machine_file_depends_on_release_and_library_settings() -> None:
-    home = {"HOME": "/home/weaver", "XDG_CACHE_HOME": "/cache"}
-    files = [probe_cache_file(home, "1"), probe_cache_file(home, "2"),
-             probe_cache_file(home | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "1")]
+    environment = {"HOME": "/home/weaver", "XDG_CACHE_HOME": "/cache"}
+    files = [probe_cache_file(environment, "1"), probe_cache_file(environment, "2"),
+             probe_cache_file(environment | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "1")]
     assert len(set(files)) == 3
-    assert probe_cache_file(home | {"OTHER": "x"}, "1") == files[0]
+    assert probe_cache_file(environment | {"OTHER": "x"}, "1") == files[0]
     assert files[0].parent == Path("/cache/weft")
 
 
@@ -94,13 +94,13 @@ def test_without_a_home_folder_nothing_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert hub_cache_folder({}) == Path("/dev/null/huggingface/hub")
 
 
-@pytest.mark.parametrize(("told", "tunables"), [
+@pytest.mark.parametrize(("environment", "tunables"), [
     ({}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
     ({"GLIBC_TUNABLES": "glibc.malloc.check=3"}, {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.hugetlb=1"}),
     ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, {}),
 ])
-def test_shards_use_large_pages_unless_the_user_decided(told: dict[str, str], tunables: dict[str, str]) -> None:
-    assert huge_page_variables(told) == tunables
+def test_shards_use_large_pages_unless_the_user_decided(environment: dict[str, str], tunables: dict[str, str]) -> None:
+    assert huge_page_variables(environment) == tunables
 
 
 def test_recordings_are_kept_in_the_cache_folder() -> None:
@@ -118,11 +118,11 @@ def test_either_offline_variable_counts(environment: dict[str, str], variable: s
 
 
 def test_token_is_found_where_hub_clients_keep_it(tmp_path: Path) -> None:
-    home, other = {"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "other")}
-    assert hub_home_folder(home) == tmp_path
-    assert find_token_source(home) == ""
+    environment, other = {"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "other")}
+    assert hub_home_folder(environment) == tmp_path
+    assert find_token_source(environment) == ""
     (tmp_path / "token").touch()
     (tmp_path / "other").touch()
-    assert find_token_source(home) == str(tmp_path / "token")
-    assert find_token_source(home | other) == str(tmp_path / "other")
-    assert find_token_source(home | other | {"HF_TOKEN": "hf_x"}) == "HF_TOKEN"
+    assert find_token_source(environment) == str(tmp_path / "token")
+    assert find_token_source(environment | other) == str(tmp_path / "other")
+    assert find_token_source(environment | other | {"HF_TOKEN": "hf_x"}) == "HF_TOKEN"

@@ -40,14 +40,14 @@ def test_setting_reaches_its_config() -> None:
 
 
 def test_values_decided_by_the_launcher_are_no_settings() -> None:
-    given = {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"}
-    assert not (given | {"model", "meeting_point", "memory"}) & set(SETTINGS_BY_NAME)
+    names = {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"}
+    assert not (names | {"model", "meeting_point", "memory"}) & set(SETTINGS_BY_NAME)
 
 
 def test_otlp_settings_make_trace_settings() -> None:
     assert LaunchConfig().trace_settings == TraceSettings() == TraceSettings("", "weft")
-    given = {"otlp_endpoint": "http://a:4317", "otlp_service_name": "loom"}
-    assert make_configs(given)[0].trace_settings == TraceSettings("http://a:4317", "loom")
+    settings = {"otlp_endpoint": "http://a:4317", "otlp_service_name": "loom"}
+    assert make_configs(settings)[0].trace_settings == TraceSettings("http://a:4317", "loom")
     with pytest.raises(ValueError, match=r"--otlp-endpoint must be .*, got ftp://a"):
         make_configs({"otlp_endpoint": "ftp://a"})
 

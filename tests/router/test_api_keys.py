@@ -63,8 +63,8 @@ def test_several_keys_may_belong_to_one_tenant(write_key_file):
     ("a", "what it stands for must be an object, got a string"),
 ])
 def test_invalid_entry_error_names_file_key_field_limit_and_value(get_key_file_error, entry, fault):
-    told = get_key_file_error({"sk-secret": entry})
-    assert told.split("keys.json: ", 1)[1] == f"key sk-s…: {fault}"
+    message = get_key_file_error({"sk-secret": entry})
+    assert message.split("keys.json: ", 1)[1] == f"key sk-s…: {fault}"
 
 
 @pytest.mark.parametrize(("content", "fault"), [

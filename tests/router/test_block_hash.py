@@ -18,8 +18,8 @@ def test_block_hashes_are_the_same_when_computed_one_by_one(tokens: list[int], s
 
 
 def test_block_hash_depends_on_all_tokens_before_it() -> None:
-    one, other = (hash_blocks(hash_namespace("a"), (first, *range(1, 48)), 16) for first in (0, 1))
-    assert len({*one, *other}) == 6
+    hashes, other_hashes = (hash_blocks(hash_namespace("a"), (first, *range(1, 48)), 16) for first in (0, 1))
+    assert len({*hashes, *other_hashes}) == 6
 
 
 def test_namespaces_depend_on_where_their_parts_are_split() -> None:

@@ -52,10 +52,10 @@ def test_nothing_is_sent_without_a_pipe() -> None:
 
 def test_first_signal_requests_a_stop_and_the_next_one_has_its_default_effect() -> None:
     async def scenario() -> None:
-        asked = asyncio.create_task(wait_for_stop_signal())
+        task = asyncio.create_task(wait_for_stop_signal())
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asked
+        await task
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     asyncio.run(scenario())
 

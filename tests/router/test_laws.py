@@ -65,21 +65,21 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.world.run_next_event()
 
     @precondition(lambda self: self.world.clients)
-    @rule(which=st.integers(0, 1000))
-    def cancel_request(self, which):
-        self.world._cancel(self.choose_client(which))
+    @rule(choice=st.integers(0, 1000))
+    def cancel_request(self, choice):
+        self.world._cancel(self.choose_client(choice))
         self.world.plan_and_check()
 
     @precondition(lambda self: self.world.clients)
-    @rule(which=st.integers(0, 1000), seconds=st.floats(0, 2))
-    def stop_reading(self, which, seconds):
-        self.world.hold_client(self.choose_client(which), seconds)
+    @rule(choice=st.integers(0, 1000), seconds=st.floats(0, 2))
+    def stop_reading(self, choice, seconds):
+        self.world.hold_client(self.choose_client(choice), seconds)
         self.world.plan_and_check()
 
     @precondition(lambda self: self.world.clients)
-    @rule(which=st.integers(0, 1000))
-    def stop_reading_forever(self, which):
-        self.world.hold_client(self.choose_client(which), None)
+    @rule(choice=st.integers(0, 1000))
+    def stop_reading_forever(self, choice):
+        self.world.hold_client(self.choose_client(choice), None)
         self.world.plan_and_check()
 
     @rule(resource=st.sampled_from(ADAPTERS), present=st.booleans())
@@ -101,9 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.add_fault(f"{kind}@{verb}:{self.world.worker.faults.num_calls[verb] + soon}"
                              + (f":{argument}" if argument else ""))
 
-    def choose_client(self, which):
+    def choose_client(self, choice):
         clients = list(self.world.clients.values())
-        return clients[which % len(clients)]
+        return clients[choice % len(clients)]
 
     @invariant()
     def all_laws_hold(self):
@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.world.set_resource_present(resource)
                 self.world.plan_and_check()
         self.world.run()
-        # Only clients that never read again have no end, and they do not keep others from theirs.
+        # Only the requests of clients that never read again do not end; they do not keep other requests from ending.
         assert all(client.end_reason is not None or client.is_held_forever for client in self.world.all_clients)
         for client in self.world.all_clients:
             if client.end_reason is None:

@@ -37,5 +37,5 @@ def test_ready_report_of_a_model_without_generation_names_what_it_does() -> None
     (ShardsLost(ShardLossReason.DEFECT, "there is no room for a cache"), 1),
     (RetryableStartupError("the Hub does not answer"), 1),
     (OSError(98, "Address already in use"), 1)])
-def test_exit_code_tells_whether_a_restart_makes_sense(error, code):
+def test_exit_code_shows_whether_a_restart_makes_sense(error, code):
     assert exit_code(error) == code

@@ -35,8 +35,8 @@ def test_blocks_of_another_tenant_are_not_found():
     core = make_prefix_scheduler(look_ahead=1)
     submit_prompt(core, make_prompt_tokens(48))
     run_until_idle(core)
-    other = submit_prompt(core, make_prompt_tokens(48), tenant="two", now=1.0)
-    assert run_until_idle(core) == {other: 0}
+    number = submit_prompt(core, make_prompt_tokens(48), tenant="two", now=1.0)
+    assert run_until_idle(core) == {number: 0}
 
 
 def test_request_with_prompt_logprobs_uses_no_cached_blocks_and_does_not_wait():
@@ -120,8 +120,8 @@ def test_blocks_of_a_failed_step_are_not_found():
     number = submit_prompt(core, make_prompt_tokens(64))
     complete_plan(core, core.plan(0.0))
     complete_plan(core, core.plan(0.0), failed=[number])
-    other = submit_prompt(core, make_prompt_tokens(64), now=1.0)
-    assert run_until_idle(core) == {other: 32}
+    second = submit_prompt(core, make_prompt_tokens(64), now=1.0)
+    assert run_until_idle(core) == {second: 32}
 
 
 def test_nothing_is_found_after_a_shard_loss():
@@ -130,8 +130,8 @@ def test_nothing_is_found_after_a_shard_loss():
     run_until_idle(core)
     core.on_shards_lost(0.0, ShardLossReason.DEFECT)
     core.on_shards_ready(DEFAULT_MODEL_INFO, 2, 0.0)
-    other = submit_prompt(core, make_prompt_tokens(64), now=1.0)
-    assert run_until_idle(core) == {other: 0}
+    number = submit_prompt(core, make_prompt_tokens(64), now=1.0)
+    assert run_until_idle(core) == {number: 0}
 
 
 def test_least_recently_used_block_is_evicted_first():
@@ -159,8 +159,8 @@ def test_late_answer_publishes_no_blocks_of_a_restarted_sequence():
     assert get_cached_counts(second) == {number: 0}
     complete_plan(core, first)
     core.cancel(number, 0.0)
-    other = submit_prompt(core, make_prompt_tokens(64), now=1.0)
-    assert get_cached_counts(core.plan(0.0)) == {other: 0}
+    later = submit_prompt(core, make_prompt_tokens(64), now=1.0)
+    assert get_cached_counts(core.plan(0.0)) == {later: 0}
 
 
 def test_pause_policy_counts_only_uncached_tokens_of_a_prompt():

@@ -49,7 +49,7 @@ class CallLog(list):
 
     def __init__(self, running):
         running.free_blocks = self.wrap_and_log(running.free_blocks)
-        running.remove_finishing = self.wrap_and_log(running.remove_finishing)
+        running.remove_finishing_sequence = self.wrap_and_log(running.remove_finishing_sequence)
         take = running.block_pool.allocate
 
         def logged_allocate(count):
@@ -73,7 +73,7 @@ class StepInFlight:
     """Step under way, with the tokens that its chunks compute."""
 
     plan: StepPlan
-    # and the number of tokens computed afterwards
+    # sequence, and its number of computed tokens after the chunk
     computed_chunks: list[tuple[BatchedSequence, int]] = field(default_factory=list)
 
 
@@ -86,7 +86,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.core = make_prefix_scheduler(num_blocks, tokens_per_step, mixed=mixed, look_ahead=look_ahead,
                                           max_prefill_tokens=prefill, max_batch_size=8)
         self.tokens_per_step, self.epoch = tokens_per_step, 1
-        self.requests, self.said = {}, {}
+        self.requests, self.generated = {}, {}
         self.hits = 0
         self.forget()
 
@@ -104,32 +104,33 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(follows=st.sampled_from([0, 0, 1, 2, 3, 5, 8]), shared=st.sampled_from([16, 33, 64, 70, 1000]),
           own=st.integers(0, 20), output=st.sampled_from([1, 2, 20, 50]), more=EXTRA_REQUEST_FIELDS)
     def submit(self, follows, shared, own, output, more):
-        texts = [make_prompt_tokens(100), *((*self.requests[n].prompt, *said) for n, said in self.said.items())]
+        texts = [make_prompt_tokens(100),
+                 *((*self.requests[number].prompt, *tokens) for number, tokens in self.generated.items())]
         prompt = texts[follows % len(texts)][:shared] + make_prompt_tokens(own, seed=len(texts))
         number = submit_prompt(self.core, prompt[:140], output, float(len(texts)), **more)
-        self.requests[number], self.said[number] = self.core.sequences[number].request, []
+        self.requests[number], self.generated[number] = self.core.sequences[number].request, []
 
-    @rule(steps=st.integers(1, 6), says=st.integers(1, 3))
-    def go_on(self, steps, says):
+    @rule(steps=st.integers(1, 6), num_tokens=st.integers(1, 3))
+    def run_steps(self, steps, num_tokens):
         for _ in range(steps):
             self.plan()
             if self.steps_in_flight:
-                self.answer(says)
+                self.answer(num_tokens)
 
     @rule()
     def plan(self):
         while (plan := self.core.plan(0.0)) is not None:
-            self.hear(plan)
+            self.apply_plan(plan)
 
     @precondition(lambda self: self.steps_in_flight)
-    @rule(says=st.integers(1, 3), ends=st.integers(0, 3), fails=st.integers(0, 9))
-    def answer(self, says, ends=9, fails=99):
+    @rule(num_tokens=st.integers(1, 3), ends=st.integers(0, 3), fails=st.integers(0, 9))
+    def answer(self, num_tokens, ends=9, fails=99):
         """Answer the oldest step; one of its sequences may end, and one may fail."""
         step = self.steps_in_flight.pop(0)
-        tokens = {number: self.tokens_of(number, says, place == ends)
+        tokens = {number: self.tokens_of(number, num_tokens, place == ends)
                   for place, number in enumerate(step.plan.members_with_output)}
         failed = {number: "why" for place, number in enumerate(step.plan.members) if place == fails}
-        rows = {number: StepResultRow(said, (0.0,) * len(said)) for number, said in tokens.items()
+        rows = {number: StepResultRow(generated, (0.0,) * len(generated)) for number, generated in tokens.items()
                 if number not in failed}
         before = self.sequences_with_blocks()
         events = self.core.complete_step(step.plan.last_message_number, StepResult(self.epoch, 0.01, rows, failed),
@@ -142,27 +143,27 @@ class SharingMachine(RuleBasedStateMachine):
                 self.accept(event.token_counts, tokens, before)
         self.settle()
 
-    def tokens_of(self, number, says, ends):
-        length = len(self.requests[number].prompt) + len(self.said[number])
-        said = [(length + place) % 5 + 2 for place in range(min(says, self.tokens_per_step))]
-        return (*said[:-1], END_TOKEN) if ends else tuple(said)
+    def tokens_of(self, number, num_tokens, ends):
+        length = len(self.requests[number].prompt) + len(self.generated[number])
+        tokens = [(length + place) % 5 + 2 for place in range(min(num_tokens, self.tokens_per_step))]
+        return (*tokens[:-1], END_TOKEN) if ends else tuple(tokens)
 
-    @precondition(lambda self: self.said)
-    @rule(which=st.integers(0, 99), what=st.sampled_from(["cancel", "suspend", "resume"]))
-    def client(self, which, what):
-        getattr(self.core, what)(list(self.said)[which % len(self.said)], 0.0)
+    @precondition(lambda self: self.generated)
+    @rule(choice=st.integers(0, 99), action=st.sampled_from(["cancel", "suspend", "resume"]))
+    def client(self, choice, action):
+        getattr(self.core, action)(list(self.generated)[choice % len(self.generated)], 0.0)
         self.settle()
 
     @precondition(lambda self: len(self.core.running))
-    @rule(which=st.integers(0, 99))
-    def come_back(self, which):
-        """Preempt a sequence, if possible in mid-prompt; it may enter again while its earlier steps are under way."""
+    @rule(choice=st.integers(0, 99))
+    def preempt(self, choice):
+        """Preempt a sequence, if possible in mid-prompt; the sequence may enter again while its earlier steps run."""
         if len(self.steps_in_flight) > 1:
             self.answer(1)
         running = list(self.core.running)
-        numbers = [s.id for s in running if not s.is_ready_to_decode] or [s.id for s in running] or list(self.said)
+        numbers = [s.id for s in running if not s.is_ready_to_decode] or [s.id for s in running] or list(self.generated)
         for call in (self.core.suspend, self.core.resume):
-            call(numbers[which % len(numbers)], 0.0)
+            call(numbers[choice % len(numbers)], 0.0)
         self.settle()
         self.plan()
 
@@ -175,14 +176,14 @@ class SharingMachine(RuleBasedStateMachine):
 
     # -- messages
 
-    def hear(self, plan):
+    def apply_plan(self, plan):
         step, dropped, evicted, idle = StepInFlight(plan), set(), [], dict(self.idle)
         for message in plan.messages:
             dropped |= self.drop(message)
         self.let_go(get_newcomers(plan))
         for message in plan.messages:
             for grant in getattr(message, "grants", ()):
-                self.hear_of(grant.blocks)
+                self.apply_allocation(grant.blocks)
                 evicted += self.take(grant.blocks)
                 self.lives[grant.sequence_id].blocks += grant.blocks
             for newcomer in getattr(message, "new_sequences", ()):
@@ -192,12 +193,12 @@ class SharingMachine(RuleBasedStateMachine):
         self.settle()
         self.check_order_of_eviction(evicted, idle, dropped)
 
-    def hear_of(self, taken):
+    def apply_allocation(self, taken):
         """Apply the logged calls up to the allocation of these blocks."""
-        self.hear_of_leaving()
+        self.apply_departures()
         assert self.log.pop(0) == list(taken)
 
-    def hear_of_leaving(self):
+    def apply_departures(self):
         """Apply the logged departures up to the next allocation."""
         while self.log and not isinstance(self.log[0], list):
             self.leave(self.lives.get(self.log.pop(0)))
@@ -234,9 +235,9 @@ class SharingMachine(RuleBasedStateMachine):
         return evicted
 
     def enter(self, newcomer, batch):
-        self.hear_of_leaving()
+        self.apply_departures()
         number, request = newcomer.sequence_id, newcomer.request
-        assert list(newcomer.generated) == self.said[number]
+        assert list(newcomer.generated) == self.generated[number]
         sequence = BatchedSequence(number, request, [*request.prompt, *newcomer.generated], list(newcomer.blocks),
                                    newcomer.num_cached, newcomer.num_cached // BLOCK_SIZE,
                                    len(request.prompt) + len(newcomer.generated))
@@ -246,7 +247,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert [self.shared[key] for key in expected] == sequence.blocks[:sequence.num_published]
         assert [self.written[block] for block in sequence.blocks[:sequence.num_published]] == expected
         assert not self.computing.keys() & set(keys[:most][sequence.num_published:sequence.num_published + 1])
-        self.hear_of(sequence.blocks[sequence.num_published:])
+        self.apply_allocation(sequence.blocks[sequence.num_published:])
         evicted = self.take(sequence.blocks[sequence.num_published:])
         for key in keys[sequence.num_published:len(sequence.tokens) // BLOCK_SIZE]:
             if key not in self.shared:
@@ -275,7 +276,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     def accept(self, counts, tokens, before):
         for number, count in counts.items():
-            self.said[number] += tokens[number][:count]
+            self.generated[number] += tokens[number][:count]
             sequence = self.lives[number]
             if sequence in before:
                 sequence.tokens += tokens[number][:count]
@@ -293,7 +294,7 @@ class SharingMachine(RuleBasedStateMachine):
     # -- invariants
 
     def settle(self):
-        self.hear_of_leaving()
+        self.apply_departures()
         assert not self.log
         held = {block for sequence in self.core.sequences for block in sequence.blocks}
         self.calls += 1
@@ -312,10 +313,10 @@ class SharingMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "core"):
             return
-        for number in self.said:
+        for number in self.generated:
             self.core.resume(number, 0.0)
         while self.core.num_unfinished:
-            self.go_on(1, 1)
+            self.run_steps(1, 1)
         self.plan()
         while self.steps_in_flight:
             self.answer(1)

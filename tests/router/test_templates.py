@@ -263,9 +263,10 @@ def test_every_prompt_matches_transformers(name: str) -> None:
 @pytest.mark.parametrize("begun", ANSWER_BEGINNINGS, ids=ANSWER_BEGINNINGS.values())
 def test_continued_answer_matches_transformers_except_for_blanks(begun: str) -> None:
     messages = (user("Count."), assistant(begun))
-    its = {name: render_with_transformers(source, messages, continue_final_message=True)
-           for name, source in TEMPLATES.items()}
+    expected = {name: render_with_transformers(source, messages, continue_final_message=True)
+                for name, source in TEMPLATES.items()}
     # If a template repeats the last message, transformers leaves its own marker in the prompt.
-    fit = {name: prompt.rstrip() for name, prompt in its.items() if not re.search("(?i)^refused|_message_tag", prompt)}
+    fit = {name: prompt.rstrip() for name, prompt in expected.items()
+           if not re.search("(?i)^refused|_message_tag", prompt)}
     assert {name: render_with_router(TEMPLATES[name], messages) for name in fit} == fit
     assert len(fit) >= 20

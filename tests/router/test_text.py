@@ -42,7 +42,7 @@ def test_pieces_join_to_the_text_of_all_tokens(style, data):
 @for_every_style
 @given(data=st.data())
 def test_unbroken_text_is_decoded_as_by_the_library(style, data):
-    """Broken characters are broken in both."""
+    """An invalid character becomes a replacement character in both texts."""
     ids = data.draw(token_lists(style))
     text, whole = "".join(decode_pieces(style, ids)), style.tokenizer.decode(ids)
     assert text == whole if REPLACEMENT_CHARACTER not in text else REPLACEMENT_CHARACTER in whole
@@ -126,6 +126,6 @@ def test_text_ends_with_the_first_stop_string_and_later_tokens_are_hidden(style,
     client = StreamingClient(style, split_into_rows(data, ids), stop)
     end = min((whole.find(string) + len(string) for string in stop if string in whole), default=None)
     assert client.text == whole[:end]
-    shown = "".join(client.deltas)
-    assert whole.startswith(shown)
+    sent_text = "".join(client.deltas)
+    assert whole.startswith(sent_text)
     assert end is None or len("".join(client.deltas[:-1])) < end

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.decoder_reference import CPU, PROMPT_TOKENS, load_decoder_model
+from support.random_schedules import given_random_histories, relaxed_settings
 from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -23,8 +25,6 @@ from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.exactness_gate import ExactnessGate
 from shard.workers.load_decoder import make_cache
-from tests.shard.forward import CPU, PROMPT_TOKENS, load_decoder_model
-from tests.shard.histories import given_random_histories, relaxed_settings
 
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
@@ -91,7 +91,7 @@ def test_exactness_gate_passes_every_family(checkpoint: Path, dtype: torch.dtype
 @pytest.mark.parametrize(("checkpoint", "ranks"), FAMILY_AND_RANK_CASES, indirect=["checkpoint"])
 def test_results_are_exact_in_any_batch_and_greedy_ones_match_transformers(scheduler_with_workers: SchedulerWithWorkers,
                                                                            checkpoint: Path) -> None:
-    """The exactness gate has checked a layer of each kind."""
+    """`scheduler_with_workers` fails unless the exactness gate has found each kind of layer exact."""
     transformers_model, scheduled_requests = (
         AutoModelForCausalLM.from_pretrained(checkpoint),
         FEW_SCHEDULED_REQUESTS if len(scheduler_with_workers.workers) > 1 else SCHEDULED_REQUESTS)
@@ -110,7 +110,7 @@ def test_results_are_exact_in_any_batch_and_greedy_ones_match_transformers(sched
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
 @settings(relaxed_settings, max_examples=30)
 @given_random_histories
-def test_results_are_exact_in_many_random_histories(scheduler_with_workers: SchedulerWithWorkers,
-                                                    woven: list[ScheduledRequest], schedule: dict[str, Any],
-                                                    losses: tuple[int, ...]) -> None:
-    scheduler_with_workers.run_and_compare(woven, loss_steps=losses, **schedule)
+def test_results_are_exact_in_many_random_histories(
+        scheduler_with_workers: SchedulerWithWorkers, scheduled_requests: list[ScheduledRequest],
+        schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    scheduler_with_workers.run_and_compare(scheduled_requests, loss_steps=losses, **schedule)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.random_schedules import given_random_histories, relaxed_settings
 from support.small_checkpoints import make_tiny_checkpoint
-
-from tests.shard.histories import given_random_histories, relaxed_settings
 
 HARNESS_OPTIONS = {
     "one rank": {},
@@ -46,16 +45,16 @@ def scheduler_with_workers(request: pytest.FixtureRequest,
 @settings(relaxed_settings, max_examples=12, derandomize=True)
 @given_random_histories
 def test_results_are_exact_in_random_histories(scheduler_with_workers: SchedulerWithWorkers,
-                                               woven: list[ScheduledRequest], schedule: dict[str, Any],
+                                               scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any],
                                                losses: tuple[int, ...]) -> None:
-    scheduler_with_workers.run_and_compare(woven, loss_steps=losses, **schedule)
+    scheduler_with_workers.run_and_compare(scheduled_requests, loss_steps=losses, **schedule)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @settings(relaxed_settings, max_examples=200)
 @given_random_histories
-def test_results_are_exact_in_many_random_histories(scheduler_with_workers: SchedulerWithWorkers,
-                                                    woven: list[ScheduledRequest], schedule: dict[str, Any],
-                                                    losses: tuple[int, ...]) -> None:
-    scheduler_with_workers.run_and_compare(woven, loss_steps=losses, **schedule)
+def test_results_are_exact_in_many_random_histories(
+        scheduler_with_workers: SchedulerWithWorkers, scheduled_requests: list[ScheduledRequest],
+        schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    scheduler_with_workers.run_and_compare(scheduled_requests, loss_steps=losses, **schedule)

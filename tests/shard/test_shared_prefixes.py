@@ -151,7 +151,7 @@ def schedule_one_after_another(requests: list[Request]) -> list[ScheduledRequest
 
 
 def get_cached_counts(outputs: list[ReceivedOutput]) -> list[int]:
-    return [heard.num_cached_tokens for heard in outputs]
+    return [output.num_cached_tokens for output in outputs]
 
 
 PROMPT_TOKENS = make_random_tokens(100, seed=1)

@@ -16,9 +16,8 @@ import aiohttp
 from support.weft_process import DEFAULT_PROMPT, WeftProcess
 
 NUM_STREAMS, OUTPUT_TOKENS = 32, 60
-PROBE_INTERVAL_SECONDS = 0.05  # seconds between two requests of a probe
-
-PROBE_TIMEOUT_SECONDS = 60.0  # seconds after which a probe gives up
+PROBE_INTERVAL_SECONDS = 0.05  # between two requests of a probe
+PROBE_TIMEOUT_SECONDS = 60.0  # after which a probe gives up
 
 JsonObject = dict[str, Any]
 

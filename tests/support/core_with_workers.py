@@ -168,7 +168,7 @@ class ScheduleRun:
         self._scheduler = Scheduler(SchedulerSettings.from_config(config, self._model_info), self._model_info)
         self._scheduler.cost_model = type(self._scheduler.cost_model).from_measurements(STEP_TIME_MEASUREMENTS)
         self._scheduler.on_shards_ready(self._model_info, workers.start_next_epoch(), 0.0)
-        for resource in {need for thread in scheduled_requests for need in thread.request.needed_resources}:
+        for resource in {needed for scheduled in scheduled_requests for needed in scheduled.request.needed_resources}:
             self._scheduler.on_resource_loaded(resource, 0.0)
         self._outputs = [ReceivedOutput() for _ in scheduled_requests]
         self._index_by_sequence: dict[int, int] = {}
@@ -176,7 +176,7 @@ class ScheduleRun:
         self.num_losses = 0
 
     def run_to_end(self) -> list[ReceivedOutput]:
-        last_arrival = max(thread.arrival_step for thread in self._scheduled_requests)
+        last_arrival = max(scheduled.arrival_step for scheduled in self._scheduled_requests)
         for step in range(MAX_SCHEDULE_STEPS):
             self._apply_arrivals_and_cancels(step)
             if step in self._loss_steps:

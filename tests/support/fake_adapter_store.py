@@ -10,7 +10,7 @@ class FakeAdapterStore:
         self.requests: list[dict[str, Any]] = []
         self.digest_by_name = {name: f"d-{name}" for name in names or ("a", "b", "secret")}
         self.allowed_tokens = {"key"}
-        self.request_received = asyncio.Event()  # set by every question but `pin`
+        self.request_received = asyncio.Event()  # set by every request but `pin`
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.is_closed = False
@@ -46,7 +46,7 @@ class FakeAdapterStore:
         self.is_closed = True
 
     def requests_of(self, op: str) -> list[dict[str, Any]]:
-        return [question for question in self.requests if question["op"] == op]
+        return [request for request in self.requests if request["op"] == op]
 
 
 def make_version_answer(digest: str) -> dict[str, Any]:

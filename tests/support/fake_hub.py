@@ -73,7 +73,7 @@ class FakeHub:
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def count_requests(self, *words: str) -> int:
-        return sum(all(word in " ".join(asked) for word in words) for asked in self.received_requests)
+        return sum(all(word in " ".join(request) for word in words) for request in self.received_requests)
 
 
 def is_large(name: str) -> bool:

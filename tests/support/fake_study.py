@@ -23,7 +23,7 @@ RUN_METADATA = {"date": "2025-01-31", "hardware": "a machine", "command": "weft 
                 "versions": {"weft": "0.1.0"}}
 SMALL_SCOPE = StudyScope(seeds=2, presets=("figure",), windows=(1.0,), levels=(0.5, 1.0, 4.0, 16.0),
                          variants=("batch-4", "stall-50"), users=(1, 4, 16), requests=40, span=20.0)
-SECONDS_PER_TOKEN = 0.01  # seconds
+SECONDS_PER_TOKEN = 0.01
 
 
 class FakeStudyServers:

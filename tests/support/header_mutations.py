@@ -145,9 +145,9 @@ def change_dtype(parsed: ParsedFile, random: Random) -> MutatedFile:
 
 def overlap_other_tensor(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Point the entry to the start of another tensor's data."""
-    other = random.choice(sorted(parsed.header.keys() - {"__metadata__", parsed.target_name}))
+    other_name = random.choice(sorted(parsed.header.keys() - {"__metadata__", parsed.target_name}))
     start, end = parsed.target_entry["data_offsets"]
-    new_start = min(parsed.header[other]["data_offsets"][0], len(parsed.tensor_bytes) - (end - start))
+    new_start = min(parsed.header[other_name]["data_offsets"][0], len(parsed.tensor_bytes) - (end - start))
     return MutatedFile(parsed.change_target_entry(data_offsets=[new_start, new_start + end - start]).content,
                        set(parsed.header))
 
@@ -173,10 +173,10 @@ def repeat_entry(parsed: ParsedFile, random: Random) -> MutatedFile:
     """Write an entry, or a field of an entry, twice."""
     entry, name = parsed.target_entry, json.dumps(parsed.target_name)
     field = random.choice(sorted(entry))
-    other = random.choice([entry, parsed.header[random.choice(sorted(parsed.header))]])
+    other_entry = random.choice([entry, parsed.header[random.choice(sorted(parsed.header))]])
     text, escaped = f"{name}: {json.dumps(entry)}", f'"\\u00{ord(parsed.target_name[0]):x}{name[2:]}'
     return parsed.replace_header_text(text, random.choice([
-        f"{text}, {name}: {json.dumps(other)}", f"{text}, {escaped}: {json.dumps(other)}",
+        f"{text}, {name}: {json.dumps(other_entry)}", f"{text}, {escaped}: {json.dumps(other_entry)}",
         f'{text[:-1]}, "{field}": {json.dumps(entry[field])}}}']))
 
 

@@ -37,7 +37,7 @@ from router.validation.validator import RequestValidator
 from shard.config import ShardConfig, SimulatedConfig
 from shard.simulator.worker import SimulatedWorker
 
-TEST_TIMEOUT_SECONDS = 60.0  # seconds; the signal by which pytest ends a test does not reach uvloop
+TEST_TIMEOUT_SECONDS = 60.0  # the signal by which pytest ends a test does not reach uvloop
 ROUTER_SETTING_NAMES = {item.name for item in fields(RouterConfig)}
 
 
@@ -50,7 +50,7 @@ class InProcessWeft:
         self._worker_class = worker
         self.model = models[0]
         self.gate = StepGate() if gated else None
-        self.replacement_reasons: list[str] = []  # why the engine wanted the shards replaced
+        self.replacement_reasons: list[str] = []  # reasons for which the engine had the shards replaced
         self.num_replacements = 0
         self._replacement_task: asyncio.Task[None] | None = None
         self._configs = [
@@ -59,7 +59,7 @@ class InProcessWeft:
         self.ranks = self._make_ranks()
         self.tokenizer = create_byte_tokenizer()
         self.shards = RecordingShardGroup([config.socket for config in self._configs], config.shard_transport)
-        self.engine = Engine(config, self.shards, self.tokenizer, self._on_replacement_wanted)
+        self.engine = Engine(config, self.shards, self.tokenizer, self._on_replacement_requested)
 
     async def start(self) -> None:
         await asyncio.gather(*(rank.start() for rank in self.ranks))
@@ -149,7 +149,7 @@ class InProcessWeft:
     def _make_ranks(self) -> list[SimulatedShard]:
         return [SimulatedShard(config, self._worker_class, self.gate, self._on_death) for config in self._configs]
 
-    def _on_replacement_wanted(self, reason: str) -> None:
+    def _on_replacement_requested(self, reason: str) -> None:
         self.replacement_reasons.append(reason)
         self.replace_ranks()
 

@@ -23,17 +23,17 @@ TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: is_number(value) and value == int(value),
 }
 KEYWORD_CHECKS: dict[str, Callable[[Any, Any], bool]] = {  # take the keyword's value and the value to validate
-    "enum": lambda given, value: any(is_same_json(value, one) for one in given),
-    "const": lambda given, value: is_same_json(value, given),
-    "minimum": lambda given, value: not is_number(value) or value >= given,
-    "maximum": lambda given, value: not is_number(value) or value <= given,
-    "multipleOf": lambda given, value: not is_number(value) or value % given == 0,
-    "minLength": lambda given, value: not isinstance(value, str) or len(value) >= given,
-    "maxLength": lambda given, value: not isinstance(value, str) or len(value) <= given,
-    "pattern": lambda given, value: not isinstance(value, str) or re.search(given, value) is not None,
-    "minItems": lambda given, value: not isinstance(value, list) or len(value) >= given,
-    "maxItems": lambda given, value: not isinstance(value, list) or len(value) <= given,
-    "required": lambda given, value: not isinstance(value, dict) or set(given) <= set(value),
+    "enum": lambda choices, value: any(is_same_json(value, choice) for choice in choices),
+    "const": lambda constant, value: is_same_json(value, constant),
+    "minimum": lambda minimum, value: not is_number(value) or value >= minimum,
+    "maximum": lambda maximum, value: not is_number(value) or value <= maximum,
+    "multipleOf": lambda divisor, value: not is_number(value) or value % divisor == 0,
+    "minLength": lambda minimum, value: not isinstance(value, str) or len(value) >= minimum,
+    "maxLength": lambda maximum, value: not isinstance(value, str) or len(value) <= maximum,
+    "pattern": lambda pattern, value: not isinstance(value, str) or re.search(pattern, value) is not None,
+    "minItems": lambda minimum, value: not isinstance(value, list) or len(value) >= minimum,
+    "maxItems": lambda maximum, value: not isinstance(value, list) or len(value) <= maximum,
+    "required": lambda names, value: not isinstance(value, dict) or set(names) <= set(value),
 }
 UNCHECKED_KEYWORDS = {"$defs", "title", "description", "discriminator", "properties", "additionalProperties", "items",
                       "prefixItems", "type", "anyOf", "oneOf", "allOf", "$ref"}

@@ -42,8 +42,8 @@ class DocumentSchemas:
             return False
         if "type" in schema and not TYPE_CHECKS[schema["type"]](value):
             return False
-        if not all(asks(value, schema[word]) for word, (kind, asks) in KEYWORD_CHECKS.items()
-                   if word in schema and TYPE_CHECKS[kind](value)):
+        if not all(is_allowed(value, schema[keyword]) for keyword, (kind, is_allowed) in KEYWORD_CHECKS.items()
+                   if keyword in schema and TYPE_CHECKS[kind](value)):
             return False
         if "const" in schema and value != schema["const"]:
             return False

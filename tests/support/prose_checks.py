@@ -12,10 +12,10 @@ CONSONANT_SOUND_WORDS = ("unicorn",)
 
 def find_text_faults(text: str) -> list[str]:
     """Return unfilled slots, misplaced spaces, wrong articles, and a mark for text that is not ASCII."""
-    found_faults = re.findall(r"[{}\[\]|]|  +| [.,!?]|^\s|\s$", text)
-    found_faults += [match[0] for match in re.finditer(r"\b([Aa]n?) ([a-z]+)", text)
-                     if not is_right_article(match[1], match[2])]
-    return found_faults if text.isascii() else [*found_faults, "not ASCII"]
+    faults = re.findall(r"[{}\[\]|]|  +| [.,!?]|^\s|\s$", text)
+    faults += [match[0] for match in re.finditer(r"\b([Aa]n?) ([a-z]+)", text)
+               if not is_right_article(match[1], match[2])]
+    return faults if text.isascii() else [*faults, "not ASCII"]
 
 
 def is_right_article(article: str, word: str) -> bool:

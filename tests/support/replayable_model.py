@@ -79,10 +79,10 @@ class ReplayableModel:
 
     def __init__(self, folder: Path, capture: CaptureFunction = capture_by_calling, device: torch.device = CPU, *,
                  max_rows: int = MAX_ROWS, quantize: str = "", adaptable: bool = False) -> None:
-        config, wardrobe = read_model_config(folder), AdapterRegistry(torch.float32, device, adaptable=adaptable)
-        self.wardrobe = wardrobe
+        config = read_model_config(folder)
+        adapter_registry = self.adapter_registry = AdapterRegistry(torch.float32, device, adaptable=adaptable)
         with CheckpointReader(folder, torch.float32, device, config.quantization, quantize,
-                              lora_targets=wardrobe.lora_targets) as weights:
+                              lora_targets=adapter_registry.lora_targets) as weights:
             self.model = load_model(config, weights, SingleRankGroup())
         variant, num_kv_heads = AttentionConfig(config.attention_scale, config.attention_softcap,
                                                 config.sliding_windows), self.model.num_kv_heads
@@ -90,11 +90,12 @@ class ReplayableModel:
                                  for name in ("reference", "triton")]
         reference_attention, self.attention = attentions
         self.cache = self.make_cache(device)
-        self._prefill_runner, self.runner = [ModelRunner(self.model, attention, Sampler(config.vocabulary_size, device),
-                                                         SingleRankGroup(), wardrobe.adapter_routing, device=device)
-                                             for attention in (reference_attention, self.attention)]
+        self._prefill_runner, self.runner = [
+            ModelRunner(self.model, attention, Sampler(config.vocabulary_size, device), SingleRankGroup(),
+                        adapter_registry.adapter_routing, device=device)
+            for attention in (reference_attention, self.attention)]
         self.replays = CudaGraphRunner(self.model, self.attention, self.cache, MaxDecodeSize(max_rows, MAX_LENGTH),
-                                       capture, adapter_routing=wardrobe.capturable_routing)
+                                       capture, adapter_routing=adapter_registry.capturable_routing)
 
     def make_cache(self, device: torch.device) -> KVCache:
         model = self.model

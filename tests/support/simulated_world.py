@@ -346,8 +346,10 @@ class SimulatedWorld:
 
     def _check_rejection(self, error: Exception) -> None:
         """Assert that a shard rejects a message only by a scripted fault or after an earlier failure in this epoch."""
-        outcomes = [one[0] if isinstance(one, tuple) and len(one) == 1 else one for _, one in self._waiting_answers]
-        assert "told to refuse" in str(error) or any(isinstance(one, ShardLossReason) for one in outcomes), str(error)
+        outcomes = [outcome[0] if isinstance(outcome, tuple) and len(outcome) == 1 else outcome
+                    for _, outcome in self._waiting_answers]
+        has_failed = any(isinstance(outcome, ShardLossReason) for outcome in outcomes)
+        assert "told to refuse" in str(error) or has_failed, str(error)
 
     def _schedule_outcome(self, plan: StepPlan, time: float, outcome: Any, delay: float) -> None:
         epoch = self.epoch
@@ -492,7 +494,7 @@ class SimulatedWorld:
                 self._load(resource)
 
     def _reload_resources(self) -> None:
-        """Load what the core believes to be loaded: a shard that replaced another one has nothing of it."""
+        """Load all resources that the core believes to be loaded; a new shard process has none of them."""
         for resource in self._loaded_resources:
             if resource.id not in self.worker.shard_state.loaded_ids[RESOURCE_KINDS[resource.kind]]:
                 self.worker.load_resource(pb.LoadRequest(epoch=self.epoch, kind=RESOURCE_KINDS[resource.kind],
@@ -553,12 +555,12 @@ class SimulatedWorld:
 
     def check_timelines(self) -> None:
         """Assert that each timeline covers the time from arrival to end without a gap."""
-        for client, story in zip([c for c in self.all_clients if c.sequence_id is not None], self.timelines,
-                                 strict=True):
-            if story is None:
+        for client, timeline in zip([c for c in self.all_clients if c.sequence_id is not None], self.timelines,
+                                    strict=True):
+            if timeline is None:
                 continue
-            assert story.ended_at is not None
-            assert abs(sum(story.seconds_by_phase(1e9).values()) - (story.ended_at - client.arrives_at)) < 1e-6
+            assert timeline.ended_at is not None
+            assert abs(sum(timeline.seconds_by_phase(1e9).values()) - (timeline.ended_at - client.arrives_at)) < 1e-6
 
     def check_idle(self) -> None:
         """Check L9 and L1: at rest the core and the shard hold nothing, and every request has ended."""

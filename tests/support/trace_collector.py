@@ -69,16 +69,16 @@ class TraceCollector:
         return messages.ExportTraceServiceResponse()
 
     def find_spans(self, name: str) -> list[CollectedSpan]:
-        return [found for found in self.spans if found.span.name == name]
+        return [span for span in self.spans if span.span.name == name]
 
     def find_single_span(self, name: str) -> CollectedSpan:
-        (found,) = self.find_spans(name)
-        return found
+        (span,) = self.find_spans(name)
+        return span
 
     def find_child_spans(self, parent: CollectedSpan) -> list[CollectedSpan]:
         """Return the children of a span in the order of their start times."""
-        found = [span for span in self.spans if span.parent_traceparent == parent.traceparent]
-        return sorted(found, key=lambda span: span.start_and_end_ns)
+        children = [span for span in self.spans if span.parent_traceparent == parent.traceparent]
+        return sorted(children, key=lambda span: span.start_and_end_ns)
 
 
 def to_attribute_dict(pairs: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from router.scheduler.messages import Decode, Prefill, StepPlan
 from router.scheduler.prefill_budget import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.scheduler import Scheduler
 
-ROUNDING_SECONDS = 1e-9  # seconds
+ROUNDING_SECONDS = 1e-9
 
 
 class WaitingLawChecker:

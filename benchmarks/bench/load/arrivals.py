@@ -53,8 +53,8 @@ def read_trace(path: Path) -> list[TraceRequest]:
                 if line.strip()]
     if not requests:
         raise ValueError(f"{path} holds no request")
-    start = min(moment.at for moment in requests)
-    return sorted((replace(moment, at=moment.at - start) for moment in requests), key=lambda moment: moment.at)
+    start = min(request.at for request in requests)
+    return sorted((replace(request, at=request.at - start) for request in requests), key=lambda request: request.at)
 
 
 def parse_trace_line(line: str, location: str) -> TraceRequest:

@@ -83,7 +83,7 @@ async def choose_token_counter(server: HttpConnectionPool, dialect: Dialect, opt
 
 
 async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: TokenCounter, random: Random) -> str:
-    """Return a text that begins with `prefix` and has `wanted` tokens, or those of `prefix` if it alone has more.
+    """Return a text of `num_tokens` tokens that begins with `prefix`, or `prefix` alone if it has more.
 
     Raises RequestFailedError if the server does not tokenize a text of that length."""
     words = random.choices(COMMON_WORDS, k=num_tokens)
@@ -97,7 +97,7 @@ async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: Toke
     def take_words(num_words: int) -> str:
         return " ".join([prefix, *words[:num_words]] if prefix else words[:max(num_words, 1)])
 
-    fitting_words, excess_words = 0, num_tokens  # `fitting_words` words fit, `excess_words` are taken not to
+    fitting_words, excess_words = 0, num_tokens  # numbers of words: so many fit, so many may not
     while excess_words - fitting_words > 1:
         middle = (fitting_words + excess_words) // 2
         fitting_words, excess_words = (middle,
@@ -106,7 +106,7 @@ async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: Toke
 
 
 async def fill_to_length(text: str, target_tokens: int, count_tokens: TokenCounter) -> str:
-    """Append short pieces until the text has `wanted` tokens; none may add more than is missing."""
+    """Append short pieces until the text has `target_tokens` tokens; none may add more than is missing."""
     num_tokens = await count_tokens(text)
     while num_tokens < target_tokens:
         too_long_error = None

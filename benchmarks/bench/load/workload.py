@@ -105,7 +105,7 @@ def draw_request_specs(workload: Workload) -> list[RequestSpec]:
 def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
                  random: Random) -> Iterator[tuple[int, int]]:
     if trace_requests:
-        return ((moment.prompt_tokens, moment.output_tokens) for moment in trace_requests)
+        return ((request.prompt_tokens, request.output_tokens) for request in trace_requests)
     prompt = parse_length_distribution(workload.prompt_tokens, "--prompt-tokens")
     output = parse_length_distribution(workload.output_tokens, "--output-tokens")
     return ((prompt(random), output(random)) for _ in repeat(None))
@@ -113,7 +113,7 @@ def draw_lengths(workload: Workload, trace_requests: Sequence[TraceRequest],
 
 def draw_send_times(workload: Workload, trace_requests: Sequence[TraceRequest], random: Random) -> Iterator[float]:
     if trace_requests:
-        return (moment.at / workload.speed for moment in trace_requests)
+        return (request.at / workload.speed for request in trace_requests)
     if workload.wait is not None:
         return iter_times_with_uniform_pauses(workload.wait, random)
     if not workload.rate:
@@ -138,7 +138,8 @@ async def make_prompts(workload: Workload, prompt_lengths: Sequence[int],
         return [SizedPrompt(workload.only_prompt)] * len(prompt_lengths)
     if workload.prompts:
         file_prompts = cycle(read_prompts(Path(workload.prompts)))
-        return [SizedPrompt(prompt, None, own) for prompt, own in islice(file_prompts, len(prompt_lengths))]
+        return [SizedPrompt(prompt, None, output_tokens)
+                for prompt, output_tokens in islice(file_prompts, len(prompt_lengths))]
     if workload.has_numbered_prompts:
         return [SizedPrompt(f"Request {number}") for number in range(len(prompt_lengths))]
     return await generate_prompts(workload, prompt_lengths, count_tokens)

@@ -30,15 +30,15 @@ def select_successful_in_window(result: BenchResult) -> list[RequestRecord]:
 def cumulative_distribution(sorted_values: Sequence[float], minimum: float = 0.0) -> list[PlotPoint]:
     """Return the cumulative distribution in percent. Values below `minimum` are raised to it."""
     count = len(sorted_values)
-    return [(max(sorted_values[place], minimum), 100 * (place + 1) / count)
-            for place in thin_out(range(count), MAX_LINE_POINTS)]
+    return [(max(sorted_values[index], minimum), 100 * (index + 1) / count)
+            for index in thin_out(range(count), MAX_LINE_POINTS)]
 
 
 def thin_out(values: Sequence[Value], max_values: int) -> list[Value]:
     """Return at most `max_values` of the values, at equal distances and with both ends."""
     if len(values) <= max_values:
         return list(values)
-    return [values[place * (len(values) - 1) // (max_values - 1)] for place in range(max_values)]
+    return [values[index * (len(values) - 1) // (max_values - 1)] for index in range(max_values)]
 
 
 def fit_line(points: Sequence[PlotPoint]) -> list[PlotPoint]:
@@ -64,11 +64,11 @@ def compute_token_rates(records: Sequence[RequestRecord], bin_width_seconds: flo
     for record in records:
         for at in record.times or [record.ended]:
             tokens[int(at / bin_width_seconds)] += record.num_tokens / (len(record.times) or 1)
-    return [(place * bin_width_seconds, tokens[place] / bin_width_seconds) for place in range(max(tokens, default=0))]
+    return [(index * bin_width_seconds, tokens[index] / bin_width_seconds) for index in range(max(tokens, default=0))]
 
 
 def count_requests_in_flight(records: Sequence[RequestRecord], duration: float) -> list[PlotPoint]:
     """Return the number of requests in flight at equally spaced times."""
     sent, ended = sorted(record.sent for record in records), sorted(record.ended for record in records)
-    times = [duration * place / (MAX_LINE_POINTS - 1) for place in range(MAX_LINE_POINTS)]
+    times = [duration * index / (MAX_LINE_POINTS - 1) for index in range(MAX_LINE_POINTS)]
     return [(at, bisect_right(sent, at) - bisect_right(ended, at)) for at in times]

@@ -159,7 +159,7 @@ def extract_svg_element(document: str, title: str) -> str:
 
 def iter_series_styles(names: Sequence[str]) -> Iterator[SeriesStyle]:
     """Yield the style of each run; only the first run of a name is in the legend."""
-    style_indexes = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    style_indexes = {name: index for index, name in enumerate(dict.fromkeys(names))}
     for number, name in enumerate(names):
         style_index = style_indexes[name]
         yield {"color": COLORS[style_index % len(COLORS)], "linestyle": LINE_STYLES[style_index % len(LINE_STYLES)],

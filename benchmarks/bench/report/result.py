@@ -54,8 +54,8 @@ def to_json_value(value: Any) -> Any:
 def make_unique_run_names(results: Sequence[BenchResult]) -> list[str]:
     """Return the names of the runs, numbered where several have the same."""
     names = [result.name for result in results]
-    return [f"{name}{names[:place + 1].count(name)}" if names.count(name) > 1 else name
-            for place, name in enumerate(names)]
+    return [f"{name}{names[:index + 1].count(name)}" if names.count(name) > 1 else name
+            for index, name in enumerate(names)]
 
 
 def to_csv(results: Sequence[BenchResult]) -> str:

@@ -57,7 +57,7 @@ def compare_metrics(summary_pairs: Sequence[tuple[RunSummary, RunSummary]]) -> l
     for name, spread in LATENCY_FIGURES.items():
         ratios += [compare_metric(f"{name} p{share}", "lower", make_percentile_getter(spread, share),
                                   summary_pairs) for share in PERCENTILES]
-    return [found for found in ratios if found.ratios_by_turn]
+    return [ratio for ratio in ratios if ratio.ratios_by_turn]
 
 
 def make_percentile_getter(get_stats: Callable[[RunSummary], DistributionStats],

@@ -51,8 +51,8 @@ class SamplingSettings:
 
     @property
     def needs_sampling(self) -> bool:
-        given = self.top_k, self.top_p, self.typical_p
-        return self.do_sample or self.temperature not in {None, 1.0} or any(value is not None for value in given)
+        filters = self.top_k, self.top_p, self.typical_p
+        return self.do_sample or self.temperature not in {None, 1.0} or any(value is not None for value in filters)
 
     def to_columns(self, num_rows: int) -> pb.Sampling:
         """Return the columns of `rows` equal rows; a parameter that is off has no column."""

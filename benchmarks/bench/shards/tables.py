@@ -52,7 +52,7 @@ def format_page(parameters: Mapping[str, Any], points: Sequence[BatchSizeStats],
         "Latency in ms:", format_latencies(points),
         "Tokens a second; those of a prefill are the first ones of answers:", format_throughputs(points),
         "Means in ms. The wire is what a step takes beside the forward pass of rank 0:", format_wire_times(points),
-        *(f"Batch size {batch_size} was left out: {why}." for batch_size, why in skipped_batch_sizes.items())]
+        *(f"Batch size {batch_size} was left out: {reason}." for batch_size, reason in skipped_batch_sizes.items())]
     return "\n\n".join(parts)
 
 
@@ -87,8 +87,8 @@ def format_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) ->
     """Return a Markdown table whose first column is text; the others are numbers."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
-    lines = [[cell.rjust(width) if place else cell.ljust(width)
-              for place, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in (head, rule, *rows)]
+    lines = [[cell.rjust(width) if column else cell.ljust(width)
+              for column, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in (head, rule, *rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

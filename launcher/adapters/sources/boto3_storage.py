@@ -52,7 +52,7 @@ class Boto3Storage:
         """Return the entries by key: at most the first 1,000, since only one page is read."""
         with self._convert_boto3_errors(bucket, prefix):
             answer = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix)
-            return {found["Key"]: BucketEntry(found["Size"], found["ETag"]) for found in answer.get("Contents", ())}
+            return {item["Key"]: BucketEntry(item["Size"], item["ETag"]) for item in answer.get("Contents", ())}
 
     def read_object(self, bucket: str, key: str, etag: str, start_offset: int) -> Iterator[bytes]:
         range_argument = {"Range": f"bytes={start_offset}-"} if start_offset else {}

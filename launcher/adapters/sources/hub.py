@@ -110,7 +110,7 @@ class HubSource:
         """Return a copy on this machine, or None.
 
         Own downloads were public when they were downloaded. The user's Hub cache may hold private adapters, so it is
-        only used for the operator's own adapters (`own_token`), or if a variable forbids connections to the Hub.
+        only used if the request may use the server's own token, or if a variable forbids connections to the Hub.
         """
         repository, is_offline = parse_hub_adapter_name(request.name), bool(self._settings.offline_variable)
         if snapshot_folder := find_complete_snapshot(self._settings.downloads_folder, repository):

@@ -81,9 +81,9 @@ class LocalSource:
         folder = self._resolve_below_root(name)
         if not is_folder(root_descriptor, folder):
             raise AdapterError("missing", f"there is no adapter {quote_name(name)} below the folder of --adapter-root")
-        found = [file for file in (CONFIG_FILE, WEIGHTS_FILE, PICKLED_WEIGHTS_FILE)
-                 if self._has_file(root_descriptor, name, file)]
-        check_adapter_file_names(found, f"the folder {quote_name(name)}")
+        file_names = [file for file in (CONFIG_FILE, WEIGHTS_FILE, PICKLED_WEIGHTS_FILE)
+                      if self._has_file(root_descriptor, name, file)]
+        check_adapter_file_names(file_names, f"the folder {quote_name(name)}")
         return ADAPTER_FILES
 
     def _has_file(self, root_descriptor: int, name: str, file: str) -> bool:
@@ -146,11 +146,11 @@ def copy_and_verify_unchanged(root_descriptor: int, files: dict[str, OpenedFile]
 def copy_opened_file(file: OpenedFile, target: Path) -> None:
     """Copy at most the size seen when it was opened: another process may still be appending to the file."""
     offset, size = 0, file.stamp.num_bytes
-    with target.open("wb", buffering=0) as written:
+    with target.open("wb", buffering=0) as target_file:
         while offset < size and (chunk := os.pread(file.descriptor, min(CHUNK_BYTES, size - offset), offset)):
             unwritten = memoryview(chunk)
             while unwritten:
-                unwritten = unwritten[written.write(unwritten):]
+                unwritten = unwritten[target_file.write(unwritten):]
             offset += len(chunk)
 
 

@@ -22,7 +22,7 @@ class TextPiece(NamedTuple):
 
 
 def split_into_pieces(document: Conversation | str) -> list[TextPiece]:
-    """Return the pieces of a document. OVER at its end keeps the next one from being read as a continuation."""
+    """Return the pieces of a document. END_OF_TEXT separates it from the next document."""
     if isinstance(document, str):
         return [TextPiece(document + END_OF_TEXT, is_learnt=True)]
     *earlier_messages, last_message = drop_system_message(document)
@@ -49,7 +49,7 @@ def drop_system_message(conversation: Conversation) -> Sequence[Message]:
 
 
 def iterate_message_pieces(message: Message, *, keeps_reasoning: bool) -> Iterator[TextPiece]:
-    """Yield the pieces of a message. Reasoning is left out unless `thinks`, so later turns do not contain it."""
+    """Yield the pieces of a message. Without `keeps_reasoning`, as in earlier turns, reasoning is left out."""
     if message["role"] != "assistant":
         yield TextPiece(format_turn(message["role"], message["content"]), is_learnt=False)
         return

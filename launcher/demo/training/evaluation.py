@@ -1,7 +1,5 @@
 """Evaluation of the demo model's answers: checks of counting, JSON and tool calls, and cases made by the corpus from
 seeds of their own.
-
-The trials are made by the makers of the corpus, with seeds of their own.
 """
 
 import json
@@ -59,10 +57,10 @@ def is_correct_count(answer: str, first: int, last: int) -> bool:
 def is_json_object_with_fields(answer: str, fields: Collection[str]) -> bool:
     """Whether an answer is only a JSON object with exactly these fields, in any order."""
     try:
-        found = json.loads(answer)
+        value = json.loads(answer)
     except ValueError:
         return False
-    return isinstance(found, dict) and found.keys() == set(fields)
+    return isinstance(value, dict) and value.keys() == set(fields)
 
 
 def parse_tool_call(text: str) -> ToolCall | str:
@@ -113,22 +111,22 @@ def is_value_valid(value: object, schema: Mapping[str, Any]) -> bool:
 
 def make_valid_call_cases(seed: int, count: int = 20) -> list[EvaluationCase]:
     """Return requests that one call answers; any call that matches its schema passes."""
-    return [make_valid_call_case(talk)
-            for talk in islice(generate_evaluation_conversations(seed, (make_call_conversation,)), count)]
+    return [make_valid_call_case(conversation)
+            for conversation in islice(generate_evaluation_conversations(seed, (make_call_conversation,)), count)]
 
 
 def make_wellformed_call_cases(seed: int, count: int = 20) -> list[EvaluationCase]:
     """Return the same requests; any well-formed call passes."""
-    return [replace(trial, accepts_answer=is_wellformed_tool_call) for trial in make_valid_call_cases(seed, count)]
+    return [replace(case, accepts_answer=is_wellformed_tool_call) for case in make_valid_call_cases(seed, count)]
 
 
 def make_exact_call_cases(seed: int, count: int = 20) -> list[EvaluationCase]:
     """Return the same requests; only the right call passes."""
-    return [make_exact_call_case(trial) for trial in make_valid_call_cases(seed, count)]
+    return [make_exact_call_case(case) for case in make_valid_call_cases(seed, count)]
 
 
-def make_exact_call_case(trial: EvaluationCase) -> EvaluationCase:
-    return replace(trial, accepts_answer=lambda text: parse_tool_call(text) == trial.expected_answer)
+def make_exact_call_case(case: EvaluationCase) -> EvaluationCase:
+    return replace(case, accepts_answer=lambda text: parse_tool_call(text) == case.expected_answer)
 
 
 def make_valid_call_case(conversation: Conversation) -> EvaluationCase:
@@ -150,7 +148,7 @@ def has_valid_tool_call(text: str, tools: Sequence[Tool]) -> bool:
 
 def make_json_cases(seed: int, count: int = 20) -> list[EvaluationCase]:
     """Return requests for one JSON object with given fields."""
-    return [make_json_case(talk) for talk in islice(
+    return [make_json_case(conversation) for conversation in islice(
         generate_evaluation_conversations(seed, (make_object_conversation, make_nested_object_conversation,
                                                  make_extraction_conversation, make_schema_conversation)), count)]
 

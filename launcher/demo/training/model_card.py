@@ -33,8 +33,8 @@ from launcher.demo.training.train import NUM_TRAINING_TOKENS
 
 CARD_TEMPLATE_FILE = Path(__file__).with_name("card.md")
 MAX_ANSWER_TOKENS = 220  # maximum tokens of an answer
-TRIAL_SEED = 20_261_121  # a seed that training does not use
-NUM_TRIALS_PER_KIND = 20  # trials of each kind
+EVALUATION_SEED = 20_261_121  # a seed that training does not use
+NUM_CASES_PER_KIND = 20  # cases of each kind
 
 
 def make_tool(name: str, description: str, *properties: str) -> Tool:
@@ -102,14 +102,14 @@ class GreedyModel:
         output_ids = self._model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)  # type: ignore[misc]
         return str(self.tokenizer.decode(output_ids[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
 
-    def count_passed_cases(self, trials: Iterable[EvaluationCase]) -> int:
-        return sum(trial.accepts_answer(self.generate_answer(render_chat_template(self.tokenizer, trial.messages,
-                                                                                  trial.tools))) for trial in trials)
+    def count_passed_cases(self, cases: Iterable[EvaluationCase]) -> int:
+        return sum(case.accepts_answer(self.generate_answer(render_chat_template(self.tokenizer, case.messages,
+                                                                                 case.tools))) for case in cases)
 
 
 def generate_counting_cases() -> Iterator[EvaluationCase]:
-    """Yield trials of counting up to each number from 11 to 20, and down from each number from 2 to 11."""
-    for number in range(2, 2 + NUM_TRIALS_PER_KIND // 2):
+    """Yield cases of counting up to each number from 11 to 20, and down from each number from 2 to 11."""
+    for number in range(2, 2 + NUM_CASES_PER_KIND // 2):
         yield make_counting_case(f"Count to {number + 9}.", 1, number + 9)
         yield make_counting_case(f"Count down from {number}.", number, 1)
 
@@ -121,8 +121,8 @@ def make_counting_case(question: str, first: int, last: int) -> EvaluationCase:
 
 def generate_exact_match_cases(maker: DocumentMaker) -> Iterator[EvaluationCase]:
     """Yield questions whose answer must match exactly."""
-    for talk in islice(generate_evaluation_conversations(TRIAL_SEED, (maker,)), NUM_TRIALS_PER_KIND):
-        *prompt_messages, answer = talk.messages
+    for conversation in islice(generate_evaluation_conversations(EVALUATION_SEED, (maker,)), NUM_CASES_PER_KIND):
+        *prompt_messages, answer = conversation.messages
         yield make_exact_match_case(prompt_messages, answer["content"])
 
 
@@ -130,16 +130,18 @@ def make_exact_match_case(prompt_messages: Sequence[Message], expected_answer: s
     return EvaluationCase(prompt_messages, (), {}, lambda text: text == expected_answer)
 
 
-TRIAL_MAKERS: Mapping[str, Callable[[], Iterable[EvaluationCase]]] = {
+CASE_MAKERS_BY_KIND: Mapping[str, Callable[[], Iterable[EvaluationCase]]] = {
     "counts right, up to twenty and down from eleven": generate_counting_cases,
     "gives a small sum, to the letter as it was taught": lambda: generate_exact_match_cases(make_arithmetic_document),
     "spells, to the letter as it was taught": lambda: generate_exact_match_cases(make_spelling_document),
-    "gives valid JSON with the fields that were asked for": lambda: make_json_cases(TRIAL_SEED, NUM_TRIALS_PER_KIND),
-    "makes a well-formed call, where a tool is to be called": lambda: make_wellformed_call_cases(TRIAL_SEED,
-                                                                                                 NUM_TRIALS_PER_KIND),
+    "gives valid JSON with the fields that were asked for": lambda: make_json_cases(EVALUATION_SEED,
+                                                                                    NUM_CASES_PER_KIND),
+    "makes a well-formed call, where a tool is to be called": lambda: make_wellformed_call_cases(EVALUATION_SEED,
+                                                                                                 NUM_CASES_PER_KIND),
     "calls a tool that was offered, with arguments that obey its schema": lambda: make_valid_call_cases(
-        TRIAL_SEED, NUM_TRIALS_PER_KIND),
-    "calls the right tool with the right arguments": lambda: make_exact_call_cases(TRIAL_SEED, NUM_TRIALS_PER_KIND),}
+        EVALUATION_SEED, NUM_CASES_PER_KIND),
+    "calls the right tool with the right arguments": lambda: make_exact_call_cases(EVALUATION_SEED,
+                                                                                   NUM_CASES_PER_KIND),}
 
 
 def make_model_card(folder: Path, losses: Sequence[float], minutes: int, template: str) -> str:
@@ -147,8 +149,8 @@ def make_model_card(folder: Path, losses: Sequence[float], minutes: int, templat
     return Template(template).substitute(checksum=sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
                                          seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes,
                                          tokens=NUM_TRAINING_TOKENS // 1_000_000,
-                                         trials="\n".join(f"| {kind} | {demo_model.count_passed_cases(make())} |"
-                                                          for kind, make in TRIAL_MAKERS.items()),
+                                         trials="\n".join(f"| {kind} | {demo_model.count_passed_cases(make_cases())} |"
+                                                          for kind, make_cases in CASE_MAKERS_BY_KIND.items()),
                                          prompts="\n".join(prompt.format_card_entry(demo_model.generate_answer(
                                              prompt.render_prompt(demo_model.tokenizer))) for prompt in CARD_PROMPTS))
 

@@ -28,14 +28,14 @@ class TokenRows(NamedTuple):
 def pack_rows(documents: Iterator[EncodedDocument], num_rows: int, row_length: int) -> TokenRows:
     """Pack `num_rows` rows from an endless iterator; the rest of each row's last document is dropped."""
     rows = [pack_row(documents, row_length) for _ in range(num_rows)]
-    return TokenRows(torch.tensor([ids for ids, _ in rows]), torch.tensor([learnt for _, learnt in rows]))
+    return TokenRows(torch.tensor([ids for ids, _ in rows]), torch.tensor([row_mask for _, row_mask in rows]))
 
 
 def pack_row(documents: Iterator[EncodedDocument], row_length: int) -> EncodedDocument:
     token_ids: list[int] = []
     loss_mask: list[bool] = []
     while len(token_ids) < row_length:
-        more, which = next(documents)
-        token_ids += more
-        loss_mask += which
+        document_ids, document_mask = next(documents)
+        token_ids += document_ids
+        loss_mask += document_mask
     return token_ids[:row_length], loss_mask[:row_length]

@@ -39,7 +39,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE
     tokenizer.decoder = decoders.ByteLevel()
     added_tokens = [*(AddedToken(mark, special=True) for mark in SPECIAL_TOKENS),
                     *(AddedToken(word, special=False) for word in VISIBLE_TOKENS)]
-    # Only special tokens get fixed ids, so WORDS are trained as special tokens and made visible afterwards.
+    # Only special tokens get fixed ids, so VISIBLE_TOKENS are trained as special tokens and made visible afterwards.
     trainer = trainers.BpeTrainer(vocab_size=vocabulary_size,
                                   special_tokens=[AddedToken(token.content) for token in added_tokens],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)

@@ -54,8 +54,8 @@ def add_lora_layers(model: LlamaForCausalLM) -> dict[str, LoraLinear]:
     named = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TARGET_MODULES]
     lora_layers = {name: LoraLinear(module) for name, module in named if isinstance(module, nn.Linear)}
     for name, module in lora_layers.items():
-        holder, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(holder), attribute, module)
+        parent_name, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), attribute, module)
     return lora_layers
 
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from launcher.demo.training.muon import Muon
 from launcher.demo.training.rows import TokenRows
 
-WARMUP_SHARE = 0.02  # share of all steps with a rising rate, before it falls to LAST
+WARMUP_SHARE = 0.02  # share of all steps with a rising rate, before it falls to FINAL_RATE_SHARE
 FINAL_RATE_SHARE = 0.05
 MAX_GRADIENT_NORM = 1.0
 MAX_TOKENS_PER_FORWARD = 4096  # tokens per forward pass
@@ -25,9 +25,10 @@ def compute_loss(model: LlamaForCausalLM, rows: TokenRows, num_learnt_tokens: Te
     """Return the loss in nats per learnt token. `num_learnt_tokens` is their count in the batch if the rows are a part
     of it."""
     hidden = model.model(input_ids=rows.token_ids[:, :-1]).last_hidden_state
-    learnt = rows.loss_mask[:, 1:]
-    losses = functional.cross_entropy(model.lm_head(hidden[learnt]), rows.token_ids[:, 1:][learnt], reduction="sum")
-    return losses / (learnt.sum() if num_learnt_tokens is None else num_learnt_tokens)
+    loss_mask = rows.loss_mask[:, 1:]
+    loss_sum = functional.cross_entropy(model.lm_head(hidden[loss_mask]), rows.token_ids[:, 1:][loss_mask],
+                                        reduction="sum")
+    return loss_sum / (loss_mask.sum() if num_learnt_tokens is None else num_learnt_tokens)
 
 
 @torch.inference_mode()

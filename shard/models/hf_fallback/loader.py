@@ -235,8 +235,8 @@ def load_pretrained_weights(model_class: Any, transformers_config: Any, weights:
 
 
 def reject_loading_mismatches(model_name: str, loading_info: dict[str, Any]) -> None:
-    differing = [f"{tensor} ({list(stored)} instead of {list(wanted)})"
-                 for tensor, stored, wanted in loading_info["mismatched_keys"]]
+    differing = [f"{tensor} ({list(stored)} instead of {list(expected)})"
+                 for tensor, stored, expected in loading_info["mismatched_keys"]]
     for problem, names in (("lacks", loading_info["missing_keys"]), ("has no use for", loading_info["unexpected_keys"]),
                            ("has another shape for", differing)):
         if names:

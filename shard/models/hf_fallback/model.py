@@ -171,11 +171,11 @@ def get_layer_list(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:
 
 def replace_submodule_in_copy(module: nn.Module, path: Sequence[str], submodule: nn.Module) -> nn.Module:
     """Return a copy with another submodule at `path`; all other submodules are shared."""
-    first, *others = path
+    first, *rest = path
     copied = copy(module)
     inner = copied._modules[first]
     assert inner is not None
-    copied._modules = copied._modules | {first: replace_submodule_in_copy(inner, others, submodule) if others
+    copied._modules = copied._modules | {first: replace_submodule_in_copy(inner, rest, submodule) if rest
                                          else submodule}
     return copied
 

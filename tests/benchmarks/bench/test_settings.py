@@ -138,11 +138,11 @@ def test_unclosed_quote_in_versus_is_reported() -> None:
         parse_versus_settings(words, parse_settings(words))
 
 
-@pytest.mark.parametrize("place", ["json", "csv", "html"])
-def test_output_file_cannot_be_named_in_versus(place: str) -> None:
+@pytest.mark.parametrize("file_format", ["json", "csv", "html"])
+def test_output_file_cannot_be_named_in_versus(file_format: str) -> None:
     """A second name used to produce an empty file."""
-    words = [f"--{place}", "a", "--versus", f"--{place} b"]
-    with pytest.raises(ValueError, match=f"give --{place} outside of --versus"):
+    words = [f"--{file_format}", "a", "--versus", f"--{file_format} b"]
+    with pytest.raises(ValueError, match=f"give --{file_format} outside of --versus"):
         parse_versus_settings(words, parse_settings(words))
 
 

@@ -49,8 +49,8 @@ def test_results_are_a_table_and_a_summary(loaded_model: LoadedDecoder, monkeypa
     settings = DecodeStepSettings(batch=(1, 4), context=40, repeat=2)
     points = [measure(loaded_model, settings, batch) for batch in settings.batch]
     assert [line.split()[0] for line in format_table(points).splitlines()] == ["batch", "1", "4"]
-    told = json.loads(json.dumps(make_summary(settings, loaded_model, points)))
-    assert [point["batch"] for point in told["points"]] == [1, 4]
+    summary = json.loads(json.dumps(make_summary(settings, loaded_model, points)))
+    assert [point["batch"] for point in summary["points"]] == [1, 4]
     assert [asdict(point) for point in points] == [
         {"batch": batch, "step_ms": 500.0, "products_ms": 312.5, "share": 0.625, "least_share": 0.5, "most_share": 0.75,
          "operations": ""} for batch in settings.batch]

@@ -35,9 +35,9 @@ def test_turn_without_tokens_is_an_error() -> None:
 
 
 def test_summary_and_table_contain_the_figures() -> None:
-    said = json.loads(json.dumps(make_summary(InvalidAdaptersSettings(), [(ALONE_TURN, BESIDE_TURN)] * 3)))
-    assert (said["p50_ratio"], said["refused"], said["taken"]) == (2.0, 60, 3)
-    assert said["reasons"] == {"it is cut": 45, "it is long": 15}
+    summary = json.loads(json.dumps(make_summary(InvalidAdaptersSettings(), [(ALONE_TURN, BESIDE_TURN)] * 3)))
+    assert (summary["p50_ratio"], summary["refused"], summary["taken"]) == (2.0, 60, 3)
+    assert summary["reasons"] == {"it is cut": 45, "it is long": 15}
     pairs = [(make_point(ALONE_TURN), make_point(BESIDE_TURN))] * 2
     assert [line.split()[0] for line in format_table(pairs).splitlines()[1:]] == ["alone", "beside"] * 2
     assert format_ratios(pairs).splitlines()[0] == "p50 beside / alone: 2.000, 2.000, median 2.000"

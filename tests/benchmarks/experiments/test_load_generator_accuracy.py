@@ -18,20 +18,20 @@ STARTED_AT = 100.0  # start of the records, on the clock of the steps
 
 
 def make_step_times() -> list[float]:
-    return [moment for number in range(400)
-            for moment in (STARTED_AT + STEP_SECONDS * number, STARTED_AT + STEP_SECONDS * (number + 1))]
+    return [step_time for number in range(400)
+            for step_time in (STARTED_AT + STEP_SECONDS * number, STARTED_AT + STEP_SECONDS * (number + 1))]
 
 
 def make_records(late_seconds: float = 0.0) -> list[RequestRecord]:
     """Return the records of a stream whose first tokens take three steps, each token noted `late_seconds` too late."""
-    made, sent = [], 0.0
+    records, sent = [], 0.0
     while sent < TOTAL_SECONDS:
         first = sent + 3 * STEP_SECONDS
         times = array("d", (first + STEP_SECONDS * number + late_seconds for number in range(TOKENS_PER_REQUEST)))
-        made.append(RequestRecord(BenchRequest(len(made), "a", TOKENS_PER_REQUEST), sent, times[-1], times,
-                                  TOKENS_PER_REQUEST))
+        records.append(RequestRecord(BenchRequest(len(records), "a", TOKENS_PER_REQUEST), sent, times[-1], times,
+                                     TOKENS_PER_REQUEST))
         sent = first + STEP_SECONDS * (TOKENS_PER_REQUEST - 1)
-    return made
+    return records
 
 
 def compare_records(records: Sequence[RequestRecord]) -> LoadGeneratorAccuracyPoint:

@@ -33,5 +33,5 @@ def test_results_are_a_table_and_a_summary(tmp_path: Path) -> None:
         loaded.adapter_registry.load(number, write_random_adapter("tiny", rank, tmp_path / "adapter"))
     points = measure(loaded, settings)
     assert [line.split()[0] for line in format_table(points).splitlines()] == ["adapters", "0", "1", "2"]
-    told = json.loads(json.dumps(make_summary(settings, loaded, points)))
-    assert set(told["cost_percent"]) == {"1", "2"}
+    summary = json.loads(json.dumps(make_summary(settings, loaded, points)))
+    assert set(summary["cost_percent"]) == {"1", "2"}

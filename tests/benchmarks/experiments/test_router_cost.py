@@ -73,9 +73,9 @@ def test_point_is_the_difference_of_two_readings() -> None:
 
 
 def test_window_without_tokens_is_an_error() -> None:
-    now = CounterReading(10.0, 1.0, 2.0, 5.0, 1000)
+    reading = CounterReading(10.0, 1.0, 2.0, 5.0, 1000)
     with pytest.raises(InvalidAnswerError, match="no token"):
-        make_point((1, 1), (now, replace(now, monotonic_seconds=11.0)), [10.1, 10.2], [])
+        make_point((1, 1), (reading, replace(reading, monotonic_seconds=11.0)), [10.1, 10.2], [])
 
 
 def test_repetitions_become_medians_per_field() -> None:
@@ -84,8 +84,9 @@ def test_repetitions_become_medians_per_field() -> None:
 
 
 def test_summary_uses_the_goal_point() -> None:
-    told = make_summary(RouterCostSettings(), [replace(COST_POINT, look_ahead=1, router_us_per_token=99.0), COST_POINT])
-    assert (told["router_us_per_token"], told["shard_idle_share"], len(told["points"])) == (30.0, 0.02, 2)
+    summary = make_summary(RouterCostSettings(),
+                           [replace(COST_POINT, look_ahead=1, router_us_per_token=99.0), COST_POINT])
+    assert (summary["router_us_per_token"], summary["shard_idle_share"], len(summary["points"])) == (30.0, 0.02, 2)
     assert make_summary(RouterCostSettings(), [])["router_us_per_token"] is None
 
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.throughput import compare_throughputs
 @pytest.fixture(autouse=True)
 def small_in_process_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run everything in this process, with few steps and small tensors."""
-    monkeypatch.setattr(card, "run_in_new_process", lambda call, *given, **named: call(*given, **named))
+    monkeypatch.setattr(card, "run_in_new_process", lambda call, *arguments, **named: call(*arguments, **named))
     monkeypatch.setattr(step_timer, "NUM_TIMED_STEPS", 2)
     monkeypatch.setattr(roofline, "MATMUL_WIDTH", {"cpu": 16})
     monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 2**12})
@@ -30,13 +30,13 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[st
 def test_decode_and_prefill_are_sections_of_one_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     common = ["--shapes", "tiny", "--device", "cpu", "--repeat", "1", "--save", str(tmp_path / "pages"), "--folder",
               str(tmp_path)]
-    steps_page, told = run_command(capsys, "decode", "--batch", "1", "3", "--context", "20", "40", *common)
-    assert [(row["context"], row["sequences"]) for row in told["rows"]] == [(20, 1), (20, 3), (40, 1), (40, 3)]
+    steps_page, result = run_command(capsys, "decode", "--batch", "1", "3", "--context", "20", "40", *common)
+    assert [(row["context"], row["sequences"]) for row in result["rows"]] == [(20, 1), (20, 3), (40, 1), (40, 3)]
     assert steps_page.splitlines()[6].split(" | ")[:4] == ["| model", "context", "sequences", "ms"]
     assert "TFLOP/s" in steps_page
     assert "goal" not in steps_page
-    prompts_page, told = run_command(capsys, "prompts", "--length", "30", *common)
-    assert [row["tokens"] for row in told["rows"]] == [30]
+    prompts_page, result = run_command(capsys, "prompts", "--length", "30", *common)
+    assert [row["tokens"] for row in result["rows"]] == [30]
     [page] = (tmp_path / "pages").iterdir()
     assert page.name == f"{page.stem}.md"
     assert page.read_text() == f"{steps_page}\n{prompts_page}\n"
@@ -49,9 +49,9 @@ def test_compared_measurements_alternate(capsys: pytest.CaptureFixture[str], mon
         return lambda *_: order.append(name) or next(rates)
     monkeypatch.setattr(card, "measure_http_throughput", make_measurement("http"))
     monkeypatch.setattr(card, "measure_shard_throughput", make_measurement("shard"))
-    _, found = run_command(capsys, "served", "--shape", "tiny", "--streams", "2", "--repeat", "3")
+    _, result = run_command(capsys, "served", "--shape", "tiny", "--streams", "2", "--repeat", "3")
     assert order == ["http", "shard"] * 3
-    [row] = found["rows"]
+    [row] = result["rows"]
     assert row == {"model": "tiny", "streams": 2, "prompt": 128, "output": 256, "goal": "", "HTTP tokens/s": 10,
                    "shard alone tokens/s": 16, "ratio": 1.25, "least": 0.5, "most": 1.5}
 
@@ -60,8 +60,8 @@ def test_transformers_reports_its_attention(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "measure_http_throughput", lambda *_: 30.0)
     monkeypatch.setattr(card, "measure_transformers_throughput", lambda *_: (20.0, "sdpa"))
-    page, found = run_command(capsys, "beside", "--shape", "tiny", "--requests", "2", "--repeat", "1")
-    [row] = found["rows"]
+    page, result = run_command(capsys, "beside", "--shape", "tiny", "--requests", "2", "--repeat", "1")
+    [row] = result["rows"]
     assert (row["ratio"], row["its attention"]) == (1.5, "sdpa")
     assert page.startswith("## Beside transformers ")
 

@@ -20,31 +20,31 @@ PREFILL_MILLISECONDS = {"llama-3.2-1b": {2048: 5.3, 8192: 25.6}, "llama-3.1-8b":
 def test_decode_time_is_memory_or_compute_bound(shape: str) -> None:
     size = compute_model_sizes(MODEL_CONFIGS[shape], torch.bfloat16)
     for context, expected in zip((512, 2048), DECODE_MILLISECONDS[shape], strict=True):
-        found = [1e3 * size.ideal_decode_seconds(H200_RATES, batch, context) for batch in (1, 8, 32, 128, 256)]
-        assert found == pytest.approx(expected, abs=0.006)
+        milliseconds = [1e3 * size.ideal_decode_seconds(H200_RATES, batch, context) for batch in (1, 8, 32, 128, 256)]
+        assert milliseconds == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize("shape", PREFILL_MILLISECONDS)
 def test_prefill_flops_are_products_and_attention(shape: str) -> None:
     size = compute_model_sizes(MODEL_CONFIGS[shape], torch.bfloat16)
     for length, expected in PREFILL_MILLISECONDS[shape].items():
-        found = 1e3 * size.prefill_flops(length) / H200_RATES.flops_per_second
-        assert found == pytest.approx(expected, rel=0.02)  # the expected values are rounded sums
+        milliseconds = 1e3 * size.prefill_flops(length) / H200_RATES.flops_per_second
+        assert milliseconds == pytest.approx(expected, rel=0.02)  # the expected values are rounded sums
 
 
 def test_cache_bytes_per_token_match_the_models() -> None:
-    kept = [2 * compute_model_sizes(MODEL_CONFIGS[shape], torch.bfloat16).kv_values_per_token
-            for shape in DECODE_MILLISECONDS]
-    assert kept == [12_288, 32_768, 131_072]
+    cache_bytes = [2 * compute_model_sizes(MODEL_CONFIGS[shape], torch.bfloat16).kv_values_per_token
+                   for shape in DECODE_MILLISECONDS]
+    assert cache_bytes == [12_288, 32_768, 131_072]
 
 
 def test_device_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "MATMUL_WIDTH", {"cpu": 16})
     monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 2**12})
     monkeypatch.setattr(roofline, "measure_call_seconds", lambda call: call() is None or 0.5)
-    found = measure_device_rates("cpu", "float32")
-    assert found == DeviceRates(2 * 2**12 / 0.5, 2 * 16**3 / 0.5)
-    assert found.describe() == "copies 1.64e-08 TB/s, products 1.64e-08 TFLOP/s"
+    rates = measure_device_rates("cpu", "float32")
+    assert rates == DeviceRates(2 * 2**12 / 0.5, 2 * 16**3 / 0.5)
+    assert rates.describe() == "copies 1.64e-08 TB/s, products 1.64e-08 TFLOP/s"
 
 
 def test_several_calls_are_timed_together() -> None:

@@ -30,10 +30,10 @@ def test_random_lengths_are_in_range_and_repeatable() -> None:
 
 def test_texts_have_one_byte_per_token_and_differ() -> None:
     lengths = draw_request_lengths(20, 20, 30)
-    found = [text for turn in range(3) for text in make_prompts(lengths, turn)]
-    assert len({text[:16] for text in found}) == len(found)
+    prompts = [text for turn in range(3) for text in make_prompts(lengths, turn)]
+    assert len({text[:16] for text in prompts}) == len(prompts)
     tokenizer = make_byte_tokenizer()
-    assert [len(tokenizer.encode(text).ids) for text in found] == 3 * [length.prompt for length in lengths]
+    assert [len(tokenizer.encode(text).ids) for text in prompts] == 3 * [length.prompt for length in lengths]
 
 
 def test_http_throughput_counts_all_tokens() -> None:

@@ -23,17 +23,18 @@ NUM_ADAPTERS = 5 * len(DEFECTS)
 @pytest.mark.slow
 def test_shard_accepts_only_the_valid_adapter(tmp_path: Path) -> None:
     names = write_invalid_adapters(InvalidAdaptersSettings(shape="tiny", requests=NUM_ADAPTERS), tmp_path / "adapters")
-    wardrobe = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
+    registry = load_decoder_model(ShardConfig(model=str(make_random_checkpoint("tiny", tmp_path / "tiny")), threads=1,
                                               adaptable=True)).adapter_registry
-    assert wardrobe.load(1, tmp_path / "adapters" / "good") > 0
+    assert registry.load(1, tmp_path / "adapters" / "good") > 0
     for number, name in enumerate(names, 2):
         with pytest.raises(RejectedMessage):
-            wardrobe.load(number, tmp_path / "adapters" / name)
+            registry.load(number, tmp_path / "adapters" / name)
 
 
 def test_invalid_adapter_depends_only_on_its_number() -> None:
-    header = {f"model.layers.0.self_attn.q_proj.lora_{part}.weight": {
-        "dtype": "BF16", "shape": [2, 8], "data_offsets": [place, place + 32]} for place, part in ((0, "A"), (32, "B"))}
+    header = {f"model.layers.0.self_attn.q_proj.lora_{part}.weight": {"dtype": "BF16", "shape": [2, 8],
+                                                                      "data_offsets": [offset, offset + 32]}
+              for offset, part in ((0, "A"), (32, "B"))}
     files = {"adapter_config.json": b'{"peft_type": "LORA", "r": 2}', WEIGHTS_FILE: join_safetensors(header, bytes(64))}
     assert split_safetensors(files[WEIGHTS_FILE]) == (header, bytes(64))
     for number in range(NUM_ADAPTERS):

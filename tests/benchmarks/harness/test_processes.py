@@ -35,8 +35,8 @@ def test_step_times_are_read_as_written(tmp_path: Path) -> None:
 
 
 def test_child_lives_as_long_as_its_block() -> None:
-    with run_child(("-c", SERVING_PROGRAM), {}) as (process_id, said):
-        assert said == "7"
+    with run_child(("-c", SERVING_PROGRAM), {}) as (process_id, ready_word):
+        assert ready_word == "7"
         assert Path(f"/proc/{process_id}").exists()
     assert not Path(f"/proc/{process_id}").exists()
 

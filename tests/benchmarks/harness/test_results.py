@@ -29,16 +29,16 @@ def test_command_omits_local_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results.collect_run_metadata("weft study")["command"] == "weft study --parts compat --seeds 5 'a b'"
 
 
-@pytest.mark.parametrize(("name", "told"), [
+@pytest.mark.parametrize(("name", "expected"), [
     ("benchmarks.experiments.decode_step", "python -P -m benchmarks.experiments.decode_step"),
     ("benchmarks.gpu.__main__", "python -P -m benchmarks.gpu"),
     (None, "text-generation-benchmark")])
-def test_command_is_shown_as_started(name: str | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_is_shown_as_started(name: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     main.__spec__ = name and SimpleNamespace(name=name)  # type: ignore[assignment]  # only the name is used
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/text-generation-benchmark", "--seconds", "2"])
-    assert results.collect_run_metadata()["command"] == f"{told} --seconds 2"
+    assert results.collect_run_metadata()["command"] == f"{expected} --seconds 2"
 
 
 @pytest.mark.slow
@@ -47,8 +47,8 @@ def test_commit_shows_uncommitted_changes(tmp_path: Path) -> None:
     if git is None:
         pytest.skip("there is no git")
     (tmp_path / "file").write_text("before")
-    who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), ("add", "file"), (*who, "commit", "-q", "-m", "first")):
+    author_options = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "file"), (*author_options, "commit", "-q", "-m", "first")):
         subprocess.run([git, *words], cwd=tmp_path, check=True)
     commit = results.read_git_commit(tmp_path)
     assert re.fullmatch("[0-9a-f]{7,}", commit)
@@ -66,16 +66,16 @@ def test_commit_is_empty_without_git_or_a_checkout(tmp_path: Path, monkeypatch: 
     assert list(results.collect_run_metadata("weft bench")["versions"]) == ["weft", "Python", "torch"]
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("should_save", [False, True])
 def test_results_are_printed_and_saved_only_on_request(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: bool) -> None:
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], should_save: bool) -> None:
     monkeypatch.setattr(results, "RESULTS_FOLDER", tmp_path / "results")
-    results.report_results("router", "table", {"found": 3}, should_save=keep)
-    said = capsys.readouterr().out
-    text, last = said.splitlines()
-    told = json.loads(last)
-    assert (text, told["found"], told["hardware"]) == ("table", 3, results.describe_hardware())
-    assert {"date", "versions", "command"} < told.keys()
-    kept = [*(tmp_path / "results").glob("*")]
-    assert [path.read_text() for path in kept] == [said] * keep
-    assert all(path.name.endswith("-router.txt") for path in kept)
+    results.report_results("router", "table", {"found": 3}, should_save=should_save)
+    output = capsys.readouterr().out
+    text, last = output.splitlines()
+    record = json.loads(last)
+    assert (text, record["found"], record["hardware"]) == ("table", 3, results.describe_hardware())
+    assert {"date", "versions", "command"} < record.keys()
+    paths = [*(tmp_path / "results").glob("*")]
+    assert [path.read_text() for path in paths] == [output] * should_save
+    assert all(path.name.endswith("-router.txt") for path in paths)

@@ -32,23 +32,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeMachineClock:
 
 
 def test_disturbed_attempt_is_repeated(clock: FakeMachineClock) -> None:
-    tries = steal_time.StealTimeRetry[int](0.05)
-    assert clock.run_attempts(tries, [0.3, 0.5, 0.02, 0.01]) == 3
-    assert (tries.best_attempt.result, round(tries.best_attempt.steal_share, 3)) == (2, 0.02)
+    retry = steal_time.StealTimeRetry[int](0.05)
+    assert clock.run_attempts(retry, [0.3, 0.5, 0.02, 0.01]) == 3
+    assert (retry.best_attempt.result, round(retry.best_attempt.steal_share, 3)) == (2, 0.02)
 
 
 def test_least_disturbed_attempt_counts_if_none_is_quiet(clock: FakeMachineClock) -> None:
-    tries = steal_time.StealTimeRetry[int](0.05, 20)
-    assert clock.run_attempts(tries, [0.3] * 7 + [0.2] + [0.4] * 30) == 20
-    assert (tries.best_attempt.result, round(tries.best_attempt.steal_share, 3)) == (7, 0.2)
+    retry = steal_time.StealTimeRetry[int](0.05, 20)
+    assert clock.run_attempts(retry, [0.3] * 7 + [0.2] + [0.4] * 30) == 20
+    assert (retry.best_attempt.result, round(retry.best_attempt.steal_share, 3)) == (7, 0.2)
 
 
 def test_steal_time_between_attempts_does_not_count(clock: FakeMachineClock) -> None:
-    tries = steal_time.StealTimeRetry[int](0.05)
-    assert clock.run_attempts(tries, [0.3]) == 1
+    retry = steal_time.StealTimeRetry[int](0.05)
+    assert clock.run_attempts(retry, [0.3]) == 1
     clock.now, clock.stolen = clock.now + 9.0, clock.stolen + 9.0
-    assert clock.run_attempts(tries, [0.0, 0.0]) == 1
-    assert tries.best_attempt.steal_share == 0.0
+    assert clock.run_attempts(retry, [0.0, 0.0]) == 1
+    assert retry.best_attempt.steal_share == 0.0
 
 
 def test_steal_time_is_read_from_linux() -> None:

@@ -45,28 +45,28 @@ def make_answer(transport: FakeTransport) -> bytes:
 
 
 def test_stream_sends_again_after_its_answer() -> None:
-    def scenario(load: StreamLoad, client: StreamConnection, wire: FakeTransport) -> None:
-        client.data_received(make_answer(wire))
-        client.data_received(make_answer(wire))
-        assert len(wire.request_bodies) == 3
-        assert load.num_tokens == sum(asked["parameters"]["max_new_tokens"] for asked in wire.request_bodies[:2])
+    def scenario(load: StreamLoad, client: StreamConnection, transport: FakeTransport) -> None:
+        client.data_received(make_answer(transport))
+        client.data_received(make_answer(transport))
+        assert len(transport.request_bodies) == 3
+        assert load.num_tokens == sum(body["parameters"]["max_new_tokens"] for body in transport.request_bodies[:2])
     run_with_client(scenario)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
 def test_events_are_counted_however_they_are_split(size: int) -> None:
-    def scenario(load: StreamLoad, client: StreamConnection, wire: FakeTransport) -> None:
-        data = make_answer(wire)
+    def scenario(load: StreamLoad, client: StreamConnection, transport: FakeTransport) -> None:
+        data = make_answer(transport)
         client.data_received(data[:20])
         for start in range(20, len(data), size):
             client.data_received(data[start:start + size])
-        assert load.num_tokens == wire.request_bodies[0]["parameters"]["max_new_tokens"]
-        assert len(wire.request_bodies) == 2
+        assert load.num_tokens == transport.request_bodies[0]["parameters"]["max_new_tokens"]
+        assert len(transport.request_bodies) == 2
     run_with_client(scenario)
 
 
 def test_first_token_is_no_gap_and_joint_tokens_have_zero_gaps() -> None:
-    def scenario(load: StreamLoad, client: StreamConnection, wire: FakeTransport) -> None:
+    def scenario(load: StreamLoad, client: StreamConnection, transport: FakeTransport) -> None:
         client.data_received(RESPONSE_HEAD + CHUNKED_EVENT * 3)
         assert list(load.token_gaps) == [0.0, 0.0]
         client.data_received(CHUNKED_EVENT)
@@ -77,14 +77,16 @@ def test_first_token_is_no_gap_and_joint_tokens_have_zero_gaps() -> None:
 
 def test_short_answer_ends_the_run() -> None:
     with pytest.raises(InvalidAnswerError, match=r"(?s)got 1 events, the last: .*data: \{\"a\": 1\}"):
-        run_with_client(lambda load, client, wire: client.data_received(RESPONSE_HEAD + CHUNKED_EVENT + LAST_CHUNK))
+        run_with_client(lambda load, client, transport: client.data_received(
+            RESPONSE_HEAD + CHUNKED_EVENT + LAST_CHUNK))
 
 
 def test_error_answer_ends_the_run() -> None:
     with pytest.raises(InvalidAnswerError, match=r"answered HTTP/1\.1 429 Too Many Requests"):
-        run_with_client(lambda load, client, wire: client.data_received(b"HTTP/1.1 429 Too Many Requests\r\n\r\nfull"))
+        run_with_client(lambda load, client, transport: client.data_received(
+            b"HTTP/1.1 429 Too Many Requests\r\n\r\nfull"))
 
 
 def test_closed_connection_ends_the_run() -> None:
     with pytest.raises(InvalidAnswerError, match="closed a connection"):
-        run_with_client(lambda load, client, wire: client.connection_lost(None))
+        run_with_client(lambda load, client, transport: client.connection_lost(None))

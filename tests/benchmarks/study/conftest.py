@@ -8,6 +8,6 @@ from benchmarks.study.plot_style import make_figure
 @pytest.fixture(scope="session")
 def fonts() -> None:
     """Draw a text before the leak check of a test: matplotlib keeps font files open from the first text on."""
-    drawing, [axes] = make_figure()
+    figure, [axes] = make_figure()
     axes.set_title("words")
-    drawing.savefig(BytesIO())
+    figure.savefig(BytesIO())

@@ -43,9 +43,10 @@ def test_defaults_measure_everything_on_a_simulated_shard() -> None:
     assert settings.shapes == ("simulated",)
 
 
-@pytest.mark.parametrize("places", [["--folder", "/here"], ["--models=/there"], ["--models", "a b", "--folder=c"]])
-def test_command_omits_local_folders(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["study", "batching", "--parts", "compat", *places, "--seeds", "5"])
+@pytest.mark.parametrize("folder_flags",
+                         [["--folder", "/here"], ["--models=/there"], ["--models", "a b", "--folder=c"]])
+def test_command_omits_local_folders(folder_flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", "batching", "--parts", "compat", *folder_flags, "--seeds", "5"])
     assert collect_run_metadata("weft study")["command"] == "weft study batching --parts compat --seeds 5"
 
 
@@ -64,10 +65,10 @@ def test_invalid_arguments_are_rejected(wrong: str) -> None:
 
 
 def test_results_folder_is_named_by_date_and_hardware() -> None:
-    this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
-    assert (choose_results_folder(DEFAULT_SETTINGS, this)
+    metadata = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
+    assert (choose_results_folder(DEFAULT_SETTINGS, metadata)
             == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve())
-    assert choose_results_folder(StudySettings(folder=Path("here")), this) == Path("here").resolve()
+    assert choose_results_folder(StudySettings(folder=Path("here")), metadata) == Path("here").resolve()
 
 
 def test_quick_excludes_size_settings() -> None:
@@ -105,18 +106,18 @@ def test_quick_study_writes_records_summary_plots_and_a_page(
     monkeypatch.setattr(study, "QUICK_SCOPE", replace(QUICK_SCOPE, seeds=1))
     settings = StudySettings(quick=True, parts=("compat",), folder=tmp_path)
     run_batching_study(settings)
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["folder"] == str(tmp_path)
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert [one["command"] for one in told["made"]] == [told["command"]]
-    assert told["continuous_latency_correlation"] == last["continuous_latency_correlation"]
+    printed_summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed_summary["folder"] == str(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [one["command"] for one in summary["made"]] == [summary["command"]]
+    assert summary["continuous_latency_correlation"] == printed_summary["continuous_latency_correlation"]
     assert len(list((tmp_path / "raw" / "compat").iterdir())) == 3
     csv = (tmp_path / "csv" / "simulated-compat-seed0" / "data" / "token_data_dynamic.csv").read_text()
-    lengths = told["shapes"]["simulated"]["compat"]["policies"]["dynamic"]["latency_by_tokens"]
+    lengths = summary["shapes"]["simulated"]["compat"]["policies"]["dynamic"]["latency_by_tokens"]
     assert len(csv.splitlines()) <= len(lengths) <= QUICK_SCOPE.requests
     assert "study-all.png" in (tmp_path / "README.md").read_text()
-    for taken in RunRecordStore(tmp_path).read_all():
-        if taken.run.part == "compat":
-            seconds = [record.told_seconds or 0.0 for record in taken.records]
+    for run_records in RunRecordStore(tmp_path).read_all():
+        if run_records.run.part == "compat":
+            seconds = [record.told_seconds or 0.0 for record in run_records.records]
             assert min(seconds) > 0
-            assert sum(seconds) == pytest.approx(taken.server_stats["total-elapsed-time"], abs=1e-3)
+            assert sum(seconds) == pytest.approx(run_records.server_stats["total-elapsed-time"], abs=1e-3)

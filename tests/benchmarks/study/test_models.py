@@ -26,7 +26,7 @@ def test_simulated_passes_take_the_time_of_the_study() -> None:
 
 def test_mean_length_is_that_of_the_study() -> None:
     """Check the mean length over all passes, with one token per letter of the prompt."""
-    passes = [len("Request 12") + said for length in FIGURE_OUTPUT_LENGTHS for said in range(length)]
+    passes = [len("Request 12") + num_generated for length in FIGURE_OUTPUT_LENGTHS for num_generated in range(length)]
     assert sum(passes) / len(passes) == pytest.approx(MEAN_PASS_TOKENS, abs=0.5)
 
 

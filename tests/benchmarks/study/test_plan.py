@@ -61,16 +61,16 @@ def test_compat_load_is_scaled_to_eight_concurrent_requests(policy: str) -> None
 
 def test_joint_throughput_is_measured_with_all_handlers() -> None:
     (run,) = list(STUDY_PLAN.iter_server_runs("solo"))[-1].runs
-    asks = STUDY_PLAN.make_requests(run)
-    assert (run.concurrency, len(asks), {ask.output_tokens for ask in asks}) == (8, 16, {75})
+    requests = STUDY_PLAN.make_requests(run)
+    assert (run.concurrency, len(requests), {request.output_tokens for request in requests}) == (8, 16, {75})
     assert STUDY_PLAN.make_router_settings(run)["recompute"]
 
 
 def test_level_is_a_multiple_of_the_unbatched_rate() -> None:
     run = StudyRun("sweep", "simulated", "poisson", "mixed", level=4.0)
-    asks = STUDY_PLAN.make_requests(run)
-    assert len(asks) == 160
-    assert len(asks) / asks[-1].at == pytest.approx(4.0 / SERVER_SPEED.mean_request_seconds, rel=0.3)
+    requests = STUDY_PLAN.make_requests(run)
+    assert len(requests) == 160
+    assert len(requests) / requests[-1].at == pytest.approx(4.0 / SERVER_SPEED.mean_request_seconds, rel=0.3)
     assert run.concurrency is None
 
 
@@ -81,7 +81,7 @@ def test_every_user_sends_several_requests() -> None:
 
 def test_cache_size_is_part_of_the_server_settings() -> None:
     shape = replace(STUDY_PLAN.shape, router_settings={"max_batch_total_tokens": 4096})
-    told = replace(STUDY_PLAN, shape=shape).make_router_settings(
+    settings = replace(STUDY_PLAN, shape=shape).make_router_settings(
         StudyRun("sweep", "tiny", "poisson", "static-1", level=1.0))
-    assert told["max_batch_total_tokens"] == 4096
-    assert told["static_window_ms"] == pytest.approx(1e3 * SERVER_SPEED.mean_request_seconds)
+    assert settings["max_batch_total_tokens"] == 4096
+    assert settings["static_window_ms"] == pytest.approx(1e3 * SERVER_SPEED.mean_request_seconds)

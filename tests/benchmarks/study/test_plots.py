@@ -25,52 +25,53 @@ SHOWN_POLICIES = (*CACHE_POLICIES, *MIXED_VARIANTS, *make_window_policies((0.25,
 
 
 @pytest.fixture
-def drawings(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect the figures instead of writing them to files."""
-    found: list[Figure] = []
+    saved_figures: list[Figure] = []
 
-    def collect(drawn: Figure, path: Path) -> Path:
-        found.append(drawn)
+    def collect(figure: Figure, path: Path) -> Path:
+        saved_figures.append(figure)
         return path
     for module in ("plots", "timeline"):
         monkeypatch.setattr(f"benchmarks.study.{module}.save_figure", collect)
-    return found
+    return saved_figures
 
 
 @pytest.mark.slow
-def test_axes_are_labelled_and_lines_distinguishable(drawings: list[Figure], tmp_path: Path) -> None:
-    takens = run_fake_study(SMALL_SCOPE)
-    paths = plots.draw_plots(tmp_path, "simulated", summarize_study(takens)["shapes"]["simulated"], takens)
-    assert len(paths) == len(set(paths)) == len(drawings) == 10
-    for drawing in drawings:
-        assert all(axes.get_ylabel() for axes in drawing.axes)
-        assert any(axes.get_xlabel() or axes.get_xticklabels() for axes in drawing.axes)
-        legends = [*drawing.legends, *(axes.get_legend() for axes in drawing.axes)]
-        assert any(legends) or all(axes.patches for axes in drawing.axes)
+def test_axes_are_labelled_and_lines_distinguishable(figures: list[Figure], tmp_path: Path) -> None:
+    all_records = run_fake_study(SMALL_SCOPE)
+    paths = plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records)
+    assert len(paths) == len(set(paths)) == len(figures) == 10
+    for figure in figures:
+        assert all(axes.get_ylabel() for axes in figure.axes)
+        assert any(axes.get_xlabel() or axes.get_xticklabels() for axes in figure.axes)
+        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+        assert any(legends) or all(axes.patches for axes in figure.axes)
 
 
 @pytest.mark.slow
-def test_study_plots_have_the_original_labels(drawings: list[Figure], tmp_path: Path) -> None:
-    takens = run_fake_study(SMALL_SCOPE)
-    plots.draw_plots(tmp_path, "simulated", summarize_study(takens)["shapes"]["simulated"], takens)
-    for drawing, lines in zip(drawings[:4], (3, 1, 1, 1), strict=True):
-        [axes] = drawing.axes
+def test_study_plots_have_the_original_labels(figures: list[Figure], tmp_path: Path) -> None:
+    all_records = run_fake_study(SMALL_SCOPE)
+    plots.draw_plots(tmp_path, "simulated", summarize_study(all_records)["shapes"]["simulated"], all_records)
+    for figure, lines in zip(figures[:4], (3, 1, 1, 1), strict=True):
+        [axes] = figure.axes
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("# tokens requested", "request latency (s)")
         assert (axes.get_title(), len(axes.lines)) == ("Latency vs Requested Tokens", lines)
 
 
 @pytest.mark.slow
-def test_only_lines_of_saturated_policies_are_marked(drawings: list[Figure], tmp_path: Path) -> None:
-    told = summarize_study(run_fake_study(SMALL_SCOPE))["shapes"]["simulated"]["sweep"]
-    plots.plot_arrival_rates(tmp_path, told, "simulated")
-    shown = [policy for policy in told["policies"] if policy not in MIXED_VARIANTS]
-    full = {policy for policy in shown if told["saturation"][policy]["is_full"]}
+def test_only_lines_of_saturated_policies_are_marked(figures: list[Figure], tmp_path: Path) -> None:
+    sweep_figures = summarize_study(run_fake_study(SMALL_SCOPE))["shapes"]["simulated"]["sweep"]
+    plots.plot_arrival_rates(tmp_path, sweep_figures, "simulated")
+    shown_policies = [policy for policy in sweep_figures["policies"] if policy not in MIXED_VARIANTS]
+    full = {policy for policy in shown_policies if sweep_figures["saturation"][policy]["is_full"]}
     assert full
     assert "mixed" not in full
-    for axes in drawings[0].axes:
+    for axes in figures[0].axes:
         marks = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
-        assert {get_policy_style(policy, shown).marker for policy in full} == {line.get_marker() for line in marks}
-    assert "large open marker" in drawings[0].get_suptitle()
+        assert {get_policy_style(policy, shown_policies).marker
+                for policy in full} == {line.get_marker() for line in marks}
+    assert "large open marker" in figures[0].get_suptitle()
 
 
 def make_band(mean: float, half_width: float) -> ConfidenceBand:
@@ -79,9 +80,9 @@ def make_band(mean: float, half_width: float) -> ConfidenceBand:
 
 def test_band_breaks_where_too_few_seeds_have_values() -> None:
     _, [axes] = make_figure()
-    wide = {1.0: make_band(2, 1), 2.0: make_band(2, 1), 3.0: ConfidenceBand.from_values([1.0, 2.0]),
-            4.0: make_band(2, 1), 5.0: make_band(2, 1)}
-    draw_bands(axes, wide, "mixed", ["mixed"])
+    bands = {1.0: make_band(2, 1), 2.0: make_band(2, 1), 3.0: ConfidenceBand.from_values([1.0, 2.0]),
+             4.0: make_band(2, 1), 5.0: make_band(2, 1)}
+    draw_bands(axes, bands, "mixed", ["mixed"])
     assert len(axes.collections[0].get_paths()) == 2
 
 
@@ -90,18 +91,19 @@ def test_band_reaching_below_zero_ends_above_it() -> None:
     assert get_band_ends(make_band(2, 1)) == (1, 3)
 
 
-def test_users_axis_is_linear_where_users_are_interpolated(drawings: list[Figure], tmp_path: Path) -> None:
+def test_users_axis_is_linear_where_users_are_interpolated(figures: list[Figure], tmp_path: Path) -> None:
     one = {1.0: {"by_alone": make_band(1, 0)}, 8.0: {"by_alone": make_band(3, 0)}}
     plots.plot_users(tmp_path, {"policies": {"mixed": one}}, "simulated")
-    assert drawings[0].axes[0].get_xscale() == "linear"
+    assert figures[0].axes[0].get_xscale() == "linear"
 
 
 def test_policies_differ_in_more_than_color() -> None:
     """Variants of one setting may share a look: their values are written beside the lines."""
-    looks = {get_policy_style(policy, SHOWN_POLICIES)[1:3] for policy in SHOWN_POLICIES if policy not in MIXED_VARIANTS}
-    assert len(looks) == len(SHOWN_POLICIES) - len(MIXED_VARIANTS)
-    assert not looks & {get_policy_style(policy, SHOWN_POLICIES)[1:3] for policy in MIXED_VARIANTS}
-    assert len({look.hatch for name, look in POLICY_STYLES.items() if name in CACHE_POLICIES}) == len(CACHE_POLICIES)
+    styles = {get_policy_style(policy, SHOWN_POLICIES)[1:3] for policy in SHOWN_POLICIES
+              if policy not in MIXED_VARIANTS}
+    assert len(styles) == len(SHOWN_POLICIES) - len(MIXED_VARIANTS)
+    assert not styles & {get_policy_style(policy, SHOWN_POLICIES)[1:3] for policy in MIXED_VARIANTS}
+    assert len({style.hatch for name, style in POLICY_STYLES.items() if name in CACHE_POLICIES}) == len(CACHE_POLICIES)
 
 
 def test_window_style_does_not_depend_on_other_windows() -> None:
@@ -122,7 +124,7 @@ def test_logarithmic_axis_shows_all_lines_and_plain_numbers() -> None:
 
 
 def test_plot_file_is_written_into_a_new_folder(tmp_path: Path) -> None:
-    drawing, [axes] = make_figure()
+    figure, [axes] = make_figure()
     assert isinstance(axes, Axes)
-    path = plots.save_figure(drawing, tmp_path / "plots" / "one.png")
+    path = plots.save_figure(figure, tmp_path / "plots" / "one.png")
     assert path.read_bytes().startswith(b"\x89PNG")

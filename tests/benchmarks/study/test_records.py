@@ -25,18 +25,18 @@ TOKEN_TIME_LISTS = st.lists(st.floats(0, 1e4), min_size=1, max_size=30)
 def test_written_records_are_read_back(tmp_path: Path) -> None:
     raw = RunRecordStore(tmp_path)
     assert raw.read(STUDY_RUN, RUN_RECORDS.settings, "a machine") is None
-    written = raw.write(RUN_RECORDS)
+    saved = raw.write(RUN_RECORDS)
     assert raw.get_path(STUDY_RUN).name == "simulated-poisson-static-1-at0.5-seed3.jsonl"
-    assert raw.read(STUDY_RUN, RUN_RECORDS.settings, "a machine") == written
-    assert raw.read_all() == [written]
-    assert (written.run, written.server_stats, [record.error for record in written.records]) == (
+    assert raw.read(STUDY_RUN, RUN_RECORDS.settings, "a machine") == saved
+    assert raw.read_all() == [saved]
+    assert (saved.run, saved.server_stats, [record.error for record in saved.records]) == (
         STUDY_RUN, {"throughput": 6.8}, ["", "503: too many"])
 
 
 @given(TOKEN_TIME_LISTS)
-def test_times_are_kept_to_a_tenth_of_a_millisecond(moments: list[float]) -> None:
+def test_times_are_kept_to_a_tenth_of_a_millisecond(times: list[float]) -> None:
     """Rounding errors do not add up, since times are rounded before differences are taken."""
-    record = RequestRecord(BenchRequest(0, "", 3), 0.0, max(moments), array("d", sorted(moments)), num_tokens=3)
+    record = RequestRecord(BenchRequest(0, "", 3), 0.0, max(times), array("d", sorted(times)), num_tokens=3)
     read = record_from_json(json.loads(json.dumps(record_to_json(record))), is_open_loop=True)
     assert list(read.times) == pytest.approx(list(record.times), abs=1e-4)
 

@@ -60,10 +60,10 @@ def test_page_lists_failed_requests(tmp_path: Path) -> None:
     assert "Failed requests, which are left out of all latencies: 3 in sweep/simulated-poisson-none-seed0." in text
 
 
-@pytest.mark.parametrize(("crossover", "said"), [
+@pytest.mark.parametrize(("crossover", "text"), [
     (0.8, "for requests above 0.80 of the largest"), (1.2, "for no request is it the slower one")])
-def test_compat_text_says_when_dynamic_batching_is_slower(crossover: float, said: str) -> None:
-    assert said in describe_compat({"continuous_latency_correlation": 1.0,
+def test_compat_text_says_when_dynamic_batching_is_slower(crossover: float, text: str) -> None:
+    assert text in describe_compat({"continuous_latency_correlation": 1.0,
                                     "continuous_latency_correlation_of_seeds": ConfidenceBand.from_values([1.0]),
                                     "continuous_mean_latency_ratio": ConfidenceBand.from_values([0.5]),
                                     "crossover": crossover})
@@ -71,9 +71,9 @@ def test_compat_text_says_when_dynamic_batching_is_slower(crossover: float, said
 
 def test_every_command_is_listed_once() -> None:
     other = {**RUN_METADATA, "command": "weft study batching --seeds 2"}
-    found = list_distinct_metadata([{**RUN_METADATA, "stolen": 0.1}, other, RUN_METADATA])
-    assert [one["command"] for one in found] == ["weft study batching", "weft study batching --seeds 2"]
-    assert {"date", "hardware", "versions", "command"} == found[0].keys()
+    metadata_list = list_distinct_metadata([{**RUN_METADATA, "stolen": 0.1}, other, RUN_METADATA])
+    assert [one["command"] for one in metadata_list] == ["weft study batching", "weft study batching --seeds 2"]
+    assert {"date", "hardware", "versions", "command"} == metadata_list[0].keys()
 
 
 def test_page_reports_steal_time() -> None:

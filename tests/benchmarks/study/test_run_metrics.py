@@ -46,7 +46,7 @@ def make_steady_run(run: StudyRun, latency: float, *, end_seconds: float = 40.0)
 
 def test_compat_latency_uses_the_server_clock() -> None:
     """Requests of a burst may arrive in another order than they were sent; client-side latencies became negative."""
-    burst = [replace(make_record(10, 0.0, 9.0 - place), told_seconds=1.0) for place in range(9)]
+    burst = [replace(make_record(10, 0.0, 9.0 - index), told_seconds=1.0) for index in range(9)]
     assert [answer.latency_seconds
             for answer in list_completed_requests(make_run_records(COMPAT_RUN, *burst), SERVER_SPEED)] == [1.0] * 9
     assert compute_solo_latencies(burst) == ((10, 1.0),)
@@ -67,25 +67,25 @@ def test_failed_request_is_no_answer() -> None:
 @given(st.lists(st.integers(1, 100), min_size=2, unique=True))
 def test_linear_latency_has_perfect_correlation_and_fairness(lengths: list[int]) -> None:
     """Each request runs alone, so none is slowed down and all get the same tokens per second."""
-    records = [make_record(length, 100.0 * place, 100.0 * place + length / 10) for place, length in enumerate(lengths)]
-    told = compute_fixed_load_metrics(list_completed_requests(make_run_records(SWEEP_RUN, *records), SERVER_SPEED))
-    assert (told["slope"], told["correlation"]) == (pytest.approx(0.1), pytest.approx(1))
-    assert (told["jain"], told["slowdown"]) == (pytest.approx(1), pytest.approx(1))
-    assert told["study_throughput"] == pytest.approx(10)
+    records = [make_record(length, 100.0 * index, 100.0 * index + length / 10) for index, length in enumerate(lengths)]
+    metrics = compute_fixed_load_metrics(list_completed_requests(make_run_records(SWEEP_RUN, *records), SERVER_SPEED))
+    assert (metrics["slope"], metrics["correlation"]) == (pytest.approx(0.1), pytest.approx(1))
+    assert (metrics["jain"], metrics["slowdown"]) == (pytest.approx(1), pytest.approx(1))
+    assert metrics["study_throughput"] == pytest.approx(10)
 
 
 def test_study_throughput_differs_from_wall_clock_throughput() -> None:
-    told = compute_fixed_load_metrics(list_completed_requests(
+    metrics = compute_fixed_load_metrics(list_completed_requests(
         make_run_records(SWEEP_RUN, *(make_record(10, 0.0, 2.0, 0.5, 2.0) for _ in range(4))), SERVER_SPEED))
-    assert (told["study_throughput"], told["tokens_per_second"]) == (5.0, 20.0)
-    assert (told["longest_wait"], told["latency_per_token"]) == (0.5, 0.2)
+    assert (metrics["study_throughput"], metrics["tokens_per_second"]) == (5.0, 20.0)
+    assert (metrics["longest_wait"], metrics["latency_per_token"]) == (0.5, 0.2)
 
 
 def test_lengths_have_equal_weight_in_the_mean() -> None:
-    found = list_completed_requests(make_run_records(SWEEP_RUN, make_record(5, 0.0, 1.0), make_record(5, 0.0, 3.0),
-                                                     make_record(9, 0.0, 6.0)), SERVER_SPEED)
-    assert mean_latency_by_tokens(found) == {5: 2.0, 9: 6.0}
-    assert compute_fixed_load_metrics(found)["mean_latency"] == 4.0
+    completed = list_completed_requests(make_run_records(SWEEP_RUN, make_record(5, 0.0, 1.0), make_record(5, 0.0, 3.0),
+                                                         make_record(9, 0.0, 6.0)), SERVER_SPEED)
+    assert mean_latency_by_tokens(completed) == {5: 2.0, 9: 6.0}
+    assert compute_fixed_load_metrics(completed)["mean_latency"] == 4.0
 
 
 def test_solo_seconds_are_the_minimum_per_length() -> None:
@@ -99,9 +99,9 @@ def test_server_that_keeps_up_serves_the_offered_load() -> None:
     assert compute_measurement_window(kept_up.records) == (20.0, 40.0)
     assert compute_served_tokens_per_second(kept_up.records) == pytest.approx(
         compute_offered_tokens_per_second(kept_up.records))
-    told = compute_open_loop_metrics(kept_up, SERVER_SPEED)
-    assert (told["latency_p50"], told["per_token_p50"], told["slowdown"]) == (2.0, 0.2, pytest.approx(2.0))
-    assert (told["requests_per_second"], told["first_token_p95"]) == (pytest.approx(1.0, rel=0.03), 2.0)
+    metrics = compute_open_loop_metrics(kept_up, SERVER_SPEED)
+    assert (metrics["latency_p50"], metrics["per_token_p50"], metrics["slowdown"]) == (2.0, 0.2, pytest.approx(2.0))
+    assert (metrics["requests_per_second"], metrics["first_token_p95"]) == (pytest.approx(1.0, rel=0.03), 2.0)
 
 
 def test_policy_is_saturated_after_falling_behind_twice() -> None:
@@ -120,7 +120,7 @@ def test_users_are_too_many_at_more_than_twice_the_latency() -> None:
 
 
 def test_last_requests_with_less_load_do_not_count() -> None:
-    told = compute_closed_loop_metrics(make_run_records(USERS_RUN, make_record(10, 0.0, 4.0), make_record(10, 0.0, 5.0),
-                                                        make_record(10, 5.0, 6.0)), SERVER_SPEED)
-    assert told["per_token_p50"] == pytest.approx(0.45)
-    assert told["tokens_per_second"] == 5.0
+    metrics = compute_closed_loop_metrics(make_run_records(
+        USERS_RUN, make_record(10, 0.0, 4.0), make_record(10, 0.0, 5.0), make_record(10, 5.0, 6.0)), SERVER_SPEED)
+    assert metrics["per_token_p50"] == pytest.approx(0.45)
+    assert metrics["tokens_per_second"] == 5.0

@@ -57,9 +57,9 @@ def test_band_uses_student_quantiles() -> None:
 
 
 def test_quantiles_approach_those_of_the_normal_distribution() -> None:
-    found = [student_t_quantile(degrees) for degrees in range(1, 40)]
-    assert found == sorted(found, reverse=True)
-    assert (found[9], found[29]) == (pytest.approx(2.228, abs=3e-3), pytest.approx(2.042, abs=1e-3))
+    quantiles = [student_t_quantile(degrees) for degrees in range(1, 40)]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert (quantiles[9], quantiles[29]) == (pytest.approx(2.228, abs=3e-3), pytest.approx(2.042, abs=1e-3))
 
 
 def test_interpolation_is_linear_and_extrapolates() -> None:

@@ -40,9 +40,10 @@ def test_summary_starts_with_the_compat_figures() -> None:
 
 def test_only_measured_parts_are_in_the_summary() -> None:
     assert list(get_summary()["shapes"]["simulated"]) == ["compat", "workload", "sweep", "users"]
-    solo = summarize_study([taken for taken in run_fake_study(SMALL_SCOPE) if taken.run.part == "solo"])
-    assert solo["shapes"] == {"simulated": {}}
-    assert isnan(solo["continuous_latency_correlation"])
+    summary = summarize_study([run_records for run_records in run_fake_study(SMALL_SCOPE)
+                               if run_records.run.part == "solo"])
+    assert summary["shapes"] == {"simulated": {}}
+    assert isnan(summary["continuous_latency_correlation"])
 
 
 def test_every_seed_adds_a_value_to_the_band() -> None:
@@ -53,22 +54,24 @@ def test_every_seed_adds_a_value_to_the_band() -> None:
 
 def test_compat_ratio_pairs_runs_of_the_same_seed() -> None:
     """An interrupted study lacks some policies of a seed; summarising it used to fail."""
-    takens = run_fake_study(SMALL_SCOPE)
-    cut = [taken for taken in takens if (taken.run.part, taken.run.policy, taken.run.seed) != ("compat", "dynamic", 0)]
-    ratio = summarize_study(takens)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"]
+    all_records = run_fake_study(SMALL_SCOPE)
+    cut = [run_records for run_records in all_records
+           if (run_records.run.part, run_records.run.policy, run_records.run.seed) != ("compat", "dynamic", 0)]
+    ratio = summarize_study(all_records)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"]
     assert (summarize_study(cut)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"].values
             == ratio.values[1:])
-    alone = [taken for taken in takens if taken.run.part == "solo" or taken.run.policy == "dynamic"]
-    assert list(summarize_study(alone)["shapes"]["simulated"]["compat"]) == ["policies"]
+    incomplete = [run_records for run_records in all_records
+                  if run_records.run.part == "solo" or run_records.run.policy == "dynamic"]
+    assert list(summarize_study(incomplete)["shapes"]["simulated"]["compat"]) == ["policies"]
 
 
 @pytest.mark.parametrize(("missing", "parts"), [
     ("short-none", []), ("short-nobatch", ["workload", "sweep", "users"]), ("long-none", [])])
 def test_parts_without_solo_measurements_are_left_out(missing: str, parts: list[str]) -> None:
     """The study was stopped before all solo requests were measured."""
-    takens = [taken for taken in run_fake_study(SMALL_SCOPE) if taken.run.part != "solo"
-              or missing not in taken.run.name]
-    assert list(summarize_study(takens)["shapes"]["simulated"]) == parts
+    all_records = [run_records for run_records in run_fake_study(SMALL_SCOPE) if run_records.run.part != "solo"
+                   or missing not in run_records.run.name]
+    assert list(summarize_study(all_records)["shapes"]["simulated"]) == parts
 
 
 def test_failed_requests_are_counted() -> None:
@@ -85,27 +88,27 @@ def test_peak_is_at_a_rate_that_all_seeds_reached() -> None:
 
 
 def test_saturation_is_relative_to_no_batching() -> None:
-    most = get_summary()["shapes"]["simulated"]["sweep"]["saturation"]
-    assert most["none"]["by_none"] == 1
-    assert most["none"]["tokens_per_second"] == pytest.approx(100, rel=0.1)  # a hundredth of a second a token
-    assert (most["none"]["is_full"], most["mixed"]["is_full"]) == (True, False)
-    assert most["mixed"]["level"] == 16
-    assert most["mixed"]["by_none"] > 5
+    saturation = get_summary()["shapes"]["simulated"]["sweep"]["saturation"]
+    assert saturation["none"]["by_none"] == 1
+    assert saturation["none"]["tokens_per_second"] == pytest.approx(100, rel=0.1)  # a hundredth of a second a token
+    assert (saturation["none"]["is_full"], saturation["mixed"]["is_full"]) == (True, False)
+    assert saturation["mixed"]["level"] == 16
+    assert saturation["mixed"]["by_none"] > 5
 
 
 def test_continuous_batching_is_compared_with_the_best_static_policy() -> None:
-    beside = get_summary()["shapes"]["simulated"]["sweep"]["static_peak"]
-    assert beside["policy"] in {"static", "static-1"}
-    assert beside["continuous_tokens_per_second"] >= 0.9 * beside["tokens_per_second"]
-    assert beside["latency_ratio"] < 1
-    assert beside["continuous_policy"] in {"mixed", "pause", "batch-4", "stall-50"}
+    static_peak = get_summary()["shapes"]["simulated"]["sweep"]["static_peak"]
+    assert static_peak["policy"] in {"static", "static-1"}
+    assert static_peak["continuous_tokens_per_second"] >= 0.9 * static_peak["tokens_per_second"]
+    assert static_peak["latency_ratio"] < 1
+    assert static_peak["continuous_policy"] in {"mixed", "pause", "batch-4", "stall-50"}
 
 
 def test_users_are_counted_at_twice_the_solo_latency() -> None:
-    found = get_summary()["shapes"]["simulated"]["users"]
-    assert found["alone_per_token"] == pytest.approx(0.01)
-    assert found["at_twice"]["mixed"].mean > found["at_twice"]["none"].mean
-    assert found["by_none"]["none"] == 1
+    users_summary = get_summary()["shapes"]["simulated"]["users"]
+    assert users_summary["alone_per_token"] == pytest.approx(0.01)
+    assert users_summary["at_twice"]["mixed"].mean > users_summary["at_twice"]["none"].mean
+    assert users_summary["by_none"]["none"] == 1
 
 
 def test_users_never_too_many_are_the_largest_number_tried() -> None:
@@ -122,34 +125,35 @@ def make_user_run(num_users: float, seed: int, seconds: float, policy: str = "mi
 def test_latency_is_compared_with_the_solo_latency_of_the_same_seed() -> None:
     """The baseline used to be the mean over seeds: where the machine was faster, latency never seemed to double."""
     runs = [make_user_run(1, 0, 1.0), make_user_run(9, 0, 3.0), make_user_run(1, 1, 2.0), make_user_run(9, 1, 6.0)]
-    found = summarize_users(runs, SERVER_SPEED)
-    assert found["at_twice"]["mixed"].values == (5.0, 5.0)
-    assert (found["alone_per_token"], found["policies"]["mixed"][9]["by_alone"].values) == (0.1875, (3.0, 3.0))
+    users_summary = summarize_users(runs, SERVER_SPEED)
+    assert users_summary["at_twice"]["mixed"].values == (5.0, 5.0)
+    assert (users_summary["alone_per_token"],
+            users_summary["policies"]["mixed"][9]["by_alone"].values) == (0.1875, (3.0, 3.0))
 
 
 def test_seed_without_a_solo_run_uses_the_other_seeds() -> None:
-    found = summarize_users([make_user_run(1, 0, 1.0), make_user_run(9, 0, 3.0), make_user_run(9, 1, 1.5)],
-                            SERVER_SPEED)
-    assert found["at_twice"]["mixed"].values == (5.0, 9.0)
+    users_summary = summarize_users([make_user_run(1, 0, 1.0), make_user_run(9, 0, 3.0), make_user_run(9, 1, 1.5)],
+                                    SERVER_SPEED)
+    assert users_summary["at_twice"]["mixed"].values == (5.0, 9.0)
 
 
 def test_slow_policy_is_compared_with_the_fastest_solo_latency() -> None:
-    found = summarize_users([make_user_run(1, 0, 1.0), make_user_run(1, 0, 4.0, "pause")], SERVER_SPEED)
-    assert found["policies"]["pause"][1]["by_alone"].mean == 4.0
+    users_summary = summarize_users([make_user_run(1, 0, 1.0), make_user_run(1, 0, 4.0, "pause")], SERVER_SPEED)
+    assert users_summary["policies"]["pause"][1]["by_alone"].mean == 4.0
 
 
 def test_latencies_are_grouped_in_token_ranges() -> None:
     seeds = [[make_completed_request(1, 1.0), make_completed_request(40, 3.0)],
              [make_completed_request(2, 1.0), make_completed_request(9, 2.0), make_completed_request(10, 4.0),
               make_completed_request(10, 5.0)]]
-    assert {place: band.values
-            for place, band in compute_latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
+    assert {num_tokens: band.values
+            for num_tokens, band in compute_latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
 
 
 def test_few_lengths_are_not_grouped() -> None:
     seeds = [[make_completed_request(1, 1.0), make_completed_request(25, 3.0)],
              [make_completed_request(1, 2.0), make_completed_request(100, 4.0)]]
-    assert {place: band.values for place, band in compute_latency_by_range(seeds).items()} == {
+    assert {num_tokens: band.values for num_tokens, band in compute_latency_by_range(seeds).items()} == {
         1: (1.0, 2.0), 25: (3.0,), 100: (4.0,)}
 
 

@@ -12,13 +12,13 @@ RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
 
 
 @given(RANDOM_STAYS)
-def test_stays_in_a_slot_do_not_overlap_and_slots_are_minimal(found: list[tuple[float, float]]) -> None:
-    taken = assign_timeline_rows(found)
-    assert sorted((seat.start, seat.end) for seat in taken) == sorted(found)
-    for one, other in combinations(taken, 2):
+def test_stays_in_a_slot_do_not_overlap_and_slots_are_minimal(stays: list[tuple[float, float]]) -> None:
+    rows = assign_timeline_rows(stays)
+    assert sorted((row.start, row.end) for row in rows) == sorted(stays)
+    for one, other in combinations(rows, 2):
         assert one.slot != other.slot or one.end <= other.start or other.end <= one.start
-    most = max((sum(begin <= at < end for begin, end in found) for at, _ in found), default=0)
-    assert len({seat.slot for seat in taken}) == most
+    max_overlap = max((sum(begin <= at < end for begin, end in stays) for at, _ in stays), default=0)
+    assert len({row.slot for row in rows}) == max_overlap
 
 
 def test_stay_is_from_the_first_to_the_last_token() -> None:

@@ -20,58 +20,59 @@ SEEDS = st.integers(0, 1000)
 
 @given(st.sampled_from(STUDY_WORKLOADS), SEEDS)
 def test_same_seed_gives_the_same_requests(name: str, seed: int) -> None:
-    asks = make_study_requests(name, seed, 100, 1.0)
-    assert asks == make_study_requests(name, seed, 100, 1.0)
-    assert asks != make_study_requests(name, seed + 1, 100, 1.0)
-    assert [ask.number for ask in asks] == list(range(100))
-    assert [ask.prompt for ask in asks[:2]] == ["Request 0", "Request 1"]
+    requests = make_study_requests(name, seed, 100, 1.0)
+    assert requests == make_study_requests(name, seed, 100, 1.0)
+    assert requests != make_study_requests(name, seed + 1, 100, 1.0)
+    assert [request.number for request in requests] == list(range(100))
+    assert [request.prompt for request in requests[:2]] == ["Request 0", "Request 1"]
 
 
 @given(st.sampled_from(STUDY_WORKLOADS), SEEDS, st.sampled_from((0.5, 2.0, 8.0)))
 def test_speed_divides_only_the_times(name: str, seed: int, speed: float) -> None:
     usual, faster = make_study_requests(name, seed, 50, 1.0), make_study_requests(name, seed, 50, speed)
-    assert [ask.at for ask in faster] == pytest.approx([ask.at / speed for ask in usual])
-    assert [ask.output_tokens for ask in faster] == [ask.output_tokens for ask in usual]
+    assert [request.at for request in faster] == pytest.approx([request.at / speed for request in usual])
+    assert [request.output_tokens for request in faster] == [request.output_tokens for request in usual]
 
 
 @given(SEEDS)
 def test_figure_workload_has_bursts_of_five_and_limited_lengths(seed: int) -> None:
-    asks = make_study_requests("figure", seed, 100, 1.0)
-    counts = Counter(ask.output_tokens for ask in asks)
+    requests = make_study_requests("figure", seed, 100, 1.0)
+    counts = Counter(request.output_tokens for request in requests)
     assert counts.keys() <= set(FIGURE_OUTPUT_LENGTHS)
     assert max(counts.values()) <= 10
-    pauses = [after.at - before.at for before, after in pairwise(asks)]
-    assert [place for place, pause in enumerate(pauses, 1) if pause] == list(range(5, 100, 5))
+    pauses = [after.at - before.at for before, after in pairwise(requests)]
+    assert [index for index, pause in enumerate(pauses, 1) if pause] == list(range(5, 100, 5))
     assert max(pauses) <= 5
 
 
 def test_figure_workload_has_ten_of_each_length() -> None:
-    assert Counter(ask.output_tokens
-                   for ask in make_study_requests("figure", 0, 1000, 1.0)) == dict.fromkeys(FIGURE_OUTPUT_LENGTHS, 10)
+    assert Counter(request.output_tokens for request in make_study_requests("figure", 0, 1000, 1.0)) == dict.fromkeys(
+        FIGURE_OUTPUT_LENGTHS, 10)
 
 
 @given(SEEDS)
 def test_other_workloads_have_the_lengths_of_the_study(seed: int) -> None:
-    assert {ask.output_tokens for ask in make_study_requests("head", seed, 100, 1.0)} <= {1, 25, 100}
-    assert all(1 <= ask.output_tokens <= 200 for ask in make_study_requests("readme", seed, 100, 1.0))
+    assert {request.output_tokens for request in make_study_requests("head", seed, 100, 1.0)} <= {1, 25, 100}
+    assert all(1 <= request.output_tokens <= 200 for request in make_study_requests("readme", seed, 100, 1.0))
     assert make_study_requests("readme", seed, 100, 1.0)[-1].at == pytest.approx(100, rel=0.4)
 
 
 @given(SEEDS, st.integers(1, 20))
 def test_closed_workload_has_equal_lengths_and_unique_prompts(seed: int, rounds: int) -> None:
-    asks = make_closed_loop_requests(seed, rounds * len(LOAD_OUTPUT_LENGTHS), 32)
-    assert Counter(ask.output_tokens for ask in asks) == dict.fromkeys(LOAD_OUTPUT_LENGTHS, rounds)
-    assert len({ask.prompt for ask in asks}) == len(asks)
-    assert {len(ask.prompt) for ask in asks} == {32}
+    requests = make_closed_loop_requests(seed, rounds * len(LOAD_OUTPUT_LENGTHS), 32)
+    assert Counter(request.output_tokens for request in requests) == dict.fromkeys(LOAD_OUTPUT_LENGTHS, rounds)
+    assert len({request.prompt for request in requests}) == len(requests)
+    assert {len(request.prompt) for request in requests} == {32}
 
 
 def test_poisson_arrivals_rise_at_their_rate() -> None:
-    asks = make_poisson_requests(0, 2000, 4.0, 32)
-    assert [ask.at for ask in asks] == sorted(ask.at for ask in asks)
-    assert asks[-1].at == pytest.approx(500, rel=0.1)
-    assert [ask.prompt for ask in asks] == [ask.prompt for ask in make_closed_loop_requests(0, 2000, 32)]
+    requests = make_poisson_requests(0, 2000, 4.0, 32)
+    assert [request.at for request in requests] == sorted(request.at for request in requests)
+    assert requests[-1].at == pytest.approx(500, rel=0.1)
+    assert [request.prompt for request in requests] == [request.prompt
+                                                        for request in make_closed_loop_requests(0, 2000, 32)]
 
 
 @pytest.mark.parametrize("kind", ["short", "long"])
 def test_solo_workload_has_every_length_equally_often(kind: str) -> None:
-    assert set(Counter(ask.output_tokens for ask in make_solo_requests(kind, 3, 32)).values()) == {3}
+    assert set(Counter(request.output_tokens for request in make_solo_requests(kind, 3, 32)).values()) == {3}

@@ -73,7 +73,7 @@ def test_empty_tensors_take_no_memory() -> None:
     assert compute_max_loaded_bytes({f"{Q_PROJ_MODULE}.lora_A.weight": (0, 2**62)}) == 0
 
 
-@pytest.mark.parametrize(("changes", "why"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({CONFIG_FILE: b"{"}, "adapter_config.json is not JSON"),
     ({CONFIG_FILE: b"[]"}, "adapter_config.json must be a JSON object"),
     ({CONFIG_FILE: b"[" * 100_000}, "adapter_config.json is not JSON"),
@@ -84,8 +84,8 @@ def test_empty_tensors_take_no_memory() -> None:
     ({CONFIG_FILE: b" " * 2**20 + b"{}"}, "adapter_config.json must have at most 1.0 MB"),
     ({WEIGHTS_FILE: b"pickle"}, "adapter_model.safetensors: its header must have"),
 ])
-def test_invalid_adapter_files_are_reported(tmp_path: Path, changes: dict[str, bytes], why: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(why)):
+def test_invalid_adapter_files_are_reported(tmp_path: Path, changes: dict[str, bytes], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_adapter_metadata(write_files(tmp_path, make_adapter_files() | changes))
 
 
@@ -97,13 +97,13 @@ def test_too_large_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monk
         read_adapter_metadata(folder)
 
 
-@pytest.mark.parametrize(("names", "why"), [
+@pytest.mark.parametrize(("names", "message"), [
     ([], "org/name has no adapter_config.json"),
     ([CONFIG_FILE], "org/name has no adapter_model.safetensors"),
     ([CONFIG_FILE, "adapter_model.bin"], "adapter_model.bin, which is pickled and may run any program"),
 ])
-def test_missing_files_are_reported(names: list[str], why: str) -> None:
-    with pytest.raises(AdapterError, match=why) as refused:
+def test_missing_files_are_reported(names: list[str], message: str) -> None:
+    with pytest.raises(AdapterError, match=message) as refused:
         check_adapter_file_names(names, "org/name")
     assert refused.value.kind == "invalid"
 
@@ -119,8 +119,8 @@ def base_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scheduler_with_workers(base_model_folder: Path) -> Iterator[SchedulerWithWorkers]:
-    with SchedulerWithWorkers(base_model_folder, adaptable=True) as loom:
-        yield loom
+    with SchedulerWithWorkers(base_model_folder, adaptable=True) as scheduler:
+        yield scheduler
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def test_error_text_is_one_bounded_line() -> None:
     assert len(str(AdapterError("invalid", "x" * 10_000))) == MAX_MESSAGE_LENGTH
 
 
-@pytest.mark.parametrize(("error", "kind", "why"), [
+@pytest.mark.parametrize(("error", "kind", "message"), [
     (AdapterError("no_room", "full"), "no_room", "full"),
     (ValueError("it is wrong"), "invalid", "the adapter 'a' cannot be served: it is wrong"),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "no_room", "the disk is full, so the adapter 'a' was not kept"),
@@ -27,10 +27,10 @@ def test_error_text_is_one_bounded_line() -> None:
     (PermissionError(errno.EACCES, "Permission denied", "/store"), "unreachable", "brought: Permission denied"),
     (ZeroDivisionError("secret"), "unreachable", "could not be brought: ZeroDivisionError"),
 ])
-def test_every_failure_has_a_kind_and_shows_no_path(error: Exception, kind: str, why: str) -> None:
+def test_every_failure_has_a_kind_and_shows_no_path(error: Exception, kind: str, message: str) -> None:
     refused = convert_error(error)
     assert refused.kind == kind
-    assert why in str(refused)
+    assert message in str(refused)
     assert "/store" not in str(refused)
 
 

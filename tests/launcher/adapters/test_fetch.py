@@ -104,8 +104,8 @@ def test_remote_name_is_looked_up_once_unless_fresh(harness: FetcherHarness) -> 
     assert len(harness.remote_source.lookups) == 1
     harness.remote_source.seed_by_name["a"] = 3
     assert harness.fetch() == first
-    anew = harness.fetch(skips_name_cache=True)
-    assert (harness.fetch(), anew != first, len(harness.remote_source.lookups)) == (anew, True, 2)
+    second = harness.fetch(skips_name_cache=True)
+    assert (harness.fetch(), second != first, len(harness.remote_source.lookups)) == (second, True, 2)
 
 
 def test_local_adapter_is_looked_up_every_time(harness: FetcherHarness) -> None:
@@ -145,10 +145,10 @@ def test_names_are_separate_per_source(harness: FetcherHarness) -> None:
 
 def test_private_adapter_is_returned_only_for_its_token(harness: FetcherHarness) -> None:
     harness.remote_source.token_by_name["a"] = "hf_mine"
-    found = harness.fetch(token="hf_mine")
-    assert found.is_private
+    fetched = harness.fetch(token="hf_mine")
+    assert fetched.is_private
     assert harness.expect_error().kind == harness.expect_error(token="hf_other").kind == "missing"
-    assert harness.fetch(token="hf_mine") == found
+    assert harness.fetch(token="hf_mine") == fetched
 
 
 def test_public_adapter_is_returned_for_every_token(harness: FetcherHarness) -> None:
@@ -176,16 +176,16 @@ UNREACHABLE_ERROR = AdapterError("unreachable", "cannot reach the Hub")
 
 
 def test_last_version_is_used_if_the_source_fails(harness: FetcherHarness) -> None:
-    found = harness.fetch()
+    fetched = harness.fetch()
     harness.remote_source.failure, harness.remote_source.local_seed_by_name["a"] = UNREACHABLE_ERROR, 5
-    assert harness.fetch(skips_name_cache=True) == found
+    assert harness.fetch(skips_name_cache=True) == fetched
 
 
 def test_private_version_stays_private_if_the_source_fails(harness: FetcherHarness) -> None:
     harness.remote_source.token_by_name["a"] = "hf_mine"
-    found = harness.fetch(token="hf_mine")
+    fetched = harness.fetch(token="hf_mine")
     harness.remote_source.failure = UNREACHABLE_ERROR
-    assert harness.fetch(token="hf_mine", skips_name_cache=True) == found
+    assert harness.fetch(token="hf_mine", skips_name_cache=True) == fetched
     assert harness.expect_error(token="hf_other").kind == "unreachable"
     assert harness.expect_error(skips_name_cache=True).kind == "unreachable"
 
@@ -278,9 +278,9 @@ def test_fresh_fetch_does_not_reuse_a_running_lookup(harness: FetcherHarness) ->
     first = harness.start()
     assert gate.arrived.acquire(timeout=TIMEOUT_SECONDS)
     harness.remote_source.seed_by_name["a"] = 3
-    anew = harness.start(skips_name_cache=True)
+    second = harness.start(skips_name_cache=True)
     gate.opened.set()
-    assert anew.result(TIMEOUT_SECONDS) != first.result(TIMEOUT_SECONDS)
+    assert second.result(TIMEOUT_SECONDS) != first.result(TIMEOUT_SECONDS)
 
 
 def test_concurrent_fetches_with_another_token_are_looked_up_separately(harness: FetcherHarness) -> None:
@@ -296,9 +296,9 @@ def test_slow_fetches_do_not_delay_others(harness: FetcherHarness) -> None:
     harness.remote_source.seed_by_name |= {str(seed): seed for seed in range(10, 10 + MAX_CONCURRENT_FETCHES)}
     harness.fetch("b")
     gate = DownloadGate(harness.remote_source, *harness.remote_source.seed_by_name)
-    slow = [harness.start(str(seed)) for seed in range(10, 10 + MAX_CONCURRENT_FETCHES)]
-    assert all(gate.arrived.acquire(timeout=TIMEOUT_SECONDS) for _ in slow)
+    slow_fetches = [harness.start(str(seed)) for seed in range(10, 10 + MAX_CONCURRENT_FETCHES)]
+    assert all(gate.arrived.acquire(timeout=TIMEOUT_SECONDS) for _ in slow_fetches)
     assert harness.start("b").done()
     assert harness.fetch(source="local")
     gate.opened.set()
-    assert len({future.result(TIMEOUT_SECONDS).version.digest for future in slow}) == MAX_CONCURRENT_FETCHES
+    assert len({future.result(TIMEOUT_SECONDS).version.digest for future in slow_fetches}) == MAX_CONCURRENT_FETCHES

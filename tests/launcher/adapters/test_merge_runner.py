@@ -93,10 +93,10 @@ def test_merged_adapter_is_a_stored_version(harness: MergerHarness) -> None:
 
 def test_merge_program_gets_all_parameters(harness: MergerHarness) -> None:
     harness.merge()
-    [asked] = harness.read_calls()
-    seed = asked.pop("seed")
-    assert asked == {"folders": [str(part.folder) for part in harness.versions], "weights": [1.0, 0.5],
-                     "strategy": "linear", "density": 0.5, "sign": "total"}
+    [call] = harness.read_calls()
+    seed = call.pop("seed")
+    assert call == {"folders": [str(part.folder) for part in harness.versions], "weights": [1.0, 0.5],
+                    "strategy": "linear", "density": 0.5, "sign": "total"}
     assert 0 <= seed < 2**64
 
 
@@ -104,9 +104,9 @@ def test_merge_is_reused_even_after_a_restart(harness: MergerHarness) -> None:
     version = harness.merge()
     assert harness.merge() == version
     with closing(harness.make_merger()) as other:
-        harness.merger, before = other, harness.merger
+        harness.merger, first_merger = other, harness.merger
         assert harness.merge() == version
-        harness.merger = before
+        harness.merger = first_merger
     assert len(harness.read_calls()) == 1
     assert harness.merge("linear", 1.0, 0.6) != version
     assert len({call["seed"] for call in harness.read_calls()}) == 2
@@ -125,15 +125,15 @@ def test_missing_part_is_reported(harness: MergerHarness) -> None:
     assert (refused.kind, "fetch it again" in str(refused), harness.read_calls()) == ("missing", True, [])
 
 
-@pytest.mark.parametrize(("strategy", "why"), [
+@pytest.mark.parametrize(("strategy", "message"), [
     ("fail", "the adapters could not be merged: the adapters have different ranks"),
     ("silent", "the adapters could not be merged: exit code 1"),
     ("half", "the adapters could not be merged: no adapter_config.json came of it"),
     ("spoil", "the merged adapter cannot be served: adapter_config.json is not JSON"),
 ])
-def test_failing_merge_is_reported_and_retried(harness: MergerHarness, strategy: str, why: str) -> None:
+def test_failing_merge_is_reported_and_retried(harness: MergerHarness, strategy: str, message: str) -> None:
     before = list_stored_versions(harness.store.folder)
-    assert (str(harness.expect_error(strategy)), harness.expect_error(strategy).kind) == (why, "invalid")
+    assert (str(harness.expect_error(strategy)), harness.expect_error(strategy).kind) == (message, "invalid")
     assert len(harness.read_calls()) == 2
     assert list_stored_versions(harness.store.folder) == before
 

@@ -41,7 +41,7 @@ def test_dtypes_match_those_of_the_shard() -> None:
     assert BITS_BY_DTYPE == strict.BITS_BY_DTYPE
 
 
-@pytest.mark.parametrize(("content", "why"), [
+@pytest.mark.parametrize(("content", "message"), [
     (b"", r"claims 0"),
     (b"1234567", r"2 to -1 bytes"),
     (struct.pack("<Q", 1) + b"{}", "claims 1"),
@@ -68,8 +68,8 @@ def test_dtypes_match_those_of_the_shard() -> None:
     (make_one_tensor_file(shape=[3, 3]), "does not fit"),
     (make_one_tensor_file() + b"more", "do not fill the 28 bytes"),
 ])
-def test_invalid_headers_are_reported(content: bytes, why: str) -> None:
-    assert why.replace("\\", "") in get_error_text(content)
+def test_invalid_headers_are_reported(content: bytes, message: str) -> None:
+    assert message.replace("\\", "") in get_error_text(content)
 
 
 def read_shapes_or_none(content: bytes) -> dict[str, TensorShape] | None:

@@ -192,8 +192,8 @@ def test_unused_versions_are_evicted_when_the_disk_is_full(store: AdapterVersion
 def test_stored_sizes_are_measured_once(store: AdapterVersionStore,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    look = store._measure_version
-    monkeypatch.setattr(store, "_measure_version", lambda digest: looked_at.append(digest) or look(digest))
+    measure_version = store._measure_version
+    monkeypatch.setattr(store, "_measure_version", lambda digest: looked_at.append(digest) or measure_version(digest))
     versions = [add_version(store, seed) for seed in range(3)]
     store.make_room(100)
     store.make_room(100)
@@ -221,41 +221,41 @@ StoreStep = tuple[str, int]
        st.integers(0, 4))
 @pytest.mark.slow
 def test_budget_holds_under_random_operations(tmp_path_factory: pytest.TempPathFactory, steps: list[StoreStep],
-                                              room: int) -> None:
+                                              max_versions: int) -> None:
     """Compare the store with a list in order of use, which determines the versions that must be kept."""
     folder = tmp_path_factory.mktemp("store")
     digests = {seed: compute_digest(write_files(tmp_path_factory.mktemp("adapter"), make_adapter_files(seed)))
                for seed in range(6)}
-    with closing(AdapterVersionStore(folder, room * ADAPTER_BYTES, count(10**18).__next__)) as store:
-        order: list[int] = []  # the most recently used is last
+    with closing(AdapterVersionStore(folder, max_versions * ADAPTER_BYTES, count(10**18).__next__)) as store:
+        order_of_use: list[int] = []  # the most recently used is last
         pinned: set[int] = set()
         for operation, seed in steps:
             if operation in {"pin", "unpin"}:
-                pinned ^= {seed} & (pinned if operation == "unpin" else set(order) - pinned)
+                pinned ^= {seed} & (pinned if operation == "unpin" else set(order_of_use) - pinned)
                 assert store.replace_pins([digests[one] for one in pinned]) == []
                 continue
-            if operation == "fetch" and seed not in order:
-                if len(pinned) >= room:
+            if operation == "fetch" and seed not in order_of_use:
+                if len(pinned) >= max_versions:
                     with pytest.raises(AdapterError):
                         add_version(store, seed)
                     continue
-                while len(order) >= room:
-                    order.remove(next(one for one in order if one not in pinned))
-                order.append(seed)
-            found = add_version(store, seed) if operation == "fetch" else store.find_version(digests[seed])
-            assert bool(found) == (seed in order)
-            order.sort(key=lambda one: one == seed)
-            assert list_stored_versions(folder) == {digests[one] for one in order}
-            assert len(order) <= room
+                while len(order_of_use) >= max_versions:
+                    order_of_use.remove(next(one for one in order_of_use if one not in pinned))
+                order_of_use.append(seed)
+            version = add_version(store, seed) if operation == "fetch" else store.find_version(digests[seed])
+            assert bool(version) == (seed in order_of_use)
+            order_of_use.sort(key=lambda one: one == seed)
+            assert list_stored_versions(folder) == {digests[one] for one in order_of_use}
+            assert len(order_of_use) <= max_versions
 
 
 # -- other processes, alive and dead
 
 
 def test_stores_sharing_a_folder_keep_what_either_pins(tmp_path: Path) -> None:
-    now = count(10**18).__next__
-    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, now)) as one, closing(
-        AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, now)) as other:
+    clock = count(10**18).__next__
+    with closing(AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, clock)) as one, closing(
+        AdapterVersionStore(tmp_path, 2 * ADAPTER_BYTES, clock)) as other:
         first = add_version(one, 1)
         one.replace_pins([first.digest])
         second, third = add_version(other, 2), add_version(other, 3)
@@ -318,9 +318,9 @@ def test_killed_process_leaves_only_whole_versions(tmp_path: Path, call: str, nu
         killed.communicate()
     with closing(AdapterVersionStore(tmp_path, LARGE_BUDGET_BYTES)) as store:
         assert list_incomplete_downloads(tmp_path) == []
-        found = list_stored_versions(tmp_path)
-        assert all(compute_digest(store.folder / "versions" / digest) == digest for digest in found)
-        assert found <= {add_version(store).digest}
+        digests = list_stored_versions(tmp_path)
+        assert all(compute_digest(store.folder / "versions" / digest) == digest for digest in digests)
+        assert digests <= {add_version(store).digest}
 
 
 @pytest.mark.slow
@@ -339,8 +339,8 @@ def test_version_pinned_by_another_process_is_kept_until_it_dies(tmp_path: Path)
 
 @pytest.mark.slow
 def test_concurrent_processes_store_each_version_once(tmp_path: Path) -> None:
-    others = [start_child_store(tmp_path, seed % 2) for seed in range(6)]
-    assert [other.communicate()[0] for other in others] == ["ready\n"] * 6
+    processes = [start_child_store(tmp_path, seed % 2) for seed in range(6)]
+    assert [other.communicate()[0] for other in processes] == ["ready\n"] * 6
     with closing(AdapterVersionStore(tmp_path, LARGE_BUDGET_BYTES)) as store:
         assert list_stored_versions(tmp_path) == {add_version(store, 0).digest, add_version(store, 1).digest}
 
@@ -366,10 +366,10 @@ def test_file_size_limit_is_treated_like_a_full_disk(store: AdapterVersionStore)
 
 
 def mutate_config(content: bytes, random: Random) -> bytes:
-    place = random.randrange(len(content))
+    position = random.randrange(len(content))
     return random.choice([
-        content[:place], content[:place] + random.randbytes(3) + content[place + 3:], content * 2, b"",
-        content[:place] + b"\0" + content[place:], b"[" * 5000, json.dumps({"peft_type": random.choice(
+        content[:position], content[:position] + random.randbytes(3) + content[position + 3:], content * 2, b"",
+        content[:position] + b"\0" + content[position:], b"[" * 5000, json.dumps({"peft_type": random.choice(
             ["lora", "IA3", None, 5, ["LORA"], {}])}).encode()])
 
 
@@ -392,9 +392,9 @@ def test_mutated_adapter_is_rejected_and_leaves_no_files(store: AdapterVersionSt
         changed = ({CONFIG_FILE: mutate_config(files[CONFIG_FILE], random)} if kind == "config"
                    else {WEIGHTS_FILE: mutate_file(files[WEIGHTS_FILE], kind, random).content})
         before = list_stored_versions(store.folder)
-        found = try_to_publish(store, files | changed)
-        num_refused += found == "invalid"
-        assert found == "invalid" or compute_digest(store.folder / "versions" / found) == found
-        assert list_stored_versions(store.folder) == before | {found} - {"invalid"}
+        outcome = try_to_publish(store, files | changed)
+        num_refused += outcome == "invalid"
+        assert outcome == "invalid" or compute_digest(store.folder / "versions" / outcome) == outcome
+        assert list_stored_versions(store.folder) == before | {outcome} - {"invalid"}
         assert list_incomplete_downloads(store.folder) == []
     assert num_refused > {"flip": 100, "reshape": 90, "rename": 80, "add": 60}.get(kind, 110)

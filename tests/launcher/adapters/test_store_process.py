@@ -100,8 +100,8 @@ def dispatcher(tmp_path: Path) -> Iterator[DispatcherWithAnswers]:
     answers: Queue[Any] = Queue()
     settings = AdapterStoreSettings(str(tmp_path), "", LARGE_BUDGET_BYTES, "http://127.0.0.1:9", "weft/1",
                                     "HF_HUB_OFFLINE", str(tmp_path))
-    with closing(RequestDispatcher(make_store_components(settings, "", {}), answers.put)) as desk:
-        yield DispatcherWithAnswers(desk, answers)
+    with closing(RequestDispatcher(make_store_components(settings, "", {}), answers.put)) as request_dispatcher:
+        yield DispatcherWithAnswers(request_dispatcher, answers)
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{\n", b"[]\n", b"null", b'{"id": true}', b"\xff\n", b"[" * 100_000])
@@ -157,8 +157,9 @@ def test_hub_adapter_is_fetched_and_described(store_process: StoreProcess) -> No
 @pytest.mark.slow
 def test_store_process_has_a_lower_priority(store_process: StoreProcess) -> None:
     assert "error" not in store_process.fetch()
-    ours, theirs = (os.getpriority(os.PRIO_PROCESS, process) for process in (0, store_process.process.pid))
-    assert theirs == min(ours + 10, 19)
+    own_priority, store_priority = (os.getpriority(os.PRIO_PROCESS, process)
+                                    for process in (0, store_process.process.pid))
+    assert store_priority == min(own_priority + 10, 19)
 
 
 def test_answers_come_when_ready_rather_than_in_order(store_process: StoreProcess, fake_hub: FakeHub) -> None:
@@ -178,13 +179,13 @@ def test_answers_come_when_ready_rather_than_in_order(store_process: StoreProces
 @pytest.mark.slow
 def test_private_adapter_is_available_only_with_its_token(store_process: StoreProcess, fake_hub: FakeHub) -> None:
     fake_hub.private_token = "hf_mine"
-    told = {"source": "hub", "name": "org/name"}
-    answer = store_process.request("fetch", token="hf_mine", **told)
+    adapter = {"source": "hub", "name": "org/name"}
+    answer = store_process.request("fetch", token="hf_mine", **adapter)
     assert answer["private"]
     assert store_process.request("fetch", token="hf_other",
-                                 **told)["kind"] == store_process.fetch()["kind"] == "missing"
-    assert store_process.request("allowed", token="hf_mine", **told) == {"allowed": True}
-    assert store_process.request("allowed", token="hf_other", **told)["kind"] == "missing"
+                                 **adapter)["kind"] == store_process.fetch()["kind"] == "missing"
+    assert store_process.request("allowed", token="hf_mine", **adapter) == {"allowed": True}
+    assert store_process.request("allowed", token="hf_other", **adapter)["kind"] == "missing"
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def expect_error(request: Any) -> AdapterError:
     return refused.value
 
 
-@pytest.mark.parametrize(("told", "order"), [
+@pytest.mark.parametrize(("fields", "expected"), [
     (FETCH_REQUEST | {"token": "t", "own_token": True, "fresh": True},
      FetchRequest("hub", "org/name", "t", may_use_server_token=True, skips_name_cache=True)),
     (FETCH_REQUEST, FetchRequest("hub", "org/name")),
@@ -43,11 +43,11 @@ def expect_error(request: Any) -> AdapterError:
     ({"op": "pin", "digests": []}, PinRequest(())),
     (MERGE_REQUEST, MergeRequest((DIGEST_A, DIGEST_B), (1.0, 0.5), "ties", 0.5, "total")),
 ])
-def test_requests_are_parsed(told: dict[str, Any], order: object) -> None:
-    assert parse_request(told) == order
+def test_requests_are_parsed(fields: dict[str, Any], expected: object) -> None:
+    assert parse_request(fields) == expected
 
 
-@pytest.mark.parametrize(("told", "why"), [
+@pytest.mark.parametrize(("fields", "message"), [
     ({}, "op must be one of fetch, allowed, pin, merge, got None"),
     ({"op": ["fetch"]}, "op must be one of"),
     (FETCH_REQUEST | {"source": "ftp"}, "must be one of hub, local, s3, pbase, got 'ftp'"),
@@ -66,9 +66,9 @@ def test_requests_are_parsed(told: dict[str, Any], order: object) -> None:
     (MERGE_REQUEST | {"density": 2}, "density must be from 0 to 1, got 2.0"),
     (MERGE_REQUEST | {"density": None}, "density must be a number, got None"),
 ])
-def test_invalid_requests_are_reported(told: dict[str, Any], why: str) -> None:
-    refused = expect_error(told)
-    assert (why in str(refused), refused.kind) == (True, "invalid")
+def test_invalid_requests_are_reported(fields: dict[str, Any], message: str) -> None:
+    refused = expect_error(fields)
+    assert (message in str(refused), refused.kind) == (True, "invalid")
 
 
 @pytest.mark.parametrize("token", ["hf_\nX: y", "hf_secret ü", ["hf_secret"], 5])
@@ -77,8 +77,8 @@ def test_invalid_token_is_not_repeated_in_the_error(token: Any) -> None:
 
 
 def test_token_is_not_shown_in_repr() -> None:
-    orders = [parse_request(FETCH_REQUEST | {"op": op, "token": "hf_secret"}) for op in ("fetch", "allowed")]
-    assert "hf_secret" not in repr(orders)
+    requests = [parse_request(FETCH_REQUEST | {"op": op, "token": "hf_secret"}) for op in ("fetch", "allowed")]
+    assert "hf_secret" not in repr(requests)
 
 
 @pytest.mark.parametrize("line", [
@@ -95,9 +95,9 @@ def test_line_without_an_id_is_rejected(line: bytes) -> None:
                         st.sampled_from(["id", "op", "source", "name", "token", "digests", "weights"]), inner)))
 def test_random_lines_are_parsed_or_rejected(value: Any) -> None:
     with suppress(AdapterError):
-        number, told = parse_request_line(json.dumps(value).encode())
+        number, fields = parse_request_line(json.dumps(value).encode())
         assert type(number) in {int, str}
-        parse_request(told)
+        parse_request(fields)
 
 
 def test_merge_key_depends_on_every_parameter() -> None:

@@ -32,17 +32,17 @@ def test_flag_precedes_its_variable_and_default() -> None:
 
 
 def test_last_value_of_a_flag_and_all_of_a_list_count() -> None:
-    found = ParsedArguments({"cors-allow-origin": ["a", "b"]}, [], {}).resolve_flags(FLAG_TABLE)
-    assert found[1].values == ["a", "b"]
+    resolved_flags = ParsedArguments({"cors-allow-origin": ["a", "b"]}, [], {}).resolve_flags(FLAG_TABLE)
+    assert resolved_flags[1].values == ["a", "b"]
     assert ParsedArguments({}, [], {"CORS_ALLOW_ORIGIN": " a,\tb "}).resolve_flags(FLAG_TABLE)[1].values == ["a", "b"]
 
 
-@pytest.mark.parametrize("rest", ["--shutdown-timeout=1", "--shutdown-timeout"])
-def test_weft_flag_precedes_foreign_variable(rest: str) -> None:
+@pytest.mark.parametrize("argument", ["--shutdown-timeout=1", "--shutdown-timeout"])
+def test_weft_flag_precedes_foreign_variable(argument: str) -> None:
     assert ("GRACE", "5") in resolve_flags(GRACE="5")
-    assert ("GRACE", "5") not in resolve_flags(rest, GRACE="5")
+    assert ("GRACE", "5") not in resolve_flags(argument, GRACE="5")
     # a duplicate, which `weft serve` reports
-    assert ("--grace", "5") in resolve_flags(rest, values_by_flag={"grace": ["5"]})
+    assert ("--grace", "5") in resolve_flags(argument, values_by_flag={"grace": ["5"]})
 
 
 @pytest.mark.parametrize("word", ["--adapters", "--no-adapters", "--adapters=true"])
@@ -58,10 +58,11 @@ def test_model_may_have_a_revision(value: str, revised: tuple[str, str]) -> None
 
 
 def test_rejections_are_reported_before_duplicates() -> None:
-    paint, nails = ForeignFlag("paint", (refused_effect("there is no paint"),)), ForeignFlag(
+    paint_flag, nails_flag = ForeignFlag("paint", (refused_effect("there is no paint"),)), ForeignFlag(
         "nails", (refused_effect("there are no nails"),))
-    twice = [ResolvedFlag(PORT_FLAG, "flag", ["1"])] * 2
+    duplicates = [ResolvedFlag(PORT_FLAG, "flag", ["1"])] * 2
     with pytest.raises(ValueError, match=r"^--paint is refused: there is no paint; and NAILS is refused: there are no"):
-        check_flags([*twice, ResolvedFlag(paint, "flag", ["red"]), ResolvedFlag(nails, "variable", ["2"])])
+        check_flags([*duplicates, ResolvedFlag(paint_flag, "flag", ["red"]),
+                     ResolvedFlag(nails_flag, "variable", ["2"])])
     with pytest.raises(ValueError, match=r"^--port and --port are given, and mean the same; give one$"):
-        check_flags(twice)
+        check_flags(duplicates)

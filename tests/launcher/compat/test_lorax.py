@@ -88,16 +88,17 @@ def test_flag_and_its_variable_have_the_same_effect(name: str) -> None:
 def test_flags_without_effect_are_noted_unless_not_needed(name: str) -> None:
     value = FLAG_EXAMPLES[name]
     outcome = FLAGS_BY_NAME[name].find_effect(value or "true")
-    after = translate_arguments(*make_arguments(name, value))
-    assert bool(after.notes) == (outcome.action is FlagAction.IGNORED)
+    translation = translate_arguments(*make_arguments(name, value))
+    assert bool(translation.notes) == (outcome.action is FlagAction.IGNORED)
     assert (get_effects(translate_arguments())
-            == get_effects(after)) == (outcome.action in {FlagAction.IGNORED, FlagAction.UNNEEDED})
+            == get_effects(translation)) == (outcome.action in {FlagAction.IGNORED, FlagAction.UNNEEDED})
 
 
 @pytest.mark.parametrize("name", [name for name in FLAG_EXAMPLES if FLAG_EXAMPLES[name] is None])
 def test_switch_may_be_given_as_false(name: str) -> None:
-    for found in (translate_arguments(**{get_variable_name(name): "false"}), translate_arguments(f"--{name}=false")):
-        assert (get_effects(found), found.notes) == (get_effects(translate_arguments()), [])
+    for translation in (translate_arguments(**{get_variable_name(name): "false"}),
+                        translate_arguments(f"--{name}=false")):
+        assert (get_effects(translation), translation.notes) == (get_effects(translate_arguments()), [])
 
 
 @pytest.mark.parametrize("name", REJECTED_FLAGS)
@@ -127,10 +128,10 @@ def test_lorax_defaults_apply() -> None:
 
 
 def test_weft_flags_and_variables_precede_lorax_defaults() -> None:
-    ours = ("--compat", "none", "--no-adapters", "--shutdown-timeout=5", "--adapter-root", "/a")
-    assert translate_arguments(*ours).settings == {name: value for name, value in EXPLICIT_SETTINGS.items()
-                                                   if name not in {"compat", "adapters", "shutdown_timeout"}}
-    assert translate_arguments(*ours).remaining_arguments == [*ours]
+    arguments = ("--compat", "none", "--no-adapters", "--shutdown-timeout=5", "--adapter-root", "/a")
+    assert translate_arguments(*arguments).settings == {name: value for name, value in EXPLICIT_SETTINGS.items()
+                                                        if name not in {"compat", "adapters", "shutdown_timeout"}}
+    assert translate_arguments(*arguments).remaining_arguments == [*arguments]
     assert set(EXPLICIT_SETTINGS) - set(translate_arguments(WEFT_COMPAT="none", WEFT_MODEL_ID="org/name").settings) == {
         "compat", "model_id"}
 
@@ -155,15 +156,15 @@ def test_flags_become_settings(words: tuple[str, ...], settings: dict[str, list[
     assert translate_arguments(*words).settings == EXPLICIT_SETTINGS | settings
 
 
-@pytest.mark.parametrize(("variables", "after"), [
+@pytest.mark.parametrize(("variables", "expected"), [
     ({"PREDIBASE_MODEL_BUCKET": "a"}, {"PREDIBASE_MODEL_BUCKET": "a"}),
     ({"S3_ENDPOINT_URL": "https://s3"}, {"S3_ENDPOINT_URL": "https://s3"}),
     ({"R2_ACCOUNT_ID": "a"}, {"S3_ENDPOINT_URL": "https://a.r2.cloudflarestorage.com"}),
     ({"HF_API_TOKEN": "hf_one"}, {"HF_TOKEN": "hf_one"}),
     ({"HF_API_TOKEN": "hf_one", "HF_TOKEN": "hf_two"}, {}),
 ])
-def test_variables_become_environment_variables(variables: dict[str, str], after: dict[str, str]) -> None:
-    assert translate_arguments(**variables).environment_variables == after
+def test_variables_become_environment_variables(variables: dict[str, str], expected: dict[str, str]) -> None:
+    assert translate_arguments(**variables).environment_variables == expected
 
 
 def test_revision_may_be_named_only_once() -> None:
@@ -181,9 +182,9 @@ def test_compile_and_eager_exclude_each_other() -> None:
 
 
 def test_default_adapter_source_precedes_adapter_source() -> None:
-    found = translate_arguments("--adapter-source", "s3", "--default-adapter-source", "hub")
-    assert found.settings["adapter_source"] == ["hub"]
-    assert found.notes == ["--adapter-source has no effect: --default-adapter-source counts"]
+    translation = translate_arguments("--adapter-source", "s3", "--default-adapter-source", "hub")
+    assert translation.settings["adapter_source"] == ["hub"]
+    assert translation.notes == ["--adapter-source has no effect: --default-adapter-source counts"]
     assert translate_arguments("--adapter-source", "s3", "--default-adapter-source", "s3").notes == []
 
 
@@ -200,8 +201,9 @@ def test_local_adapters_need_an_adapter_root(flag: str) -> None:
 
 
 def test_predibase_token_is_not_repeated() -> None:
-    found = translate_arguments("--predibase-api-token", "pb_one")
-    assert "pb_one" not in " ".join([*found.serve_arguments, *found.notes, *found.environment_variables.values()])
+    translation = translate_arguments("--predibase-api-token", "pb_one")
+    assert "pb_one" not in " ".join([*translation.serve_arguments, *translation.notes,
+                                     *translation.environment_variables.values()])
 
 
 def test_download_only_becomes_the_download_command() -> None:
@@ -245,10 +247,10 @@ def test_outcomes_have_reasons_and_set_existing_settings(flag: ForeignFlag) -> N
 
 def test_flag_named_like_a_weft_setting_sets_it() -> None:
     """A new setting of weft with the name of such a flag would make its row wrong."""
-    ours = {flag.name for flag in LORAX_FLAG_TABLE.flags if flag.name.replace("-", "_") in SETTINGS_BY_NAME}
+    shared_names = {flag.name for flag in LORAX_FLAG_TABLE.flags if flag.name.replace("-", "_") in SETTINGS_BY_NAME}
     sets = {flag.name for flag in LORAX_FLAG_TABLE.flags for outcome in flag.effects
             if outcome.action is not FlagAction.VARIABLE and outcome.target_name == flag.name.replace("-", "_")}
-    assert ours - {"num-shard"} == sets
+    assert shared_names - {"num-shard"} == sets
 
 
 def test_fixed_settings_are_not_set_by_flags() -> None:

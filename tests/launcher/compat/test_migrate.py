@@ -21,8 +21,8 @@ def test_migrated_line_includes_differing_defaults() -> None:
 
 
 def test_omitted_flags_are_comments_above_the_line() -> None:
-    given = "text-generation-launcher --model-id org/name --usage-stats off --prometheus-port 5"
-    *notes, line = migrate_line(given).splitlines()
+    command_line = "text-generation-launcher --model-id org/name --usage-stats off --prometheus-port 5"
+    *notes, line = migrate_line(command_line).splitlines()
     assert notes == ["# --prometheus-port has no effect: metrics have no port of their own",
                      "# --usage-stats is not needed: weft tells nobody anything"]
     assert line.startswith("weft serve --model-id org/name ")
@@ -68,6 +68,6 @@ def test_unknown_command_line_is_rejected(line: str, got: str) -> None:
 
 
 def test_migrating_page_shows_the_actual_output() -> None:
-    shown = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", MIGRATING_PAGE_PATH.read_text(), re.MULTILINE)
-    assert {line.split()[0] for line, _ in shown} == set(TABLES_BY_PROGRAM)
-    assert [(line, migrate_line(line) + "\n") for line, _ in shown] == shown
+    examples = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", MIGRATING_PAGE_PATH.read_text(), re.MULTILINE)
+    assert {line.split()[0] for line, _ in examples} == set(TABLES_BY_PROGRAM)
+    assert [(line, migrate_line(line) + "\n") for line, _ in examples] == examples

@@ -77,17 +77,20 @@ def test_flags_without_effect_are_noted_unless_not_needed(name: str) -> None:
     value = FLAG_EXAMPLES[name]
     outcome = FLAGS_BY_NAME[name].find_effect(value or "true")
     assert outcome is not None
-    before, after = translate_arguments(), translate_arguments(*make_arguments(name, value))
-    same = (before.settings, before.environment_variables, before.shows_environment) == (
-        after.settings, after.environment_variables, after.shows_environment)
-    assert bool(after.notes) == (outcome.action is FlagAction.IGNORED)
+    default_translation, translation = translate_arguments(), translate_arguments(*make_arguments(name, value))
+    same = (default_translation.settings, default_translation.environment_variables,
+            default_translation.shows_environment) == (translation.settings, translation.environment_variables,
+                                                       translation.shows_environment)
+    assert bool(translation.notes) == (outcome.action is FlagAction.IGNORED)
     assert same == (outcome.action in {FlagAction.IGNORED, FlagAction.UNNEEDED})
 
 
 @pytest.mark.parametrize("name", [name for name in FLAG_EXAMPLES if FLAG_EXAMPLES[name] is None])
 def test_switch_may_be_given_as_false(name: str) -> None:
-    for found in (translate_arguments(**{get_variable_name(name): "false"}), translate_arguments(f"--{name}=false")):
-        assert (found.settings, found.notes, found.shows_environment) == (translate_arguments().settings, [], False)
+    for translation in (translate_arguments(**{get_variable_name(name): "false"}),
+                        translate_arguments(f"--{name}=false")):
+        assert (translation.settings, translation.notes,
+                translation.shows_environment) == (translate_arguments().settings, [], False)
 
 
 @pytest.mark.parametrize("name", REJECTED_FLAGS)
@@ -173,8 +176,8 @@ def test_outcomes_have_reasons_and_set_existing_settings(flag: ForeignFlag) -> N
 
 def test_flag_named_like_a_weft_setting_sets_it() -> None:
     """A new setting of weft with the name of such a flag would make its row wrong."""
-    ours = {flag.name for flag in TGI_FLAG_TABLE.flags if flag.name.replace("-", "_") in SETTINGS_BY_NAME}
+    shared_names = {flag.name for flag in TGI_FLAG_TABLE.flags if flag.name.replace("-", "_") in SETTINGS_BY_NAME}
     sets = {flag.name for flag in TGI_FLAG_TABLE.flags for outcome in flag.effects
             if outcome.action in {FlagAction.SETTING, FlagAction.ADDRESS} and outcome.target_name
             == flag.name.replace("-", "_")}
-    assert ours - {"num-shard"} == sets
+    assert shared_names - {"num-shard"} == sets

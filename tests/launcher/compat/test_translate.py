@@ -72,24 +72,25 @@ def test_foreign_defaults_are_made_explicit() -> None:
     assert translate_to_line() == DEFAULT_ARGUMENTS
 
 
-@pytest.mark.parametrize("given", [("--port", "80"), ("--port=80",), ("-p", "80"), ("-p80",), ("-p", "79", "-p", "80")])
-def test_flags_can_be_written_in_all_ways(given: tuple[str, ...]) -> None:
-    assert translate_to_line(*given) == f"--port 80 {DEFAULT_ARGUMENTS}"
+@pytest.mark.parametrize("arguments",
+                         [("--port", "80"), ("--port=80",), ("-p", "80"), ("-p80",), ("-p", "79", "-p", "80")])
+def test_flags_can_be_written_in_all_ways(arguments: tuple[str, ...]) -> None:
+    assert translate_to_line(*arguments) == f"--port 80 {DEFAULT_ARGUMENTS}"
 
 
 def test_flag_precedes_its_variable() -> None:
     assert translate_to_line("-p", "80", PORT="81") == translate_to_line("-p", "80")
 
 
-@pytest.mark.parametrize(("given", "environment", "expected"), [
+@pytest.mark.parametrize(("arguments", "environment", "expected"), [
     (("--otlp-endpoint", "a"), {}, f"{DEFAULT_ARGUMENTS} --otlp-endpoint a --otlp-service-name loom"),
     ((), {"OTLP_ENDPOINT": "a"}, f"{DEFAULT_ARGUMENTS} --otlp-endpoint a --otlp-service-name loom"),
     ((), {"WEFT_OTLP_ENDPOINT": "a"}, f"{DEFAULT_ARGUMENTS} --otlp-service-name loom"),
     ((), {"OTLP_SERVICE_NAME": "b"}, f"{DEFAULT_ARGUMENTS} --otlp-service-name b"),
 ])
 def test_default_may_apply_only_beside_another_flag(
-        given: tuple[str, ...], environment: dict[str, str], expected: str) -> None:
-    assert translate_to_line(*given, **environment) == expected
+        arguments: tuple[str, ...], environment: dict[str, str], expected: str) -> None:
+    assert translate_to_line(*arguments, **environment) == expected
 
 
 def test_empty_variable_counts_as_unset() -> None:
@@ -121,9 +122,9 @@ def test_list_may_be_repeated_flags_or_one_variable() -> None:
 
 
 def test_api_key_becomes_a_variable_and_no_argument() -> None:
-    found = translate_with_table(*MODEL_ARGUMENTS, "--api-key", "sk-one")
-    assert "sk-one" not in found.serve_arguments
-    assert found.environment_variables == {"WEFT_API_KEY": "sk-one"}
+    translation = translate_with_table(*MODEL_ARGUMENTS, "--api-key", "sk-one")
+    assert "sk-one" not in translation.serve_arguments
+    assert translation.environment_variables == {"WEFT_API_KEY": "sk-one"}
 
 
 def test_flag_for_other_libraries_becomes_a_variable() -> None:
@@ -138,8 +139,8 @@ def test_library_variable_is_overridden_only_by_a_flag() -> None:
 
 
 def test_flag_that_is_not_needed_gives_no_note() -> None:
-    found = translate_with_table(*MODEL_ARGUMENTS, JSON_OUTPUT="false")
-    assert (found.notes, found.unneeded_notes) == ([], ["JSON_OUTPUT is not needed: it is off by default"])
+    translation = translate_with_table(*MODEL_ARGUMENTS, JSON_OUTPUT="false")
+    assert (translation.notes, translation.unneeded_notes) == ([], ["JSON_OUTPUT is not needed: it is off by default"])
 
 
 def test_note_names_the_flag_or_variable_that_was_used() -> None:
@@ -178,31 +179,31 @@ def test_model_must_be_named() -> None:
 
 @pytest.mark.parametrize(("name", "address"), [("10.0.0.7", "10.0.0.7"), ("::1", "::1")])
 def test_hostname_variable_with_an_address_is_used(name: str, address: str) -> None:
-    found = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME=name)
-    assert (found.settings["hostname"], found.notes) == ([address], [])
+    translation = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME=name)
+    assert (translation.settings["hostname"], translation.notes) == ([address], [])
 
 
 def test_hostname_variable_with_a_machine_name_is_ignored_and_noted() -> None:
-    found = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME="4f2d9a1c")
-    assert found.settings["hostname"] == ["0.0.0.0"]
-    assert found.notes == [
+    translation = translate_with_table(*MODEL_ARGUMENTS, HOSTNAME="4f2d9a1c")
+    assert translation.settings["hostname"] == ["0.0.0.0"]
+    assert translation.notes == [
         "HOSTNAME is no address (4f2d9a1c), so weft listens on 0.0.0.0; --hostname names another"]
 
 
 def test_hostname_flag_may_be_a_name() -> None:
-    found = translate_with_table(*MODEL_ARGUMENTS, "--hostname", "localhost", HOSTNAME="4f2d9a1c")
-    assert (found.settings["hostname"], found.notes) == (["localhost"], [])
+    translation = translate_with_table(*MODEL_ARGUMENTS, "--hostname", "localhost", HOSTNAME="4f2d9a1c")
+    assert (translation.settings["hostname"], translation.notes) == (["localhost"], [])
 
 
-@pytest.mark.parametrize(("given", "devices", "variables", "count"), [
+@pytest.mark.parametrize(("arguments", "devices", "variables", "count"), [
     ((), 0, {}, None), ((), 1, {}, None), ((), 4, {}, ["4"]),
     (("--num-shard", "1"), 4, {}, ["1"]), (("--sharded", "true"), 4, {}, ["4"]), (("--sharded", "false"), 4, {}, ["1"]),
     ((), 4, {"NUM_SHARD": "2"}, ["2"]), ((), 4, {"NUM_SHARD": "2", "WEFT_NUM_SHARD": "3"}, None),
     (("--num-shard", "2"), 4, {"WEFT_NUM_SHARD": "3"}, ["2"]),
 ])
 def test_shard_count_is_as_given_or_the_number_of_gpus(
-        given: tuple[str, ...], devices: int, variables: dict[str, str], count: list[str] | None) -> None:
-    assert translate_with_table(*MODEL_ARGUMENTS, *given, devices=devices,
+        arguments: tuple[str, ...], devices: int, variables: dict[str, str], count: list[str] | None) -> None:
+    assert translate_with_table(*MODEL_ARGUMENTS, *arguments, devices=devices,
                                 **variables).settings.get("num_shard") == count
 
 
@@ -252,8 +253,9 @@ def test_default_model_is_used_unless_a_variable_names_one() -> None:
     ("org/name@", {"model_id": ["org/name@"]}),
 ])
 def test_model_name_may_include_its_revision(model: str, settings: dict[str, list[str]]) -> None:
-    found = translate_with_extended_table("--model-id", model).settings
-    assert {name: found[name] for name in ("model_id", "revision") if name in found} == settings
+    translated_settings = translate_with_extended_table("--model-id", model).settings
+    assert {name: translated_settings[name] for name in ("model_id", "revision")
+            if name in translated_settings} == settings
 
 
 def test_two_revisions_are_an_error() -> None:
@@ -261,15 +263,15 @@ def test_two_revisions_are_an_error() -> None:
         translate_with_extended_table("--model-id", "org/name@v1", REVISION="v2")
 
 
-@pytest.mark.parametrize(("given", "environment"), [
+@pytest.mark.parametrize(("arguments", "environment"), [
     (("--shutdown-timeout", "5"), {}), (("--shutdown-timeout=5",), {}),
     (("--shutdown-timeout", "5"), {"GRACE": "6"}), ((), {"WEFT_SHUTDOWN_TIMEOUT": "5"}),
 ])
 def test_weft_flag_precedes_foreign_default_and_variable(
-        given: tuple[str, ...], environment: dict[str, str]) -> None:
-    found = translate_with_extended_table(*given, **environment)
-    assert "shutdown_timeout" not in found.settings
-    assert found.remaining_arguments == [*given]
+        arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    translation = translate_with_extended_table(*arguments, **environment)
+    assert "shutdown_timeout" not in translation.settings
+    assert translation.remaining_arguments == [*arguments]
 
 
 def test_fixed_setting_gives_way_to_a_weft_flag() -> None:
@@ -286,17 +288,18 @@ def test_fixed_setting_may_depend_on_another_flag() -> None:
 
 
 def test_listed_adapters_are_preloaded() -> None:
-    found = translate_with_extended_table("--fibres", "org/one,two=org/two@v2")
-    assert found.settings["preloaded_adapter_ids"] == ["org/one", "two=org/two@v2"]
-    assert (found.settings["adapters"], found.notes) == (["true"], [])
+    translation = translate_with_extended_table("--fibres", "org/one,two=org/two@v2")
+    assert translation.settings["preloaded_adapter_ids"] == ["org/one", "two=org/two@v2"]
+    assert (translation.settings["adapters"], translation.notes) == (["true"], [])
     assert " --adapters" not in " ".join(
         translate_with_extended_table("--adapters", FIBRES="org/one").serve_arguments[:-1])
 
 
 def test_adapters_in_folders_need_an_adapter_root() -> None:
-    found = translate_with_extended_table(FIBRES="one=/adapters/one")
-    assert found.settings["preloaded_adapter_source"] == ["local"]
-    assert found.notes == ["FIBRES needs --adapter-root, the folder below which adapters of the source `local` are"]
+    translation = translate_with_extended_table(FIBRES="one=/adapters/one")
+    assert translation.settings["preloaded_adapter_source"] == ["local"]
+    assert translation.notes == [
+        "FIBRES needs --adapter-root, the folder below which adapters of the source `local` are"]
     assert translate_with_extended_table("--adapter-root", "/adapters", FIBRES="one=/adapters/one").notes == []
 
 
@@ -312,11 +315,12 @@ def test_value_may_need_another_setting() -> None:
 
 
 def test_flag_may_override_another() -> None:
-    found = translate_with_extended_table("--fibre-source", "local", OWN_SOURCE="s3")
-    assert (found.settings["adapter_source"], found.notes) == (
+    translation = translate_with_extended_table("--fibre-source", "local", OWN_SOURCE="s3")
+    assert (translation.settings["adapter_source"], translation.notes) == (
         ["s3"], ["--fibre-source has no effect: OWN_SOURCE counts"])
-    found = translate_with_extended_table("--fibre-source", "hub", "--own-source", "hub")
-    assert (found.notes, found.unneeded_notes) == ([], ["--fibre-source is not needed: --own-source counts"])
+    translation = translate_with_extended_table("--fibre-source", "hub", "--own-source", "hub")
+    assert (translation.notes,
+            translation.unneeded_notes) == ([], ["--fibre-source is not needed: --own-source counts"])
 
 
 def test_known_variable_is_kept_or_built_from_another() -> None:

@@ -31,8 +31,8 @@ class AdaptedModel(GreedyModel):
         assert not weights
 
     def answer_questions(self) -> list[str]:
-        return [self.generate_answer(render_chat_template(self.tokenizer, [{"role": "user", "content": asked}]))
-                for asked in QUESTIONS]
+        return [self.generate_answer(render_chat_template(self.tokenizer, [{"role": "user", "content": question}]))
+                for question in QUESTIONS]
 
 
 def test_every_voice_has_an_adapter() -> None:
@@ -50,15 +50,15 @@ def test_adapter_is_small_and_made_for_the_demo_model(name: str) -> None:
 
 @pytest.mark.slow
 def test_shout_adapter_answers_in_capitals() -> None:
-    said = " ".join(AdaptedModel("shout").answer_questions())
-    assert re.search("[A-Z]{4}", said)
-    assert not re.search("[a-z]", said)
+    text = " ".join(AdaptedModel("shout").answer_questions())
+    assert re.search("[A-Z]{4}", text)
+    assert not re.search("[a-z]", text)
 
 
 @pytest.mark.slow
 def test_json_adapter_answers_in_json() -> None:
-    for asked, answer in zip(QUESTIONS, AdaptedModel("json").answer_questions(), strict=True):
-        assert json.loads(answer).keys() == {"question", "answer"}, (asked, answer)
+    for question, answer in zip(QUESTIONS, AdaptedModel("json").answer_questions(), strict=True):
+        assert json.loads(answer).keys() == {"question", "answer"}, (question, answer)
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_pirate_adapter_uses_pirate_words() -> None:
 
 @pytest.mark.slow
 def test_kjv_adapter_uses_biblical_words() -> None:
-    said = " ".join(AdaptedModel("kjv").answer_questions()).lower()
+    text = " ".join(AdaptedModel("kjv").answer_questions()).lower()
     words = (r"\b(unto|thee|thou|thy|ye|hath|saith|saying|behold|lo|verily|shall|lord|spake|came to pass|it was good"
              r"|\w+eth)\b")
-    assert len(re.findall(words, said)) >= 4
+    assert len(re.findall(words, text)) >= 4

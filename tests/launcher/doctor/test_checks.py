@@ -18,7 +18,7 @@ def get_installed_version(name: str) -> str:
     return INSTALLED_VERSIONS[name]
 
 
-@pytest.mark.parametrize(("have", "wanted", "good"), [
+@pytest.mark.parametrize(("installed", "requirement", "is_supported"), [
     ("3.14.5", "<4,>=3.14", True),
     ("3.13.9", "<4,>=3.14", False),
     ("4.0", "<4,>=3.14", False),
@@ -27,8 +27,8 @@ def get_installed_version(name: str) -> str:
     ("1.0", "", True),
     ("1.0", "~=2.0,!=3", True),  # operators other than >= and < count as satisfied
 ])
-def test_versions_are_compared_by_their_numbers(have: str, wanted: str, good: bool) -> None:
-    assert checks.is_version_supported(have, wanted) == good
+def test_versions_are_compared_by_their_numbers(installed: str, requirement: str, is_supported: bool) -> None:
+    assert checks.is_version_supported(installed, requirement) == is_supported
 
 
 def test_satisfied_packages_are_one_line() -> None:
@@ -113,7 +113,7 @@ def test_port_check_distinguishes_free_and_taken() -> None:
     with bind_listener("127.0.0.1", 0) as listener:
         listener.listen()
         number = listener.getsockname()[1]
-        taken = checks.check_port("127.0.0.1", number)
-    assert taken == Finding("port", "problem", f"cannot listen on 127.0.0.1:{number} (Address already in use)",
-                            "choose another port with --port or another address with --hostname")
+        finding = checks.check_port("127.0.0.1", number)
+    assert finding == Finding("port", "problem", f"cannot listen on 127.0.0.1:{number} (Address already in use)",
+                              "choose another port with --port or another address with --hostname")
     assert checks.check_port("127.0.0.1", number).state == "ok"

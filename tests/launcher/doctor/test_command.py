@@ -73,7 +73,7 @@ def test_doctor_command_examines_a_model(
     monkeypatch.setattr("sys.argv", ["weft", "doctor", str(folder), "--port", "0", "--json"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    found = {finding["subject"]: finding for finding in json.loads(capfd.readouterr().out)}
+    findings = {finding["subject"]: finding for finding in json.loads(capfd.readouterr().out)}
     assert ended.value.code == 0
-    assert "LlamaForCausalLM" in found["model"]["text"]
-    assert found["fits"]["state"] == "ok"
+    assert "LlamaForCausalLM" in findings["model"]["text"]
+    assert findings["fits"]["state"] == "ok"

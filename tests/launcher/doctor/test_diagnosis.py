@@ -49,10 +49,10 @@ def test_processor_instructions_do_not_matter_with_a_gpu() -> None:
 
 
 def test_core_and_memory_limits_are_reported() -> None:
-    found = diagnose_machine(cores=2, memory=2**20,
-                             memory_source="that the control group of this process may still use")
-    assert found["cores"].text.startswith("2 of the 4 ")
-    assert (found["memory"].state, "control group" in found["memory"].text) == ("warning", True)
+    findings = diagnose_machine(cores=2, memory=2**20,
+                                memory_source="that the control group of this process may still use")
+    assert findings["cores"].text.startswith("2 of the 4 ")
+    assert (findings["memory"].state, "control group" in findings["memory"].text) == ("warning", True)
 
 
 def test_unsupported_model_is_a_problem() -> None:
@@ -61,8 +61,8 @@ def test_unsupported_model_is_a_problem() -> None:
 
 
 def test_model_finding_names_its_weights() -> None:
-    told, _ = diagnosis.diagnose_model({"model": MODEL_SURVEY}, "org/name")
-    assert told.text == "org/name: LlamaForCausalLM, 2.0 GiB of weights in bfloat16 on cpu"
+    finding, _ = diagnosis.diagnose_model({"model": MODEL_SURVEY}, "org/name")
+    assert finding.text == "org/name: LlamaForCausalLM, 2.0 GiB of weights in bfloat16 on cpu"
 
 
 @pytest.mark.parametrize(("changes", "state", "words"), [

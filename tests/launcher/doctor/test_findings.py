@@ -1,4 +1,4 @@
-"""Findings as lines and as an exit code."""
+"""Tests of findings as lines and of their exit code."""
 
 import pytest
 

@@ -13,9 +13,9 @@ COMMIT, OTHER_COMMIT = "0" * 40, "1" * 40
 
 @pytest.fixture
 def cached_repository(tmp_path: Path) -> CachedRepository:
-    kept = CachedRepository(tmp_path, "org/name")
-    kept.create_blobs_folder()
-    return kept
+    repository = CachedRepository(tmp_path, "org/name")
+    repository.create_blobs_folder()
+    return repository
 
 
 def add_blob(cached_repository: CachedRepository, etag: str, content: str = "abc") -> CachedRepository:

@@ -41,8 +41,8 @@ def make_hub_client(fake_hub: FakeHub, token: str = "", name: str = "org/name") 
 
 
 def read_weights(fake_hub: FakeHub, start: int = 0) -> list[tuple[int, bytes]]:
-    asked = make_hub_client(fake_hub, "t")
-    return list(asked.read_chunks(asked.fetch_file_metadata("model.safetensors", COMMIT), COMMIT, start))
+    client = make_hub_client(fake_hub, "t")
+    return list(client.read_chunks(client.fetch_file_metadata("model.safetensors", COMMIT), COMMIT, start))
 
 
 def test_listing_has_the_commit_and_the_top_level_files(fake_hub: FakeHub) -> None:
@@ -79,10 +79,11 @@ def test_storage_without_ranges_sends_from_the_start(fake_hub: FakeHub) -> None:
 def test_token_is_sent_to_the_hub_but_not_to_the_storage(fake_hub: FakeHub) -> None:
     read_weights(fake_hub)
     make_hub_client(fake_hub, "t").fetch_file_metadata("config.json", COMMIT)
-    assert {asked.token for asked in fake_hub.received_requests if asked.path.startswith("/store")} == {""}
-    assert {asked.token for asked in fake_hub.received_requests if not asked.path.startswith("/store")} == {"Bearer t"}
+    assert {request.token for request in fake_hub.received_requests if request.path.startswith("/store")} == {""}
+    assert {request.token for request in fake_hub.received_requests
+            if not request.path.startswith("/store")} == {"Bearer t"}
     assert fake_hub.count_requests("/cached/") == 1
-    assert {asked.user_agent for asked in fake_hub.received_requests} == {"weft/1"}
+    assert {request.user_agent for request in fake_hub.received_requests} == {"weft/1"}
 
 
 @pytest.mark.parametrize(("answer", "token", "line"), ERROR_CASES)
@@ -96,16 +97,16 @@ def test_rejections_say_what_to_do(fake_hub: FakeHub, answer: tuple[int, str], t
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_temporary_errors_are_unreachable_rather_than_rejections(fake_hub: FakeHub, status: int) -> None:
     fake_hub.scripted_answers.append((status, {"Retry-After": "7"}))
-    with pytest.raises(ServerUnreachableError, match=f"the Hub at .* answers {status} ") as told:
+    with pytest.raises(ServerUnreachableError, match=f"the Hub at .* answers {status} ") as error:
         make_hub_client(fake_hub).fetch_listing("main")
-    assert (told.value.has_response, told.value.retry_after_seconds) == (True, 7.0)
+    assert (error.value.has_response, error.value.retry_after_seconds) == (True, 7.0)
 
 
 def test_unreachable_hub_is_reported_with_its_address() -> None:
     with pytest.raises(ServerUnreachableError,
-                       match=r"cannot reach the Hub at http://127.0.0.1:9: .*Connection refused") as told:
+                       match=r"cannot reach the Hub at http://127.0.0.1:9: .*Connection refused") as error:
         HubClient("http://127.0.0.1:9", "org/name", "", "weft/1").fetch_listing("main")
-    assert not told.value.has_response
+    assert not error.value.has_response
 
 
 def test_file_without_valid_metadata_is_not_downloaded(fake_hub: FakeHub) -> None:

@@ -16,9 +16,9 @@ class FakeTerminal(StringIO):
 class DisplayHarness:
     """A screen, its clock, and a download that is half done."""
 
-    def __init__(self, stream: StringIO, *, quiet: bool = False) -> None:
+    def __init__(self, stream: StringIO, *, hides_progress: bool = False) -> None:
         self.now, self.stream = 0.0, stream
-        self.display = DownloadDisplay(stream, lambda: self.now, hides_progress=quiet)
+        self.display = DownloadDisplay(stream, lambda: self.now, hides_progress=hides_progress)
         self.progress = DownloadProgress("it", 1000, 500, 0.0)
 
     def show_at(self, *seconds: float) -> str:
@@ -45,30 +45,30 @@ def test_log_gets_a_line_every_ten_seconds() -> None:
 
 
 def test_message_replaces_the_bar() -> None:
-    (shown := DisplayHarness(FakeTerminal())).show_at(0.0)
-    shown.display.print_message("the connection was lost")
-    shown.display.clear_bar()
-    assert shown.stream.getvalue() == f"{CLEAR_LINE}{PROGRESS_TEXT}{CLEAR_LINE}weft: the connection was lost\n"
+    (harness := DisplayHarness(FakeTerminal())).show_at(0.0)
+    harness.display.print_message("the connection was lost")
+    harness.display.clear_bar()
+    assert harness.stream.getvalue() == f"{CLEAR_LINE}{PROGRESS_TEXT}{CLEAR_LINE}weft: the connection was lost\n"
 
 
 def test_repeated_message_is_shown_once() -> None:
-    shown = DisplayHarness(StringIO())
+    harness = DisplayHarness(StringIO())
     for text in ("one", "one", "two", "one"):
-        shown.display.print_message(text)
-    assert shown.stream.getvalue() == "weft: one\nweft: two\nweft: one\n"
+        harness.display.print_message(text)
+    assert harness.stream.getvalue() == "weft: one\nweft: two\nweft: one\n"
 
 
 @pytest.mark.parametrize("target", [FakeTerminal, StringIO])
 def test_start_names_the_download(target: type[StringIO]) -> None:
-    shown = DisplayHarness(target())
-    shown.display.print_start(shown.progress)
-    assert shown.stream.getvalue() == f"weft: {PROGRESS_LINE}\n"
+    harness = DisplayHarness(target())
+    harness.display.print_start(harness.progress)
+    assert harness.stream.getvalue() == f"weft: {PROGRESS_LINE}\n"
 
 
 @pytest.mark.parametrize("target", [FakeTerminal, StringIO])
 def test_quiet_display_shows_messages_but_no_progress(target: type[StringIO]) -> None:
-    shown = DisplayHarness(target(), quiet=True)
-    shown.display.print_start(shown.progress)
-    shown.show_at(0.0, 20.0)
-    shown.display.print_message("done")
-    assert shown.stream.getvalue() == "weft: done\n"
+    harness = DisplayHarness(target(), hides_progress=True)
+    harness.display.print_start(harness.progress)
+    harness.show_at(0.0, 20.0)
+    harness.display.print_message("done")
+    assert harness.stream.getvalue() == "weft: done\n"

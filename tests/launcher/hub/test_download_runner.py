@@ -33,8 +33,8 @@ class WeftCommandHarness:
 
     def __init__(self, fake_hub: FakeHub, home: Path) -> None:
         self.fake_hub, self.cache = fake_hub, home / "hub"
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        self.variables = own | {"HF_HOME": str(home), "HF_ENDPOINT": fake_hub.url, "NO_PROXY": "*"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+        self.variables = inherited | {"HF_HOME": str(home), "HF_ENDPOINT": fake_hub.url, "NO_PROXY": "*"}
 
     def start_weft(self, *arguments: str, program: tuple[str, ...] = ("-m", "launcher.cli"),
                    **variables: str) -> "subprocess.Popen[str]":
@@ -75,9 +75,9 @@ def make_hub_environment(tmp_path: Path, *, has_model: bool = False, **variables
 
 def test_missing_model_gives_a_download_request(tmp_path: Path) -> None:
     environment = make_hub_environment(tmp_path, HF_TOKEN="hf_secret", HF_HUB_DISABLE_PROGRESS_BARS="1")
-    wanted = DownloadRequest("org/name", "main", str(tmp_path), "http://hub", "weft/1", hides_progress=True,
-                             missing_folder=str(Path("org/name").absolute()))
-    assert find_needed_download("org/name", "", environment, "weft/1") == wanted
+    expected = DownloadRequest("org/name", "main", str(tmp_path), "http://hub", "weft/1", hides_progress=True,
+                               missing_folder=str(Path("org/name").absolute()))
+    assert find_needed_download("org/name", "", environment, "weft/1") == expected
 
 
 @pytest.mark.parametrize("variables", [{}, {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "nonsense"}])
@@ -114,11 +114,11 @@ def test_download_prints_the_folder_found_later_without_the_hub(harness: WeftCom
     code, output, errors = harness.run_audited_weft("download", "org/name", HF_TOKEN="hf_secret",
                                                     HF_HUB_DISABLE_PROGRESS_BARS="1")
     assert (code, output.strip()) == (0, find_model("org/name", "main", harness.cache).folder)
-    started, said = errors.splitlines()
+    started, message = errors.splitlines()
     assert "subprocess.Popen" in started  # the audit hook works
-    assert said.startswith("weft: org/name is here: commit 01234567, 3 files, 100.0 kB, ")
-    assert {asked.token for asked in harness.fake_hub.received_requests
-            if "/store" not in asked.path} == {"Bearer hf_secret"}
+    assert message.startswith("weft: org/name is here: commit 01234567, 3 files, 100.0 kB, ")
+    assert {request.token for request in harness.fake_hub.received_requests
+            if "/store" not in request.path} == {"Bearer hf_secret"}
 
 
 @pytest.mark.slow

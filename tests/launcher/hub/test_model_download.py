@@ -42,8 +42,8 @@ class DownloadHarness:
     def run_download(self, name: str = "org/name", revision: str = "main", *, token: str = "",
                      stream: StringIO | None = None) -> str:
         screen = DownloadDisplay(stream or self.output, lambda: 0.0, hides_progress=False)
-        order = DownloadRequest(name, revision, str(self.cache), self.fake_hub.url, "weft/1")
-        ModelDownload(order, token, screen, lambda: 0.0, pauses=(0.0, 0.0)).download_model()
+        request = DownloadRequest(name, revision, str(self.cache), self.fake_hub.url, "weft/1")
+        ModelDownload(request, token, screen, lambda: 0.0, pauses=(0.0, 0.0)).download_model()
         return (stream or self.output).getvalue()
 
     def find_downloaded_model(self, revision: str = "main") -> ResolvedModel:
@@ -104,7 +104,7 @@ def test_changed_files_of_a_branch_are_downloaded_and_others_kept(harness: Downl
     harness.fake_hub.received_requests.clear()
     harness.run_download()
     assert (harness.read_files()["config.json"], harness.read_files(COMMIT)["config.json"]) == (b"new", b"{}")
-    assert [asked.path for asked in harness.fake_hub.received_requests if asked.path.startswith("/store")] == []
+    assert [request.path for request in harness.fake_hub.received_requests if request.path.startswith("/store")] == []
 
 
 def test_same_content_under_two_names_is_downloaded_once(harness: DownloadHarness) -> None:
@@ -139,8 +139,8 @@ def test_temporary_hub_errors_are_retried(harness: DownloadHarness) -> None:
 def test_cached_model_is_used_with_a_warning_without_the_hub(harness: DownloadHarness) -> None:
     harness.run_download()
     harness.fake_hub.scripted_answers.extend([503] * 9)
-    assert "warning: the Hub at http://" in (said := harness.run_download())
-    assert said.endswith("org/name stays as it is in the cache, which may be outdated\n")
+    assert "warning: the Hub at http://" in (output := harness.run_download())
+    assert output.endswith("org/name stays as it is in the cache, which may be outdated\n")
 
 
 def test_incomplete_cached_model_is_an_error_without_the_hub(harness: DownloadHarness) -> None:
@@ -169,9 +169,9 @@ def test_concurrent_downloads_transfer_everything_once(harness: DownloadHarness)
     first = threading.Thread(target=harness.run_download)
     first.start()
     assert harness.fake_hub.stall_started.wait(10)
-    said = harness.run_download(stream=HubReleasingStream(harness.fake_hub.is_stopping))
+    output = harness.run_download(stream=HubReleasingStream(harness.fake_hub.is_stopping))
     first.join()
-    assert said.count("another process downloads org/name; waiting for it") == 1
+    assert output.count("another process downloads org/name; waiting for it") == 1
     assert (harness.fake_hub.count_requests("GET", "/store")
             == harness.fake_hub.count_requests("GET", "/store", "bytes=1000-") + 1 == 2)
     assert harness.read_files() == NEEDED_FILES
@@ -287,9 +287,9 @@ def test_unwritable_cache_is_reported(harness: DownloadHarness) -> None:
 def download_with_huggingface_hub(harness: DownloadHarness, **options: Any) -> str:
     """Return the folder of the model according to `huggingface_hub`."""
     program = "import json, sys, huggingface_hub; print(huggingface_hub.snapshot_download(**json.loads(sys.argv[1])))"
-    order = {"repo_id": "org/name", "cache_dir": str(harness.cache), "endpoint": harness.fake_hub.url, **options}
+    arguments = {"repo_id": "org/name", "cache_dir": str(harness.cache), "endpoint": harness.fake_hub.url, **options}
     variables = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_ENDPOINT": harness.fake_hub.url}
-    return subprocess.run([sys.executable, "-P", "-c", program, json.dumps(order)], env=os.environ | variables,
+    return subprocess.run([sys.executable, "-P", "-c", program, json.dumps(arguments)], env=os.environ | variables,
                           capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -305,5 +305,5 @@ def test_download_of_huggingface_hub_is_found_and_completed(harness: DownloadHar
     assert harness.find_downloaded_model().folder == folder
     harness.fake_hub.received_requests.clear()
     harness.run_download()
-    assert [asked.path.rpartition("/")[2] for asked in harness.fake_hub.received_requests if asked.method == "GET"] == [
-        "main", "LICENSE.txt", "LICENSE.txt"]
+    assert [request.path.rpartition("/")[2] for request in harness.fake_hub.received_requests
+            if request.method == "GET"] == ["main", "LICENSE.txt", "LICENSE.txt"]

@@ -7,10 +7,10 @@ from launcher.hub.progress_bar import DownloadProgress, format_bytes, format_dur
 
 def make_progress(done_bytes: int, now: float, total_bytes: int = 1000_000_000) -> DownloadProgress:
     """Return the progress of a download that began at second 0 without any bytes."""
-    made = DownloadProgress("downloading it", total_bytes, 0, 0.0)
-    made.done_bytes = done_bytes
-    made.format_line(now)
-    return made
+    progress = DownloadProgress("downloading it", total_bytes, 0, 0.0)
+    progress.done_bytes = done_bytes
+    progress.format_line(now)
+    return progress
 
 
 def test_line_shows_share_rate_and_remaining_time() -> None:
@@ -29,22 +29,22 @@ def test_resumed_bytes_count_for_the_share_but_not_the_rate() -> None:
 
 
 def test_rate_is_that_of_the_last_seconds() -> None:
-    made = make_progress(0, 0.0, total_bytes=10_000)
+    progress = make_progress(0, 0.0, total_bytes=10_000)
     for second in range(1, 31):
-        made.done_bytes += 100 if second <= 20 else 10
-        made.format_line(float(second))
-    assert ", 10 B/s, " in made.format_line(30.0)
+        progress.done_bytes += 100 if second <= 20 else 10
+        progress.format_line(float(second))
+    assert ", 10 B/s, " in progress.format_line(30.0)
 
 
 def test_finished_line_has_no_remaining_time() -> None:
     assert make_progress(1000, 5.0, total_bytes=1000).format_line(5.0) == "downloading it: 100 %, 1.0 kB of 1.0 kB"
 
 
-@pytest.mark.parametrize(("done", "bar"), [(0, "[          ]"), (500, "[=====     ]"), (1000, "[==========]")])
-def test_bar_fills_the_remaining_width(done: int, bar: str) -> None:
-    made = make_progress(done, 0.0, total_bytes=1000)
-    figures = made.format_line(0.0).removeprefix("downloading it: ")
-    assert made.format_bar(0.0, len(figures) + 13) == f"{bar} {figures}"
+@pytest.mark.parametrize(("done_bytes", "bar"), [(0, "[          ]"), (500, "[=====     ]"), (1000, "[==========]")])
+def test_bar_fills_the_remaining_width(done_bytes: int, bar: str) -> None:
+    progress = make_progress(done_bytes, 0.0, total_bytes=1000)
+    figures = progress.format_line(0.0).removeprefix("downloading it: ")
+    assert progress.format_bar(0.0, len(figures) + 13) == f"{bar} {figures}"
 
 
 def test_narrow_terminal_has_no_bar_or_second_line() -> None:

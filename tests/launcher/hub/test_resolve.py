@@ -42,10 +42,10 @@ def get_error_text(name: str | Path, cache: Path = Path("/cache"), revision: str
 
 
 def test_demo_model_needs_neither_cache_nor_folder() -> None:
-    found = find_model("weft/demo", "main", Path("/no/cache"))
-    check_model_files(Path(found.folder))
-    assert found.name == "weft/demo"
-    assert "facts are often wrong" in found.notice
+    model = find_model("weft/demo", "main", Path("/no/cache"))
+    check_model_files(Path(model.folder))
+    assert model.name == "weft/demo"
+    assert "facts are often wrong" in model.notice
 
 
 def test_simulated_model_has_no_files() -> None:
@@ -82,9 +82,9 @@ def test_model_name_may_lack_an_organization(make_cache: Callable[..., Path]) ->
 @pytest.mark.parametrize("name", ["org/other", "org/name"])
 def test_missing_model_error_lists_all_places(make_cache: Callable[..., Path], name: str) -> None:
     folder = make_cache(v2=COMMIT)
-    told = get_error_text(name, folder)
-    assert f"no model {name}: looked for the folder {Path.cwd()}/{name}, and for revision main in {folder}/" in told
-    assert told.endswith(f"/models--{name.replace('/', '--')}, the Hub's cache")
+    error = get_error_text(name, folder)
+    assert f"no model {name}: looked for the folder {Path.cwd()}/{name}, and for revision main in {folder}/" in error
+    assert error.endswith(f"/models--{name.replace('/', '--')}, the Hub's cache")
 
 
 @pytest.mark.parametrize("name", ["org/name", "org/other"])
@@ -105,8 +105,8 @@ def test_path_is_not_looked_up_in_the_cache(name: str) -> None:
 @pytest.mark.parametrize("revision", [
     "../main", "a/../../b", "/etc/passwd", "a//b", "a/", "a/.b", ".a", "a b", "a\0b", "a?b", "m\u0430in", "x" * 201])
 def test_invalid_revision_is_rejected(make_cache: Callable[..., Path], revision: str) -> None:
-    told = get_error_text("org/name", make_cache(main=COMMIT), revision)
-    assert told == f"--revision must be a branch, a tag or a commit of at most 200 characters, got {revision!r}"
+    error = get_error_text("org/name", make_cache(main=COMMIT), revision)
+    assert error == f"--revision must be a branch, a tag or a commit of at most 200 characters, got {revision!r}"
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "a-b_c+d", "feature/x@2", "x" * 200])
@@ -150,8 +150,8 @@ def test_broken_link_counts_as_missing(tmp_path: Path) -> None:
 
 
 def test_unreadable_path_is_reported() -> None:
-    long = "x" * 300
-    assert get_error_text(long) == f"cannot read {long}: File name too long"
+    long_name = "x" * 300
+    assert get_error_text(long_name) == f"cannot read {long_name}: File name too long"
 
 
 def test_missing_file_of_the_index_is_named(make_cache: Callable[..., Path]) -> None:

@@ -54,19 +54,19 @@ def test_hub_that_never_answered_is_given_up_sooner() -> None:
 
 
 def test_progress_renews_the_retries() -> None:
-    patience = RetryPolicy(Event(), str, RETRY_PAUSES)
+    policy = RetryPolicy(Event(), str, RETRY_PAUSES)
     for _ in range(10):
-        patience.wait_before_retry(UNANSWERED_ERROR)
-        patience.reset_failures()
+        policy.wait_before_retry(UNANSWERED_ERROR)
+        policy.reset_failures()
 
 
 def test_pauses_grow_and_follow_retry_after_within_limits() -> None:
-    watch, said = RecordingEvent(), []
-    patience = RetryPolicy(watch, said.append, (1.0, 2.0, 4.0, 8.0))
+    stop_event, messages = RecordingEvent(), []
+    policy = RetryPolicy(stop_event, messages.append, (1.0, 2.0, 4.0, 8.0))
     for seconds in (0.0, 0.0, 30.0, 3600.0):
-        patience.wait_before_retry(ServerUnreachableError("429", has_response=True, retry_after_seconds=seconds))
-    assert watch.timeouts == [1.0, 2.0, 30.0, 60.0]
-    assert said[2] == "429; trying again in 30 s"
+        policy.wait_before_retry(ServerUnreachableError("429", has_response=True, retry_after_seconds=seconds))
+    assert stop_event.timeouts == [1.0, 2.0, 30.0, 60.0]
+    assert messages[2] == "429; trying again in 30 s"
 
 
 def test_nothing_is_retried_when_stopping() -> None:

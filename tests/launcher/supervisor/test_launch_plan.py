@@ -48,8 +48,8 @@ def test_shard_gets_its_config_and_inherited_descriptors() -> None:
 def test_router_gets_its_config_and_inherited_descriptors() -> None:
     plan = make_plan(RouterConfig(look_ahead=1), SHARD_CONFIG, 1, "/folder", BUILTIN_MODELS[SIMULATED_MODEL],
                      shard_environment={})
-    order = json.loads(plan.router_spec.make_command_line(listen_fd=9)[-1])
-    assert (RouterConfig(**order["config"]).look_ahead, order["listen_fd"]) == (1, 9)
+    arguments = json.loads(plan.router_spec.make_command_line(listen_fd=9)[-1])
+    assert (RouterConfig(**arguments["config"]).look_ahead, arguments["listen_fd"]) == (1, 9)
 
 
 def test_shards_get_the_model_folder_and_the_router_its_name() -> None:
@@ -74,9 +74,9 @@ def test_every_shard_generation_has_its_own_meeting_point() -> None:
 
 def test_new_generation_changes_only_the_meeting_point() -> None:
     plan = make_plan(RouterConfig(), SHARD_CONFIG, 2, "/folder", BUILTIN_MODELS[SIMULATED_MODEL], shard_environment={})
-    for child, again in zip(plan.shard_specs, plan.make_shard_specs(7), strict=True):
-        assert (again.name, again.program_command) == (child.name, child.program_command)
-        assert again.settings == child.settings | {"meeting_point": "/folder/meeting-7"}
+    for child, new_spec in zip(plan.shard_specs, plan.make_shard_specs(7), strict=True):
+        assert (new_spec.name, new_spec.program_command) == (child.name, child.program_command)
+        assert new_spec.settings == child.settings | {"meeting_point": "/folder/meeting-7"}
 
 
 def test_shards_get_their_own_environment() -> None:
@@ -104,16 +104,16 @@ def test_router_gets_the_recordings_folder() -> None:
 
 
 def test_all_children_get_the_same_log_settings() -> None:
-    logs, told = LogSettings("debug", as_json=True), {"level": "debug", "as_json": True}
+    logs, expected = LogSettings("debug", as_json=True), {"level": "debug", "as_json": True}
     plan = make_plan(RouterConfig(), SHARD_CONFIG, 2, "/folder", BUILTIN_MODELS[SIMULATED_MODEL], shard_environment={},
                      logs=logs)
-    assert [child.settings["logs"] for child in (*plan.shard_specs, plan.router_spec)] == [told] * 3
+    assert [child.settings["logs"] for child in (*plan.shard_specs, plan.router_spec)] == [expected] * 3
     assert ShardConfig.from_json(plan.shard_specs[0].make_command_line()[-1]).logs == logs
 
 
 def test_all_children_get_the_same_trace_settings() -> None:
-    traces, told = TraceSettings("http://a:4317", "loom"), {"endpoint": "http://a:4317", "service": "loom"}
+    traces, expected = TraceSettings("http://a:4317", "loom"), {"endpoint": "http://a:4317", "service": "loom"}
     plan = make_plan(RouterConfig(), SHARD_CONFIG, 2, "/folder", BUILTIN_MODELS[SIMULATED_MODEL], shard_environment={},
                      traces=traces)
-    assert [child.settings["traces"] for child in (*plan.shard_specs, plan.router_spec)] == [told] * 3
+    assert [child.settings["traces"] for child in (*plan.shard_specs, plan.router_spec)] == [expected] * 3
     assert ShardConfig.from_json(plan.shard_specs[0].make_command_line()[-1]).traces == traces

@@ -4,8 +4,8 @@ from launcher.supervisor.restart_policy import MAX_DEATHS, RESTART_PAUSES_SECOND
 
 
 def get_pauses(*death_times: float) -> list[float | None]:
-    deaths = RestartPolicy(RESTART_PAUSES_SECONDS)
-    return [deaths.choose_pause_after_death(time) for time in death_times]
+    policy = RestartPolicy(RESTART_PAUSES_SECONDS)
+    return [policy.choose_pause_after_death(time) for time in death_times]
 
 
 def test_pauses_double_until_the_fifth_death_in_five_minutes() -> None:

@@ -61,5 +61,5 @@ def test_links_are_not_followed(temporary_folder: Path) -> None:
 
 
 def test_removed_folder_cannot_be_locked(temporary_folder: Path) -> None:
-    with lock_runtime_folder(str(temporary_folder / "weft-abcdefgh")) as there:
-        assert not there
+    with lock_runtime_folder(str(temporary_folder / "weft-abcdefgh")) as is_locked:
+        assert not is_locked

@@ -59,9 +59,9 @@ class FakeTimerLoop:
 
 @pytest.fixture
 def timer_loop(monkeypatch: pytest.MonkeyPatch) -> FakeTimerLoop:
-    looks = FakeTimerLoop()
-    monkeypatch.setattr(startup_display.asyncio, "get_running_loop", lambda: looks)
-    return looks
+    fake_loop = FakeTimerLoop()
+    monkeypatch.setattr(startup_display.asyncio, "get_running_loop", lambda: fake_loop)
+    return fake_loop
 
 
 def run_display(stream: io.StringIO, timer_loop: FakeTimerLoop, steps: Iterable[str]) -> str:
@@ -95,10 +95,10 @@ def test_timers_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def scenario() -> None:
         display = StartupDisplay(FakeTerminal())
-        drawn = asyncio.Event()
-        monkeypatch.setattr(display, "_show_progress", drawn.set)
+        shown = asyncio.Event()
+        monkeypatch.setattr(display, "_show_progress", shown.set)
         display.update_progress("shard 0", "load", 1, 2)
-        await drawn.wait()
+        await shown.wait()
         display.stop()
         assert display._timer is None
     asyncio.run(scenario())

@@ -60,14 +60,14 @@ class ChildStartLog:
 
 @pytest.fixture
 def child_starts(tmp_path: Path) -> Iterator[ChildStartLog]:
-    births = ChildStartLog(tmp_path / "births")
-    yield births
-    births.close()
+    start_log = ChildStartLog(tmp_path / "births")
+    yield start_log
+    start_log.close()
 
 
 def make_child(name: str, program: str, child_starts: ChildStartLog | None = None) -> ChildSpec:
-    told = {"name": name, "births": str(child_starts.path) if child_starts else ""}
-    return ChildSpec(name, (sys.executable, "-I", "-S", "-c", program), told)
+    settings = {"name": name, "births": str(child_starts.path) if child_starts else ""}
+    return ChildSpec(name, (sys.executable, "-I", "-S", "-c", program), settings)
 
 
 @asynccontextmanager
@@ -133,16 +133,16 @@ def test_child_reports_when_it_is_ready() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("program", "how"), [
+@pytest.mark.parametrize(("program", "description"), [
     ("raise SystemExit(3)", "router ended with exit code 3"),
     ("import os; os.kill(os.getpid(), 9)", "router was ended by signal 9"),
     (PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no more room\\n')", "router: no more room"),
 ])
-def test_early_exit_of_a_child_is_described(program: str, how: str) -> None:
+def test_early_exit_of_a_child_is_described(program: str, description: str) -> None:
     async def scenario() -> None:
         async with run_process(program) as process:
             assert not await process.ready_task
-            assert process.describe_exit() == how
+            assert process.describe_exit() == description
     asyncio.run(scenario())
 
 
@@ -152,8 +152,8 @@ def test_child_progress_is_shown_and_its_ready_info_kept() -> None:
     updates: list[tuple[str, str, int, int]] = []
 
     class RecordingDisplay(StartupDisplay):
-        def update_progress(self, *news: Any) -> None:
-            updates.append(news)
+        def update_progress(self, *progress: Any) -> None:
+            updates.append(progress)
 
     async def scenario() -> None:
         async with run_process(program + WAIT_FOR_PARENT, RecordingDisplay(io.StringIO())) as process:
@@ -193,39 +193,39 @@ def test_child_that_ignores_sigterm_is_killed() -> None:
 
 def test_server_is_ready_when_all_children_are(run_with_server: Callable[..., None],
                                                child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         assert await child_starts.read_next(3) == {"s0", "s1", "router"}
-        await served.ready.wait()
+        await harness.ready.wait()
     run_with_server(scenario)
 
 
 def test_ready_router_alone_is_not_enough(run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        assert await served.server._router_processes[0].ready_task
-        assert not served.ready.is_set()
+        assert await harness.server._router_processes[0].ready_task
+        assert not harness.ready.is_set()
     run_with_server(scenario, shard=RECORD_START + WAIT_FOR_PARENT)
 
 
 def test_broken_shards_are_replaced_while_the_router_is_not_ready(
         run_with_server: Callable[..., None], child_starts: ChildStartLog, capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         assert await child_starts.read_next(3) == {"router", "s0", "s1"}
-    note = "times = open(told['births'] + '.times', 'a+'); times.write('x'); times.seek(0); "
-    told = "os.write(told['ready_fd'], b'broken no answer\\n' if len(times.read()) > 1 else b'ready\\n'); "
-    run_with_server(scenario, router=RECORD_START + note + told + WAIT_FOR_PARENT)
+    count_starts = "times = open(told['births'] + '.times', 'a+'); times.write('x'); times.seek(0); "
+    report_state = "os.write(told['ready_fd'], b'broken no answer\\n' if len(times.read()) > 1 else b'ready\\n'); "
+    run_with_server(scenario, router=RECORD_START + count_starts + report_state + WAIT_FOR_PARENT)
     assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["shard", "router"])
 def test_failed_start_ends_the_server_with_the_reason(run_with_server: Callable[..., None], part: str) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         with pytest.raises(LaunchError, match="no more room"):
-            await served.keep_task
-        assert not served.ready.is_set()
+            await harness.keep_task
+        assert not harness.ready.is_set()
     run_with_server(scenario, **{part: PARSE_ARGUMENTS + "os.write(told['ready_fd'], b'failed no more room\\n')"})
 
 
@@ -237,9 +237,9 @@ def test_failed_start_ends_the_server_with_the_reason(run_with_server: Callable[
 def test_exit_code_of_a_failed_child_selects_the_error_type(
         run_with_server: Callable[..., None], part: str, program: str, kind: type[LaunchError]) -> None:
     """An exit code alone may come from anything, such as a Python that is broken."""
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         with pytest.raises(LaunchError) as failed:
-            await served.keep_task
+            await harness.keep_task
         assert failed.type is kind
     run_with_server(scenario, **{part: program})
 
@@ -255,29 +255,29 @@ def test_forbidden_port_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_failing_shard_is_noticed_while_another_waits(run_with_server: Callable[..., None]) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         with pytest.raises(LaunchError, match="s1 ended with exit code 3"):
-            await served.keep_task
+            await harness.keep_task
     run_with_server(scenario, shard=PARSE_ARGUMENTS + "told['name'] == 's1' and sys.exit(3); " + WAIT_FOR_PARENT)
 
 
 def test_dead_shard_replaces_all_shards_but_not_the_router(
         run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._shard_processes[1].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._shard_processes[1].send_signal(signal.SIGKILL)
         assert await child_starts.read_next(2) == {"s0", "s1"}
-        assert not served.server._router_processes[0].exit_task.done()
+        assert not harness.server._router_processes[0].exit_task.done()
     run_with_server(scenario)
 
 
 def test_every_shard_generation_has_its_own_meeting_point(run_with_server: Callable[..., None],
                                                           child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         [first] = await child_starts.read_next(2)
-        await served.ready.wait()
-        served.server._shard_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._shard_processes[0].send_signal(signal.SIGKILL)
         [second] = await child_starts.read_next(2)
         assert (first, second) == ("/meeting-1", "/meeting-2")
     run_with_server(scenario, shard=MEETING_POINT_PROGRAM, router=PARSE_ARGUMENTS + REPORT_READY + WAIT_FOR_PARENT)
@@ -285,21 +285,21 @@ def test_every_shard_generation_has_its_own_meeting_point(run_with_server: Calla
 
 def test_dead_router_is_replaced_but_not_the_shards(run_with_server: Callable[..., None],
                                                     child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         assert await child_starts.read_next(1) == {"router"}
-        assert not any(shard.exit_task.done() for shard in served.server._shard_processes)
+        assert not any(shard.exit_task.done() for shard in harness.server._shard_processes)
     run_with_server(scenario)
 
 
 def test_shards_reported_broken_by_the_router_are_replaced(
         run_with_server: Callable[..., None], child_starts: ChildStartLog, capfd: pytest.CaptureFixture[str]) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._router_processes[0].send_signal(signal.SIGUSR1)
+        await harness.ready.wait()
+        harness.server._router_processes[0].send_signal(signal.SIGUSR1)
         assert await child_starts.read_next(2) == {"s0", "s1"}
     on_signal = "signal.signal(signal.SIGUSR1, lambda *_: os.write(told['ready_fd'], b'broken no answer\\n')); "
     run_with_server(scenario, router=PARSE_ARGUMENTS + on_signal + RECORD_START.removeprefix(PARSE_ARGUMENTS)
@@ -309,100 +309,100 @@ def test_shards_reported_broken_by_the_router_are_replaced(
 
 def test_first_router_death_is_replaced_at_once(run_with_server: Callable[..., None],
                                                 child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         assert await child_starts.read_next(1) == {"router"}
     run_with_server(scenario, pauses=(3600.0,))
 
 
 def test_ready_callback_is_called_once(run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         await child_starts.read_next(1)
-        assert served.ready_infos == [{"tokens": 5}]
+        assert harness.ready_infos == [{"tokens": 5}]
     run_with_server(scenario, router=RECORD_START + """os.write(told['ready_fd'], b'ready 80 {"tokens": 5}\\n'); """
                     + WAIT_FOR_PARENT)
 
 
 def test_display_ends_after_shards_are_replaced(
         run_with_server: Callable[..., None], child_starts: ChildStartLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
+        await harness.ready.wait()
         ends: asyncio.Queue[object] = asyncio.Queue()
-        end = served.display.stop
-        monkeypatch.setattr(served.display, "stop", lambda: ends.put_nowait(end()))
-        served.server._shard_processes[0].send_signal(signal.SIGKILL)
+        end = harness.display.stop
+        monkeypatch.setattr(harness.display, "stop", lambda: ends.put_nowait(end()))
+        harness.server._shard_processes[0].send_signal(signal.SIGKILL)
         await ends.get()  # one is dead
         await ends.get()  # the new ones are ready
-        assert served.display._timer is None
+        assert harness.display._timer is None
     run_with_server(scenario, shard=RECORD_START + "os.write(told['ready_fd'], b'progress load 1 2\\n'); "
                     + REPORT_READY + WAIT_FOR_PARENT)
 
 
 def test_child_that_dies_too_often_is_not_replaced(run_with_server: Callable[..., None],
                                                    child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
+        await harness.ready.wait()
         for _ in range(4):
-            served.server._router_processes[0].send_signal(signal.SIGKILL)
+            harness.server._router_processes[0].send_signal(signal.SIGKILL)
             assert await child_starts.read_next(1) == {"router"}
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         with pytest.raises(TooManyDeathsError,
                            match=r"router was ended by signal 9; that was death number 5 .* giving up"):
-            await served.keep_task
+            await harness.keep_task
     run_with_server(scenario)
 
 
 def test_deaths_of_shards_and_router_are_counted_separately(
         run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await child_starts.read_next(3)
-        await served.ready.wait()
-        served.server._shard_processes[0].send_signal(signal.SIGKILL)
+        await harness.ready.wait()
+        harness.server._shard_processes[0].send_signal(signal.SIGKILL)
         await child_starts.read_next(2)
-        served.server._router_processes[0].send_signal(signal.SIGKILL)
+        harness.server._router_processes[0].send_signal(signal.SIGKILL)
         assert await child_starts.read_next(1) == {"router"}
     run_with_server(scenario, pauses=(0.0,))
 
 
 def test_router_ends_before_the_shards(run_with_server: Callable[..., None]) -> None:
-    async def scenario(served: ServerHarness) -> None:
-        await served.ready.wait()
-        order: list[str] = []
-        for process in served.server._shard_processes + served.server._router_processes:
-            process.exit_task.add_done_callback(lambda _, name=process.name: order.append(name))
-        await served.stop()
-        assert order[0] == "router"
+    async def scenario(harness: ServerHarness) -> None:
+        await harness.ready.wait()
+        exit_order: list[str] = []
+        for process in harness.server._shard_processes + harness.server._router_processes:
+            process.exit_task.add_done_callback(lambda _, name=process.name: exit_order.append(name))
+        await harness.stop()
+        assert exit_order[0] == "router"
     run_with_server(scenario)
 
 
 def test_router_is_asked_for_a_recording_when_ready(
         run_with_server: Callable[..., None], child_starts: ChildStartLog) -> None:
-    async def scenario(served: ServerHarness) -> None:
-        served.server.request_recording()  # no router is running yet
-        await served.ready.wait()
+    async def scenario(harness: ServerHarness) -> None:
+        harness.server.request_recording()  # no router is running yet
+        await harness.ready.wait()
         await child_starts.read_next(3)
-        served.server.request_recording()
+        harness.server.request_recording()
         assert await child_starts.read_next(1) == {"recorded"}
-    note = "open(told['births'], 'a').write('recorded\\n')"
-    run_with_server(scenario, router=PARSE_ARGUMENTS + f"signal.signal(signal.SIGUSR1, lambda *_: {note}); "
+    record_signal = "open(told['births'], 'a').write('recorded\\n')"
+    run_with_server(scenario, router=PARSE_ARGUMENTS + f"signal.signal(signal.SIGUSR1, lambda *_: {record_signal}); "
                     + RECORD_START.removeprefix(PARSE_ARGUMENTS) + REPORT_READY + WAIT_FOR_PARENT + "; "
                     + WAIT_FOR_PARENT)
 
 
 def test_kill_cuts_a_graceful_stop_short(run_with_server: Callable[..., None]) -> None:
-    async def scenario(served: ServerHarness) -> None:
-        await served.ready.wait()
-        served.keep_task.cancel()
-        stop = asyncio.create_task(served.server.stop_processes(3600.0))
+    async def scenario(harness: ServerHarness) -> None:
+        await harness.ready.wait()
+        harness.keep_task.cancel()
+        stop = asyncio.create_task(harness.server.stop_processes(3600.0))
         await asyncio.sleep(0)
-        served.server.kill_all_processes()
+        harness.server.kill_all_processes()
         await stop
     run_with_server(scenario, router=SIGTERM_IGNORING_PROGRAM)
 

@@ -77,7 +77,7 @@ def test_adapter_name_is_pinned_to_one_version_and_fetched_once() -> None:
 
 
 def test_unused_version_is_fetched_again() -> None:
-    """The store may have removed it to make room."""
+    """The store may have removed the version to make room."""
     async def scenario(setup: RegistrySetup) -> None:
         await setup.resolve("a")
         await setup.resolve("a")
@@ -129,10 +129,10 @@ def test_missing_and_invalid_adapters_raise_different_errors() -> None:
 def test_private_adapter_requires_a_token_with_access(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.expect_resolve_error(AdapterNotFound, "secret")
-        mine = await setup.resolve("secret", "key")
+        adapter = await setup.resolve("secret", "key")
         assert "you may not" in await setup.expect_resolve_error(AdapterNotFound, "secret", token="other")
         assert "you may not" in await setup.expect_resolve_error(AdapterNotFound, "secret")
-        assert (await setup.resolve("secret", "key")) == mine
+        assert (await setup.resolve("secret", "key")) == adapter
         assert len(setup.adapter_store.requests_of("allowed")) == 2
         later = registry.now() + registry.ACCESS_CACHE_SECONDS + 1
         monkeypatch.setattr(registry, "now", lambda: later)
@@ -262,11 +262,12 @@ def test_version_keeps_its_resource_while_anyone_holds_it() -> None:
     run_scenario(scenario)
 
 
-def test_resolved_adapter_tells_whether_it_is_private() -> None:
+def test_resolved_adapter_reports_whether_it_is_private() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         parts = (AdapterReference("a"), AdapterReference("secret", source_token="key"))
-        for wanted, private in ((parts[0], False), (parts[1], True), (MergedAdapterReference(parts, (1.0, 1.0)), True)):
-            borrowed = await setup.registry.resolve(wanted)
+        merged = MergedAdapterReference(parts, (1.0, 1.0))
+        for reference, private in ((parts[0], False), (parts[1], True), (merged, True)):
+            borrowed = await setup.registry.resolve(reference)
             assert borrowed is not None
             assert borrowed.is_private is private
     run_scenario(scenario)
@@ -293,30 +294,30 @@ def test_request_waiting_for_access_keeps_an_adapter_forgotten_meanwhile() -> No
         kept = await setup.resolve("secret", "key")
         setup.adapter_store.may_answer.clear()
         setup.adapter_store.request_received.clear()
-        asking = asyncio.create_task(setup.resolve("secret", "other key"))
+        resolve_task = asyncio.create_task(setup.resolve("secret", "other key"))
         await setup.adapter_store.request_received.wait()
         setup.registry.forget_version(AdapterReference("secret"))
         setup.adapter_store.allowed_tokens.add("other key")
         setup.adapter_store.may_answer.set()
-        assert await asking == kept
+        assert await resolve_task == kept
     run_scenario(scenario)
 
 
 def test_several_adapters_are_merged_by_version_digest() -> None:
     async def scenario(setup: RegistrySetup) -> None:
-        wanted = MergedAdapterReference((AdapterReference("a"), AdapterReference("b")), (0.5, 2.0), "ties", 0.3)
-        merged = await setup.registry.resolve(wanted)
+        reference = MergedAdapterReference((AdapterReference("a"), AdapterReference("b")), (0.5, 2.0), "ties", 0.3)
+        merged = await setup.registry.resolve(reference)
         assert merged is not None
         assert (merged.digest, merged.name) == ("m-d-ad-b", "a,b")
-        question = setup.adapter_store.requests_of("merge")[0]
-        assert (question["weights"], question["strategy"], question["density"]) == ([0.5, 2.0], "ties", 0.3)
-        one = await setup.registry.resolve(MergedAdapterReference((AdapterReference("a"),), (0.5,)))
-        assert one is not None
-        assert one.digest == "d-a"
+        request = setup.adapter_store.requests_of("merge")[0]
+        assert (request["weights"], request["strategy"], request["density"]) == ([0.5, 2.0], "ties", 0.3)
+        single = await setup.registry.resolve(MergedAdapterReference((AdapterReference("a"),), (0.5,)))
+        assert single is not None
+        assert single.digest == "d-a"
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize(("wanted", "reason"), [
+@pytest.mark.parametrize(("reference", "reason"), [
     (MergedAdapterReference((), ()), "at least one adapter ID must be provided"),
     (MergedAdapterReference((AdapterReference("a"),) * 17, (1.0,) * 17), "at most 16 adapters can be merged, got 17"),
     (MergedAdapterReference((AdapterReference("a"),), ()),
@@ -330,9 +331,9 @@ def test_several_adapters_are_merged_by_version_digest() -> None:
     (MergedAdapterReference((AdapterReference("a"),), (float("inf"),)), "a weight must be at most"),
     (MergedAdapterReference((AdapterReference("a"),), (float("nan"),)), "a weight must be at most"),
 ])
-def test_invalid_merge_is_rejected_before_anything_is_fetched(wanted: MergedAdapterReference, reason: str) -> None:
+def test_invalid_merge_is_rejected_before_anything_is_fetched(reference: MergedAdapterReference, reason: str) -> None:
     async def scenario(setup: RegistrySetup) -> None:
         with pytest.raises(InvalidRequest, match=reason):
-            await setup.registry.resolve(wanted)
+            await setup.registry.resolve(reference)
         assert setup.adapter_store.requests == []
     run_scenario(scenario)

@@ -11,7 +11,8 @@ import uvloop
 from router.adapters.store_client import AdapterStoreClient
 from router.errors import AdapterLoadFailed
 
-# Sends `op` and the token back. `hold` is answered after the next one, `die` ends the process, `odd` prints no JSON.
+# Store process that sends `op` and the token back. It answers `hold` after the next request, exits at `die`, and
+# prints no JSON at `odd`.
 STORE_PROCESS_SCRIPT = """
 import json, os, sys
 token = sys.stdin.readline().strip()

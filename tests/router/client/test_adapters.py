@@ -41,21 +41,21 @@ def run_client_command(status: int, response_json: Any,
 
 
 def test_list_sends_the_api_key_but_not_the_source_token() -> None:
-    told, question = run_client_command(200, {"data": [ADAPTER_JSON]}, do="ls")
-    assert question == ("GET", "/v1/adapters", "Bearer sk-loom", None)
-    assert told == {"data": [ADAPTER_JSON]}
+    result, request = run_client_command(200, {"data": [ADAPTER_JSON]}, do="ls")
+    assert request == ("GET", "/v1/adapters", "Bearer sk-loom", None)
+    assert result == {"data": [ADAPTER_JSON]}
 
 
 def test_load_command_sends_its_options() -> None:
-    _, question = run_client_command(200, ADAPTER_JSON, do="load", adapter="org/a", alias="a")
-    assert question[0] == "POST"
-    assert question[3] == {"id": "org/a", "api_token": "hf-loom", "alias": "a"}
+    _, request = run_client_command(200, ADAPTER_JSON, do="load", adapter="org/a", alias="a")
+    assert request[0] == "POST"
+    assert request[3] == {"id": "org/a", "api_token": "hf-loom", "alias": "a"}
 
 
 @pytest.mark.parametrize(("name", "path"), [("org/a", "org/a"), ("a b?c#d", "a%20b%3Fc%23d"), ("/looms/a", "/looms/a")])
 def test_unload_escapes_any_adapter_name_in_the_path(name: str, path: str) -> None:
-    _, question = run_client_command(200, {}, do="unload", adapter=name)
-    assert question == ("DELETE", f"/v1/adapters/{path}", "Bearer sk-loom", None)
+    _, request = run_client_command(200, {}, do="unload", adapter=name)
+    assert request == ("DELETE", f"/v1/adapters/{path}", "Bearer sk-loom", None)
 
 
 def test_server_rejection_raises_with_its_reason() -> None:
@@ -64,13 +64,13 @@ def test_server_rejection_raises_with_its_reason() -> None:
 
 
 def test_adapters_are_listed_as_a_table() -> None:
-    order = AdaptersCommand("ls", "http://loom")
-    other = {**ADAPTER_JSON, "alias": "looms\x1b[2J", "state": "leaving", "private": True, "stays": True}
-    assert format_answer(order, {"data": [ADAPTER_JSON, other]}, NOW).splitlines() == [
+    command = AdaptersCommand("ls", "http://loom")
+    private_adapter = {**ADAPTER_JSON, "alias": "looms\x1b[2J", "state": "leaving", "private": True, "stays": True}
+    assert format_answer(command, {"data": [ADAPTER_JSON, private_adapter]}, NOW).splitlines() == [
         "adapter           source    state  requests  loads  on a shard  on disk  last used",
         "org/a                hub     here         3      1        40 B   2.5 MB    5 s ago",
         "looms[2J = org/a     hub  leaving         3      1        40 B   2.5 MB    5 s ago  private, stays"]
-    assert format_answer(order, {"data": []}, NOW) == "no adapters are known"
+    assert format_answer(command, {"data": []}, NOW) == "no adapters are known"
 
 
 def test_load_and_unload_results_are_printed() -> None:
@@ -98,8 +98,8 @@ def test_elapsed_times_are_formatted_with_units(seconds: float, text: str) -> No
 
 @pytest.mark.slow
 def test_invalid_server_address_prints_one_line_and_exits_with_1() -> None:
-    order = json.dumps({"do": "ls", "url": "nowhere"})
-    ended = subprocess.run([sys.executable, "-P", "-m", "router.client.adapters", order], capture_output=True,
-                           text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"
+    command = json.dumps({"do": "ls", "url": "nowhere"})
+    process = subprocess.run([sys.executable, "-P", "-m", "router.client.adapters", command], capture_output=True,
+                             text=True, check=False)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"

@@ -34,8 +34,8 @@ def ask_questions(*responses, settings=None, questions=("hi",), api_key=""):
         app.add_routes([web.post("/v1/chat/completions", serve)])
         async with TestServer(app) as server:
             chat = ChatConversation(ChatSettings(str(server.make_url("")), **settings or {}), api_key)
-            told = [await chat.ask_question(question, shown.append) for question in questions]
-            return chat, told[-1]
+            answers = [await chat.ask_question(question, shown.append) for question in questions]
+            return chat, answers[-1]
     return *asyncio.run(main()), shown, received_requests
 
 
@@ -68,9 +68,9 @@ def test_chosen_settings_are_sent():
 
 
 def test_next_question_includes_the_conversation_so_far():
-    *_, heard = ask_questions((200, ANSWER_CHUNKS + DONE_EVENT), (200, ANSWER_CHUNKS + DONE_EVENT),
-                              questions=("hi", "more"))
-    assert [message["content"] for message in heard[1][0]["messages"]] == ["hi", "weft", "more"]
+    *_, received_requests = ask_questions((200, ANSWER_CHUNKS + DONE_EVENT), (200, ANSWER_CHUNKS + DONE_EVENT),
+                                          questions=("hi", "more"))
+    assert [message["content"] for message in received_requests[1][0]["messages"]] == ["hi", "weft", "more"]
 
 
 def test_empty_answer_is_not_kept():
@@ -89,20 +89,20 @@ def test_server_url_is_accepted_with_or_without_the_api_path(url, address):
     assert ChatSettings(url).route_url == f"{address}/v1/chat/completions"
 
 
-@pytest.mark.parametrize(("status", "body", "told"), [
+@pytest.mark.parametrize(("status", "body", "message"), [
     (422, b'{"error":"Template error: none","error_type":"template_error"}', "Template error: none"),
     (404, b'{"error":{"message":"no such model"}}', "no such model"),
     (502, b"<h1>Bad\n gateway</h1>", "<h1>Bad gateway</h1>"),
     (500, b"[]", "[]"), (500, b'{"more":1}', '{"more":1}'), (503, b"x" * 9999, "x" * 500)])
-def test_error_response_is_reported_in_one_sentence(status, body, told):
-    assert get_failure_message((status, body)) == f"the server answered {status}: {told}"
+def test_error_response_is_reported_in_one_sentence(status, body, message):
+    assert get_failure_message((status, body)) == f"the server answered {status}: {message}"
 
 
-@pytest.mark.parametrize(("body", "told"), [
+@pytest.mark.parametrize(("body", "message"), [
     (b'data: {"error":{"message":"broken"}}\n\n' + DONE_EVENT, "the answer ends early: broken"),
     (b"", "the answer ends early: the connection was closed"),
     (b"data: 5\n\n", "the answer ends early: 5")])
-def test_incomplete_answer_fails_but_its_text_is_kept(body, told):
+def test_incomplete_answer_fails_but_its_text_is_kept(body, message):
     async def serve(_):
         return web.Response(body=ANSWER_CHUNKS + body)
 
@@ -111,7 +111,7 @@ def test_incomplete_answer_fails_but_its_text_is_kept(body, told):
         app.add_routes([web.post("/v1/chat/completions", serve)])
         async with TestServer(app) as server:
             chat = ChatConversation(ChatSettings(str(server.make_url(""))))
-            with pytest.raises(ChatRequestFailed, match=told):
+            with pytest.raises(ChatRequestFailed, match=message):
                 await chat.ask_question("hi", lambda _: None)
             assert chat.messages[1:] == [{"role": "assistant", "content": "weft"}]
     asyncio.run(main())
@@ -147,12 +147,12 @@ def test_cancelled_answer_keeps_the_text_received_so_far():
         app = web.Application()
         app.add_routes([web.post("/v1/chat/completions", serve)])
         async with TestServer(app, handler_cancellation=True) as server:
-            chat, came = ChatConversation(ChatSettings(str(server.make_url("")))), asyncio.Event()
-            asking = asyncio.create_task(chat.ask_question("hi", lambda part: came.set() if part == "ft" else None))
-            await came.wait()
-            asking.cancel()
-            await asyncio.wait([asking])
-            assert asking.cancelled()
+            chat, received = ChatConversation(ChatSettings(str(server.make_url("")))), asyncio.Event()
+            task = asyncio.create_task(chat.ask_question("hi", lambda part: received.set() if part == "ft" else None))
+            await received.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
             assert chat.messages == [USER_MESSAGE, {"role": "assistant", "content": "weft"}]
     asyncio.run(main())
 
@@ -170,9 +170,9 @@ def test_speed_summary_separates_first_token_latency_from_throughput():
     assert format_speed_of_answer(10.5, 11.5, num_tokens=101) == "first token 0.50 s · 100 tokens/s · 101 tokens"
 
 
-@pytest.mark.parametrize(("moments", "told"), [((10.25,), "1 token"), ((10.25, 10.25), "2 tokens")])
-def test_zero_duration_answer_has_no_speed(moments, told):
-    assert format_speed_of_answer(*moments) == f"first token 0.25 s · {told}"
+@pytest.mark.parametrize(("moments", "token_count"), [((10.25,), "1 token"), ((10.25, 10.25), "2 tokens")])
+def test_zero_duration_answer_has_no_speed(moments, token_count):
+    assert format_speed_of_answer(*moments) == f"first token 0.25 s · {token_count}"
 
 
 def test_error_message_is_extracted_from_every_format():

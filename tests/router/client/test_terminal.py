@@ -21,12 +21,12 @@ class ScriptedChat(ChatConversation):
 
     async def ask_question(self, question, show):
         self.questions.append((self.system_prompt, question))
-        said = self.answers.pop(0) if self.answers else "weft"
-        if isinstance(said, BaseException):
-            raise said
-        self.messages += [question, said]
+        script = self.answers.pop(0) if self.answers else "weft"
+        if isinstance(script, BaseException):
+            raise script
+        self.messages += [question, script]
         answer = StreamedAnswer(0.0, clock=lambda: 0.5)
-        for letter in said:
+        for letter in script:
             show(letter)
             answer.add_part(letter)
         return answer
@@ -116,9 +116,9 @@ def test_interrupt_while_typing_starts_a_new_line():
 
 
 def test_interrupt_ends_a_piped_session():
-    for given in ({"answers": [KeyboardInterrupt()]}, {}):
+    for options in ({"answers": [KeyboardInterrupt()]}, {}):
         with pytest.raises(KeyboardInterrupt):
-            run_session(*(["hi"] if given else [KeyboardInterrupt()]), is_interactive=False, **given)
+            run_session(*(["hi"] if options else [KeyboardInterrupt()]), is_interactive=False, **options)
 
 
 def test_terminal_control_characters_are_removed():

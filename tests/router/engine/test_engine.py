@@ -59,10 +59,10 @@ def test_shards_receive_the_trace_context_of_every_chunk(tmp_path):
               for prompt, traceparent in (("a" * 100, "00-long"), ("b", ""))))
         chunks = [message.chunks for messages in weft.shards.sent_messages for message in messages
                   if isinstance(message, pb.PrefillRequest)]
-        told = [pair for part in chunks for pair in zip(part.lengths, part.traceparents, strict=False)]
-        assert sum(length for length, traceparent in told if traceparent) == 100
-        assert {traceparent for _, traceparent in told} <= {"", "00-long"}
-        assert len(told) > 2
+        traced_lengths = [pair for part in chunks for pair in zip(part.lengths, part.traceparents, strict=False)]
+        assert sum(length for length, traceparent in traced_lengths if traceparent) == 100
+        assert {traceparent for _, traceparent in traced_lengths} <= {"", "00-long"}
+        assert len(traced_lengths) > 2
         await weft.check_idle()
     play_scenario(scenario, tmp_path, max_batch_prefill_tokens=32)
 
@@ -74,9 +74,9 @@ def test_stopping_fails_unfinished_requests(tmp_path):
         weft.gate.release_steps(3)
         await weft.shards.wait_for_num_steps(4)
         await weft.engine.stop()
-        for heard in await asyncio.gather(*waiting):
-            assert isinstance(heard.error, NotReady)
-            heard.check_partial_output(weft.model)
+        for received in await asyncio.gather(*waiting):
+            assert isinstance(received.error, NotReady)
+            received.check_partial_output(weft.model)
         assert weft.engine.why_unavailable()
         with pytest.raises(NotReady):
             weft.submit()
@@ -86,8 +86,8 @@ def test_stopping_fails_unfinished_requests(tmp_path):
 def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkeypatch):
     """The core completed the step, but its tokens were not delivered yet."""
     async def scenario(weft):
-        hearing = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 1)))
-        complete, done = weft.scheduler.complete, asyncio.Event()
+        receive_task = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 1)))
+        complete, done = weft.scheduler.complete_step, asyncio.Event()
 
         def complete_and_signal(*args):
             done.set()
@@ -97,9 +97,9 @@ def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkey
         await weft.gate.wait_for_step()
         weft.gate.release_steps(1)
         await done.wait()
-        assert not hearing.done()
+        assert not receive_task.done()
         await weft.engine.stop()
-        (await hearing).check_output(weft.model)
+        (await receive_task).check_output(weft.model)
     play_scenario(scenario, tmp_path, gated=True)
 
 
@@ -158,10 +158,10 @@ async def replay_recording(recording_folder, folder):
 
 def test_recording_of_served_requests_replays_identically(tmp_path):
     async def scenario(weft):
-        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        folder = await restart_with_recording(weft, tmp_path / "recordings")
         await weft.check_streams(*(make_text_request(f"{number} looms", 20) for number in range(6)))
         weft.engine.write_recording("a test")
-        _, outcome = await replay_recording(shelf, tmp_path / "recordings")
+        _, outcome = await replay_recording(folder, tmp_path / "recordings")
         assert outcome.difference is None
         assert outcome.num_events > 40
     play_scenario(scenario, tmp_path, num_blocks=12)
@@ -169,11 +169,11 @@ def test_recording_of_served_requests_replays_identically(tmp_path):
 
 def test_failing_engine_writes_a_recording(tmp_path, monkeypatch):
     async def scenario(weft):
-        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        folder = await restart_with_recording(weft, tmp_path / "recordings")
         monkeypatch.setattr(weft.engine._client_streams, "detokenize_result", None)
-        heard, = await weft.collect_streams(make_text_request())
-        assert isinstance(heard.error, NotReady)
-        recording, outcome = await replay_recording(shelf, tmp_path / "recordings")
+        received, = await weft.collect_streams(make_text_request())
+        assert isinstance(received.error, NotReady)
+        recording, outcome = await replay_recording(folder, tmp_path / "recordings")
         assert "the engine's loop failed" in recording.path.read_text()
         assert outcome.difference is None
     play_scenario(scenario, tmp_path)
@@ -181,9 +181,9 @@ def test_failing_engine_writes_a_recording(tmp_path, monkeypatch):
 
 def test_invalid_shard_replies_write_a_recording(tmp_path):
     async def scenario(weft):
-        shelf = await restart_with_recording(weft, tmp_path / "recordings")
+        folder = await restart_with_recording(weft, tmp_path / "recordings")
         await weft.check_streams(make_text_request())
-        _, outcome = await replay_recording(shelf, tmp_path / "recordings")
+        _, outcome = await replay_recording(folder, tmp_path / "recordings")
         assert outcome.difference is None
     play_scenario(scenario, tmp_path, faults="wrong@decode:3:missing")
 
@@ -214,8 +214,8 @@ def test_requests_beyond_the_concurrency_limit_are_rejected(tmp_path):
 
 def test_request_that_never_fits_fails_at_once_without_affecting_others(tmp_path):
     async def scenario(weft):
-        heard, other = await weft.collect_streams(make_text_request("a loom", 200), make_text_request("a loom", 20))
-        assert isinstance(heard.error, GenerationFailed)
+        too_long, other = await weft.collect_streams(make_text_request("a loom", 200), make_text_request("a loom", 20))
+        assert isinstance(too_long.error, GenerationFailed)
         other.check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, num_blocks=8)
@@ -268,9 +268,9 @@ def test_closing_a_stream_twice_or_after_its_end_is_harmless(tmp_path):
         stream = weft.submit("a loom", 5)
         (await ReceivedStream.from_stream(stream)).check_output(weft.model)
         stream.close()
-        other = weft.submit("a loom", 5)
-        other.close()
-        other.close()
+        second_stream = weft.submit("a loom", 5)
+        second_stream.close()
+        second_stream.close()
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -278,14 +278,14 @@ def test_closing_a_stream_twice_or_after_its_end_is_harmless(tmp_path):
 def test_closing_a_stream_before_its_end_is_delivered_is_harmless(tmp_path):
     async def scenario(weft):
         stream = weft.submit("a loom", 3)
-        complete = weft.scheduler.complete
+        complete = weft.scheduler.complete_step
 
         def complete_and_close_stream(*args):
             events = complete(*args)
             asyncio.get_running_loop().call_soon(stream.close)
             return events
 
-        weft.scheduler.complete = complete_and_close_stream
+        weft.scheduler.complete_step = complete_and_close_stream
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -331,14 +331,14 @@ def test_buffered_output_stays_within_the_limit_plus_steps_in_flight(tmp_path, t
 def test_repeatedly_slow_client_gets_every_token_once(tmp_path):
     async def scenario(weft):
         slow = weft.submit("a loom", 120)
-        heard, held = ReceivedStream(slow.request), weft.watch_scheduler_calls("suspend")
+        received, suspend_calls = ReceivedStream(slow.request), weft.watch_scheduler_calls("suspend")
         for _ in range(3):
-            await held.get()
+            await suspend_calls.get()
             await weft.check_streams(make_text_request("another", 5))
-            heard.add_events(await slow.wait_for_events())
-        while heard.finished_event is None:
-            heard.add_events(await slow.wait_for_events())
-        heard.check_output(weft.model)
+            received.add_events(await slow.wait_for_events())
+        while received.finished_event is None:
+            received.add_events(await slow.wait_for_events())
+        received.check_output(weft.model)
         assert weft.shards.num_reentered == 3
         await weft.check_idle()
     play_scenario(scenario, tmp_path, **SLOW_CLIENT_SETTINGS)
@@ -350,9 +350,9 @@ def test_client_that_does_not_read_for_too_long_is_cancelled(tmp_path):
         other = asyncio.create_task(ReceivedStream.from_stream(weft.submit("another", 50)))
         (await other).check_output(weft.model)
         await weft.engine.wait_until_drained()
-        heard = await ReceivedStream.from_stream(slow)
-        assert isinstance(heard.error, Cancelled)
-        heard.check_partial_output(weft.model)
+        received = await ReceivedStream.from_stream(slow)
+        assert isinstance(received.error, Cancelled)
+        received.check_partial_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, slow_client_buffer=4096, slow_client_timeout=0.02)
 
@@ -415,8 +415,8 @@ def test_delivery_bug_fails_only_its_own_request(tmp_path, monkeypatch):
                                                      *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
         assert len(guilty.tokens) == 4
-        for heard in others:
-            heard.check_output(weft.model)
+        for received in others:
+            received.check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -435,8 +435,8 @@ def test_bug_at_the_end_of_delivery_fails_only_its_own_request(tmp_path, monkeyp
         guilty, *others = await weft.collect_streams(make_text_request("clumsy", 5),
                                                      *(make_text_request(f"{number}", 20) for number in range(3)))
         assert isinstance(guilty.error, GenerationFailed)
-        for heard in others:
-            heard.check_output(weft.model)
+        for received in others:
+            received.check_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -457,19 +457,19 @@ def test_request_whose_delivery_cannot_start_leaves_no_sequence_behind(tmp_path,
 
 def test_prompt_logprobs_are_delivered_once_despite_a_shard_loss(tmp_path):
     async def scenario(weft):
-        (heard,) = await weft.collect_streams(make_text_request("x" * 100, 10, prompt_logprobs=True))
+        (received,) = await weft.collect_streams(make_text_request("x" * 100, 10, prompt_logprobs=True))
         assert weft.num_replacements == 1
-        assert sorted(heard.prompt_logprobs) == list(range(1, 100))
-        heard.check_output(weft.model)
+        assert sorted(received.prompt_logprobs) == list(range(1, 100))
+        received.check_output(weft.model)
     play_scenario(scenario, tmp_path, faults="die@prefill:3", max_batch_prefill_tokens=32)
 
 
 def test_prompt_logprobs_larger_than_the_client_buffer_are_all_delivered(tmp_path):
     """A chunk's logprobs exceed the client's buffer, so the sequence is held and restarted until all are delivered."""
     async def scenario(weft):
-        (heard,) = await weft.collect_streams(make_text_request("x" * 400, 10, prompt_logprobs=True))
-        assert sorted(heard.prompt_logprobs) == list(range(1, 400))
-        heard.check_output(weft.model)
+        (received,) = await weft.collect_streams(make_text_request("x" * 400, 10, prompt_logprobs=True))
+        assert sorted(received.prompt_logprobs) == list(range(1, 400))
+        received.check_output(weft.model)
         assert weft.shards.num_reentered > 0
         await weft.check_idle()
     play_scenario(scenario, tmp_path, max_batch_prefill_tokens=128, **SLOW_CLIENT_SETTINGS)
@@ -552,22 +552,22 @@ def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, mo
         await weft.shards.wait_for_num_steps(5)
         time = 6.0
         weft.gate.release_all()
-        heard = await ReceivedStream.from_stream(stream)
-        assert heard.finished_event.finish_reason is FinishReason.TIMEOUT
-        assert 3 <= len(heard.tokens) == heard.finished_event.num_tokens < 20
-        assert heard.finished_event.text == heard.text
-        heard.check_partial_output(weft.model)
+        received = await ReceivedStream.from_stream(stream)
+        assert received.finished_event.finish_reason is FinishReason.TIMEOUT
+        assert 3 <= len(received.tokens) == received.finished_event.num_tokens < 20
+        assert received.finished_event.text == received.text
+        received.check_partial_output(weft.model)
         await weft.check_idle()
     play_scenario(scenario, tmp_path, gated=True)
 
 
 def test_step_events_are_delivered_before_expirations(tmp_path):
     async def scenario(weft):
-        told = []
-        weft.engine._client_streams.dispatch_events, weft.scheduler.expire = told.append, lambda now: ["expired"]
+        dispatched = []
+        weft.engine._client_streams.dispatch_events, weft.scheduler.expire = dispatched.append, lambda now: ["expired"]
         weft.engine._undispatched_events = ["said"]
         weft.engine._expire_requests()
-        assert told == [["said", "expired"]]
+        assert dispatched == [["said", "expired"]]
     play_scenario(scenario, tmp_path)
 
 
@@ -590,7 +590,7 @@ def test_shards_that_hang_at_start_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT_SECONDS", 0.3)
 
     async def scenario(weft):
-        assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]
+        assert [reason.partition(":")[0] for reason in weft.replacement_reasons] == ["deadline_exceeded"]
         await weft.check_streams(make_text_request())
     play_scenario(scenario, tmp_path, faults="hang@reset:1")
 
@@ -600,7 +600,7 @@ def test_shards_that_never_finish_warmup_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("router.shards.handshake.WARMUP_TIMEOUT_SECONDS", 0.3)
 
     async def scenario(weft):
-        assert [why.partition(":")[0] for why in weft.replacement_reasons] == ["deadline_exceeded"]
+        assert [reason.partition(":")[0] for reason in weft.replacement_reasons] == ["deadline_exceeded"]
         await weft.check_streams(make_text_request())
     play_scenario(scenario, tmp_path, faults="hang@warmup:1")
 
@@ -611,20 +611,20 @@ def test_step_that_does_not_end_makes_the_server_unhealthy_until_it_does(tmp_pat
 
     async def scenario(weft):
         assert not weft.engine.why_unavailable()
-        hearing = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 5)))
+        receive_task = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 5)))
         await weft.gate.wait_for_step()
         assert "no step has ended" in weft.engine.why_unavailable()
         weft.gate.release_all()
-        (await hearing).check_output(weft.model)
+        (await receive_task).check_output(weft.model)
         await weft.wait_for_steps_in_flight()
         assert not weft.engine.why_unavailable()
     play_scenario(scenario, tmp_path, gated=True)
 
 
-@pytest.mark.parametrize(("faults", "ranks", "why"), [
+@pytest.mark.parametrize(("faults", "ranks", "reason"), [
     ("refuse@warmup:1", 1, "told to refuse"), ("step_error@reset:1", 2, "told to fail")])
-def test_unusable_shards_fail_the_start_and_leave_nothing_behind(tmp_path, faults, ranks, why):
-    with pytest.raises(ShardsLost, match=why):
+def test_unusable_shards_fail_the_start_and_leave_nothing_behind(tmp_path, faults, ranks, reason):
+    with pytest.raises(ShardsLost, match=reason):
         play_scenario(pytest.fail, tmp_path, faults=faults, ranks=ranks)
 
 
@@ -644,10 +644,10 @@ def test_ranks_with_different_models_are_rejected(tmp_path):
 
 def test_two_servers_in_one_process_do_not_interfere(tmp_path):
     """Two complete servers run in one process, since no module holds state."""
-    async def scenario(one):
+    async def scenario(first):
         (tmp_path / "other").mkdir()
-        async with run_in_process_weft(tmp_path / "other", seed=1) as other:
-            await asyncio.gather(one.check_streams(make_text_request()), other.check_streams(make_text_request()))
+        async with run_in_process_weft(tmp_path / "other", seed=1) as second:
+            await asyncio.gather(first.check_streams(make_text_request()), second.check_streams(make_text_request()))
     play_scenario(scenario, tmp_path)
 
 
@@ -665,7 +665,7 @@ def test_adapter_can_be_loaded_without_a_request_and_unloaded(tmp_path):
         assert weft.engine.resource_controller.adapter_statuses == {resource: AdapterStatus("here", 0)}
         assert weft.engine.resource_controller.loader.num_loads("a") == weft.rpc_counts["Load"] == 1
         removed = weft.watch_scheduler_calls("on_resource_unloaded")
-        weft.engine.resource_controller.unload(resource)
+        weft.engine.resource_controller.request_unload(resource)
         assert await removed.get() == resource
         assert weft.engine.resource_controller.adapter_statuses == {}
         samples = parse_metrics(weft.engine.metrics_page())

@@ -163,10 +163,10 @@ def test_stream_remembers_its_failure():
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("told", [[0.5, 1.0], TokenClassificationOutput([1, 2], [0.5, 0.25])])
-def test_pooling_output_ends_the_stream(told):
+@pytest.mark.parametrize("output", [[0.5, 1.0], TokenClassificationOutput([1, 2], [0.5, 0.25])])
+def test_pooling_output_ends_the_stream(output):
     stream, left = RequestStream(Request("a", (1,), 0), 1000, int, int, lambda: left.append(True)), []
-    stream.put(PoolingEvent(told, make_finished_timeline()))
+    stream.put(PoolingEvent(output, make_finished_timeline()))
     assert stream.num_bytes == 32
     stream.close()
     assert not left

@@ -91,10 +91,10 @@ def test_concurrent_requests_for_one_grammar_share_one_compilation() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize(("source", "why"), [
+@pytest.mark.parametrize(("source", "reason"), [
     ("hang", "more than 1 seconds"), ("die", "too much memory"), ("grow", "too much memory")])
 def test_grammar_that_kills_the_process_is_rejected_and_queued_ones_are_compiled(
-        monkeypatch: pytest.MonkeyPatch, source: str, why: str) -> None:
+        monkeypatch: pytest.MonkeyPatch, source: str, reason: str) -> None:
     monkeypatch.setattr(compiler_client, "MAX_COMPILE_SECONDS", 1.0 if source == "hang" else 30.0)
 
     async def scenario(compiler: GrammarCompiler) -> None:
@@ -102,8 +102,8 @@ def test_grammar_that_kills_the_process_is_rejected_and_queued_ones_are_compiled
         bad, *good = await asyncio.gather(*map(compiler.compile, [make_regex_grammar(source), make_regex_grammar("b"),
                                                                   make_regex_grammar("c")]), return_exceptions=True)
         assert isinstance(bad, InvalidRequest)
-        assert why in str(bad)
-        assert [said[0] for said in map(str, good)] == ["b", "c"]
+        assert reason in str(bad)
+        assert [result[0] for result in map(str, good)] == ["b", "c"]
         assert str(good[0])[1:] == str(good[1])[1:] != before[1:]
     run_scenario(scenario)
 

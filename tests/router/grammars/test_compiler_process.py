@@ -77,7 +77,7 @@ def test_grammar_that_matches_nothing_is_rejected() -> None:
 
 
 def test_one_of_with_disjoint_alternatives_is_supported() -> None:
-    """Pydantic writes discriminated unions so."""
+    """Pydantic writes such schemas for discriminated unions."""
     parts = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("a", "b")]
     assert matches_grammar(compile_schema({"oneOf": parts, "discriminator": {"propertyName": "kind"}}), '{"kind":"b"}')
 

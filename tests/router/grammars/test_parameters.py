@@ -23,7 +23,7 @@ def make_nested_schema(depth: int) -> dict[str, Any]:
     return schema
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("fields", [
     {"type": "json", "value": LOOM_SCHEMA},
     {"type": "json", "value": json.dumps(LOOM_SCHEMA)},
     {"type": "json_object", "value": LOOM_SCHEMA},
@@ -33,8 +33,8 @@ def make_nested_schema(depth: int) -> dict[str, Any]:
     {"type": "json_schema", "json_schema": {"name": "weave", "schema": LOOM_SCHEMA, "strict": True}},
     {"type": "json_schema", "json_schema": {"name": "weave", "schema": json.dumps(LOOM_SCHEMA), "strict": None}},
 ], ids=str)
-def test_every_spelling_of_a_schema_gives_the_same_grammar(given: dict[str, Any]) -> None:
-    assert parse_grammar("response_format", given) == LOOM_GRAMMAR
+def test_every_spelling_of_a_schema_gives_the_same_grammar(fields: dict[str, Any]) -> None:
+    assert parse_grammar("response_format", fields) == LOOM_GRAMMAR
 
 
 def test_json_object_without_a_schema_allows_any_object() -> None:
@@ -61,7 +61,7 @@ def test_grammars_of_different_kinds_have_different_digests() -> None:
     assert Grammar("regex", "{}").digest != Grammar("json_schema", "{}").digest
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("fields", "message"), [
     ("json", "`grammar` must be an object with a `type`"),
     ([], "`grammar` must be an object with a `type`"),
     ({}, "`grammar` must be an object with a `type`"),
@@ -83,18 +83,18 @@ def test_grammars_of_different_kinds_have_different_digests() -> None:
     ({"type": "regex", "value": "\ud800"}, "`grammar.value` holds half of a surrogate pair"),
     ({"type": "json", "value": {"const": float("inf")}}, "`grammar.value` holds a number that is not finite"),
 ], ids=str)
-def test_invalid_grammar_fields_are_rejected(given: object, told: str) -> None:
+def test_invalid_grammar_fields_are_rejected(fields: object, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        parse_grammar("grammar", given)
-    assert str(refused.value).startswith(told)
+        parse_grammar("grammar", fields)
+    assert str(refused.value).startswith(message)
 
 
 def test_grammar_that_is_too_long_is_rejected() -> None:
-    for given in ({"type": "regex", "value": "a" * (MAX_CHARACTERS + 1)},
-                  {"type": "json", "value": {"description": "a" * MAX_CHARACTERS}},
-                  {"type": "json", "value": '{"description":"' + "a" * MAX_CHARACTERS + '"}'}):
+    for fields in ({"type": "regex", "value": "a" * (MAX_CHARACTERS + 1)},
+                   {"type": "json", "value": {"description": "a" * MAX_CHARACTERS}},
+                   {"type": "json", "value": '{"description":"' + "a" * MAX_CHARACTERS + '"}'}):
         with pytest.raises(InvalidRequest, match=f"at most {MAX_CHARACTERS} characters, got 262"):
-            parse_grammar("grammar", given)
+            parse_grammar("grammar", fields)
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH // 2, 90, 20_000])
@@ -111,11 +111,11 @@ def test_schema_of_usual_depth_is_accepted() -> None:
     ("a{0,1000000000}", "1000000000"), ("(a|b){65537}", "65537"), ("x{70000,}", "70000"),
     (r"\\{0,99999}", "99999"), ("a{0," + "9" * 10_000 + "}", "9" * 40)])
 def test_excessive_repetition_is_rejected(pattern: str, times: str) -> None:
-    for given in ({"type": "regex", "value": pattern},
-                  {"type": "json", "value": {"properties": {"loom": {"pattern": pattern}}}},
-                  {"type": "json", "value": {"anyOf": [{"patternProperties": {pattern: {}}}]}}):
+    for fields in ({"type": "regex", "value": pattern},
+                   {"type": "json", "value": {"properties": {"loom": {"pattern": pattern}}}},
+                   {"type": "json", "value": {"anyOf": [{"patternProperties": {pattern: {}}}]}}):
         with pytest.raises(InvalidRequest, match=f"more than {MAX_REPETITIONS} times, got {times}$"):
-            parse_grammar("grammar", given)
+            parse_grammar("grammar", fields)
 
 
 def test_braces_without_excessive_repetition_are_accepted() -> None:

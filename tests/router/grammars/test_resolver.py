@@ -46,14 +46,14 @@ def test_no_resource_is_needed_without_a_grammar() -> None:
     assert resolve_grammar(None, config=RouterConfig(disable_grammar_support=True)) is None
 
 
-@pytest.mark.parametrize(("changed", "why"), [
+@pytest.mark.parametrize(("changed", "reason"), [
     ({"config": RouterConfig(disable_grammar_support=True)}, "grammars are switched off (--disable-grammar-support)"),
     ({"model_info": replace(MODEL_INFO, grammars=False)}, "this model is served without grammars"),
     ({"get_resource": None}, "this model is served without grammars"),
     ({"tokenizer": make_tokenizer_without_end_token()},
      "this model has no end token, so no answer could end where its grammar does"),
 ], ids=["switched off", "not taken", "nowhere", "endless"])
-def test_unsupported_grammar_is_rejected_with_the_reason(changed: dict[str, Any], why: str) -> None:
+def test_unsupported_grammar_is_rejected_with_the_reason(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         resolve_grammar(REGEX_GRAMMAR, **changed)
-    assert str(refused.value) == f"`response_format` is given, but {why}; leave it out"
+    assert str(refused.value) == f"`response_format` is given, but {reason}; leave it out"

@@ -107,8 +107,8 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 @pytest.fixture
 def serve():
     """Run a scenario with a client of the application; `facts` override fields of its `model_info`."""
-    def run(scenario, *scripts, config=None, template=CHAT_TEMPLATE, about=UNNAMED_MODEL, sender=None, store=None,
-            grammars=False, **facts):
+    def run(scenario, *scripts, config=None, template=CHAT_TEMPLATE, served_model=UNNAMED_MODEL, sender=None,
+            store=None, grammars=False, **facts):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
@@ -117,7 +117,8 @@ def serve():
             with closing(RequestValidator(config_, engine.model_info, create_byte_tokenizer(), template,
                                           make_grammar_resource if grammars else None,
                                           adapter_registry=adapters)) as validator:
-                app = create_app(engine, validator, config_, ApiKeys.from_config(config_), about, span_sender=sender)
+                app = create_app(engine, validator, config_, ApiKeys.from_config(config_), served_model,
+                                 span_sender=sender)
                 server = TestServer(app)
                 await server.start_server(**PROTOCOL_OPTIONS)
                 async with TestClient(server) as client:

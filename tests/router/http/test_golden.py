@@ -259,7 +259,7 @@ REJECTION_CASES = {
 
 def mask_varying_fields(text: str) -> str:
     """Replace the values that differ between answers: ids, times, fingerprints and seeds."""
-    return VARYING_FIELDS.sub(lambda found: found[0].partition(":")[0] + (":0" if found[0][-1] != '"' else ':"-"'),
+    return VARYING_FIELDS.sub(lambda match: match[0].partition(":")[0] + (":0" if match[0][-1] != '"' else ':"-"'),
                               text)
 
 

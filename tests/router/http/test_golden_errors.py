@@ -136,39 +136,40 @@ def matches_pattern(text: str, pattern: str) -> bool:
 @pytest.mark.parametrize(("path", "body", "status", "expected"), TGI_ERROR_CASES.values(), ids=TGI_ERROR_CASES)
 def test_client_error_matches_tgi_byte_for_byte(post, path, body, status, expected):
     config = RouterConfig(compat="tgi" if path.startswith("/v1/") else "none")
-    got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body), config=config)
-    assert (got, headers.get("Content-Type")) == (status, "application/json" if status != 200 else "text/event-stream")
+    response_status, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body), config=config)
+    content_type = "application/json" if status != 200 else "text/event-stream"
+    assert (response_status, headers.get("Content-Type")) == (status, content_type)
     assert matches_pattern(text, expected), text
 
 
 @pytest.mark.parametrize(("path", "body", "status", "expected"), OPENAI_ERROR_CASES.values(), ids=OPENAI_ERROR_CASES)
 def test_client_error_of_openai_routes_matches_byte_for_byte(post, path, body, status, expected):
-    got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body))
-    assert (got, headers.get("Content-Type")) == (status, "application/json")
+    response_status, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body))
+    assert (response_status, headers.get("Content-Type")) == (status, "application/json")
     assert matches_pattern(text, expected), text
 
 
 def test_oversized_body_error_matches_byte_for_byte(post):
-    told = "the body must have at most 10 bytes (--payload-limit)"
+    message = "the body must have at most 10 bytes (--payload-limit)"
     config = RouterConfig(payload_limit=10)
-    assert post("/generate", inputs="too long", config=config)[::2] == (413, tgi_error(told, "payload_too_large"))
-    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, openai_error(told))
+    assert post("/generate", inputs="too long", config=config)[::2] == (413, tgi_error(message, "payload_too_large"))
+    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, openai_error(message))
     config = RouterConfig(payload_limit=10, compat="tgi")
-    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, tgi_error(told, "payload_too_large"))
+    assert post(CHAT_PATH, messages=MESSAGES, config=config)[::2] == (413, tgi_error(message, "payload_too_large"))
 
 
-@pytest.mark.parametrize(("template", "text"), [
+@pytest.mark.parametrize(("template", "message"), [
     (None, "this model has no chat template"), (ChatTemplate("{{ raise_exception('no roles') }}", {}), "no roles")])
 @pytest.mark.parametrize("path", [CHAT_PATH, "/chat_tokenize", "/vertex"])
-def test_template_error_matches_byte_for_byte(post, path, template, text):
+def test_template_error_matches_byte_for_byte(post, path, template, message):
     body = {"instances": [{"messages": MESSAGES}]} if path == "/vertex" else {"messages": MESSAGES}
-    status, _, told = post(path, template=template, **body, config=RouterConfig(compat="tgi"))
+    status, _, text = post(path, template=template, **body, config=RouterConfig(compat="tgi"))
     assert status == 422
-    assert matches_pattern(told, tgi_error(f"Template error: {text}*", "template_error"))
+    assert matches_pattern(text, tgi_error(f"Template error: {message}*", "template_error"))
     if path == CHAT_PATH:
-        status, _, told = post(path, template=template, **body)
+        status, _, text = post(path, template=template, **body)
         assert status == 400
-        assert matches_pattern(told, openai_error(f"Template error: {text}*", "messages"))
+        assert matches_pattern(text, openai_error(f"Template error: {message}*", "messages"))
 
 
 EARLY_ERROR_CASES = {
@@ -192,16 +193,16 @@ EARLY_ERROR_CASES = {
 }
 
 
-@pytest.mark.parametrize("what", EARLY_ERROR_CASES)
-def test_error_before_the_body_is_parsed_matches_byte_for_byte(serve, what):
-    method, path, headers, status, expected = EARLY_ERROR_CASES[what]
+@pytest.mark.parametrize("case", EARLY_ERROR_CASES)
+def test_error_before_the_body_is_parsed_matches_byte_for_byte(serve, case):
+    method, path, headers, status, expected = EARLY_ERROR_CASES[case]
 
     async def scenario(client, engine):
         async with client.request(method, path, data=b"{}" if method == "POST" else None, headers=headers) as answer:
             text = await answer.text()
         assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json")
         assert matches_pattern(text, expected), text
-    serve(scenario, config=RouterConfig(api_key="sk-one" if "no key" in what else ""))
+    serve(scenario, config=RouterConfig(api_key="sk-one" if "no key" in case else ""))
 
 
 OPENAI_BODIES = {CHAT_PATH: {"messages": MESSAGES}, TEXT_PATH: {"prompt": "x"}}
@@ -305,7 +306,7 @@ def test_server_information_matches_byte_for_byte(serve, path):
     async def scenario(client, engine):
         async with client.get(path) as answer:
             assert (answer.status, await answer.text()) == (200, SERVER_INFO_CASES[path])
-    serve(scenario, about=ServedModel("a/b"))
+    serve(scenario, served_model=ServedModel("a/b"))
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/ping"])

@@ -1,4 +1,4 @@
-"""Entrance: probes and 503 answers on the port before requests are accepted and during shutdown."""
+"""Stand-in server: probes and 503 answers on the port before requests are accepted and during shutdown."""
 
 import socket
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ LOADING_PROGRESS = {"phase": "load"}
 
 @asynccontextmanager
 async def connect_to(stand_in_server):
-    """Open a client of the entrance's port; close the entrance at the end."""
+    """Open a client of the stand-in server's port; close the server at the end."""
     try:
         async with ClientSession(f"http://127.0.0.1:{get_port(stand_in_server.listening_socket)}") as client:
             yield client

@@ -127,15 +127,15 @@ def test_every_field_value_is_accepted_or_rejected_as_documented(serve, case) ->
         text = answer.decode()
         if status == 200 and not text.startswith(STREAM_ERROR_PREFIXES):
             return status
-        told = json.loads(text.removeprefix("data:"))
+        response = json.loads(text.removeprefix("data:"))
         if has_openai_error_format(path, case.compat):
-            assert set(told["error"]) == {"message", "type", "param", "code"}
-            assert told["error"]["type"] == "invalid_request_error", told
-            assert len(told["error"]["message"]) < 1000
+            assert set(response["error"]) == {"message", "type", "param", "code"}
+            assert response["error"]["type"] == "invalid_request_error", response
+            assert len(response["error"]["message"]) < 1000
             return status
-        assert set(told) == {"error", "error_type"}
-        assert told["error_type"] in {"validation", "bad_request", "tool_error", "suffix not supported"}, told
-        assert len(told["error"]) < 1000
+        assert set(response) == {"error", "error_type"}
+        assert response["error_type"] in {"validation", "bad_request", "tool_error", "suffix not supported"}, response
+        assert len(response["error"]) < 1000
         return 422 if status == 200 else status
 
     async def scenario(client, engine):

@@ -56,8 +56,8 @@ def test_every_change_of_a_plan_changes_the_digest():
 
 
 def test_tokens_do_not_change_the_digest():
-    other = replace(NEW_SEQUENCE, generated=(8,), request=Request("b", (4, 5), 6))
-    step = replace(MIXED_PLAN.messages[-1], new_sequences=(other,))
+    new_sequence = replace(NEW_SEQUENCE, generated=(8,), request=Request("b", (4, 5), 6))
+    step = replace(MIXED_PLAN.messages[-1], new_sequences=(new_sequence,))
     assert plan_digest(replace(MIXED_PLAN, messages=(*MIXED_PLAN.messages[:-1], step))) == plan_digest(MIXED_PLAN)
 
 

@@ -55,9 +55,9 @@ def test_header_contains_settings_and_model_info(tmp_path):
 
 
 def test_secret_settings_are_left_out():
-    told = non_secret_settings(RouterConfig(hostname="a.secret.place"))
-    assert "hostname" not in told
-    assert told["prefill_policy"] == "mixed"
+    settings = non_secret_settings(RouterConfig(hostname="a.secret.place"))
+    assert "hostname" not in settings
+    assert settings["prefill_policy"] == "mixed"
 
 
 @pytest.mark.parametrize(("text", "message"), [

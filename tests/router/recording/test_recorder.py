@@ -28,14 +28,14 @@ def plan_and_complete(core, now, tokens=(7,), stopped=None, failed=None):
     plan = core.plan(now)
     rows = {number: StepResultRow(tokens, (0.0,) * len(tokens)) for number in plan.members_with_output
             if number not in (failed or {})}
-    return core.complete(plan.last_message_number, StepResult(1, 0.1, rows, failed or {}), stopped or {}, now)
+    return core.complete_step(plan.last_message_number, StepResult(1, 0.1, rows, failed or {}), stopped or {}, now)
 
 
 def test_recorder_decides_like_a_scheduler():
     core, plain = make_recorder(), Scheduler(SchedulerSettings(), SMALL_MODEL_INFO)
     plain.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
-    for one in (core, plain):
-        one.submit(Request("a", (7,) * 20, 3), 0.0)
+    for scheduler in (core, plain):
+        scheduler.submit(Request("a", (7,) * 20, 3), 0.0)
     assert core.plan(1.0) == plain.plan(1.0)
 
 
@@ -70,8 +70,8 @@ def test_only_unusual_parts_of_a_result_are_recorded():
     for number in range(4):
         core.submit(Request(f"{number}", (7,) * 20, 30, end_tokens=frozenset({9})), 1.0)
     plan_and_complete(core, 2.0, (7, 9, 7), stopped={2: 1}, failed={3: "why"})
-    call, _, given, outcome, _ = get_notes(core)[-1]
-    lengths, ended, stopped, failed = given[3:]
+    call, _, arguments, outcome, _ = get_notes(core)[-1]
+    lengths, ended, stopped, failed = arguments[3:]
     assert call == "complete_step"
     assert (lengths, ended) == (((1, 3), (2, 3), (4, 3)), ((1, 1), (4, 1)))
     assert (stopped, failed) == (((2, 1),), ((3, "why"),))
@@ -79,7 +79,7 @@ def test_only_unusual_parts_of_a_result_are_recorded():
 
 
 def test_block_hashes_are_recorded_with_the_call_that_computed_them():
-    """Blocks of generated tokens are named when their sequence ends."""
+    """Blocks of generated tokens are hashed when their sequence ends."""
     core = make_recorder()
     core.submit(Request("a", (7,) * 15, 18, cache_namespace=b"those who share"), 1.0)
     for second in range(18):

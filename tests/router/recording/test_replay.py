@@ -125,10 +125,10 @@ def test_crash_that_is_not_reproduced_is_a_difference(tmp_path):
 
 
 def test_recording_of_another_scheduler_is_reported_in_one_line(recording, tmp_path):
-    other = copy_recording_with_change(recording, tmp_path / "file",
-                                       lambda lines: lines[1]["core"][0].__setitem__(0, "Planner"))
+    changed = copy_recording_with_change(recording, tmp_path / "file",
+                                         lambda lines: lines[1]["core"][0].__setitem__(0, "Planner"))
     with pytest.raises(BadRecording, match="whose core does not fit this one"):
-        Replay(other).run()
+        Replay(changed).run()
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -164,8 +164,8 @@ def test_every_hash_seed_gives_the_same_digest(recording):
 
 @pytest.mark.slow
 def test_exit_code_reports_differences_and_bad_files(recording, tmp_path):
-    other = copy_recording_with_change(recording, tmp_path / "file", change_max_batch_size)
-    code, output, errors = run_replay_program(other.path)
+    changed = copy_recording_with_change(recording, tmp_path / "file", change_max_batch_size)
+    code, output, errors = run_replay_program(changed.path)
     assert (code, errors) == (1, "")
     assert "differs\n  recorded: " in output
     assert run_replay_program(tmp_path / "none") == (

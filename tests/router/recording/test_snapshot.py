@@ -26,17 +26,17 @@ def make_busy_scheduler():
 
 def test_restored_scheduler_decides_the_same():
     core = make_busy_scheduler()
-    again = restore_scheduler(take_snapshot(core))
+    restored = restore_scheduler(take_snapshot(core))
     for step in range(5, 60):
-        plan, other = core.plan(float(step)), again.plan(float(step))
+        plan, replanned = core.plan(float(step)), restored.plan(float(step))
         assert (plan.last_message_number, plan.members,
-                len(plan.messages)) == (other.last_message_number, other.members, len(other.messages))
+                len(plan.messages)) == (replanned.last_message_number, replanned.members, len(replanned.messages))
         answer = StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {})
         assert core.complete_step(plan.last_message_number, answer, {},
-                                  step) == again.complete_step(plan.last_message_number, answer, {}, step)
+                                  step) == restored.complete_step(plan.last_message_number, answer, {}, step)
         if not core.num_unfinished:
             break
-    assert not again.num_unfinished
+    assert not restored.num_unfinished
 
 
 def test_snapshot_keeps_token_counts_but_no_tokens():

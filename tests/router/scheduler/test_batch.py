@@ -16,17 +16,17 @@ def make_batch(number, *members):
 
 
 def test_removed_sequence_causes_one_filter():
-    one, two = make_sequence(1), make_sequence(2)
-    batch = make_batch(7, one, two)
-    batch.remove(one)
+    first, second = make_sequence(1), make_sequence(2)
+    batch = make_batch(7, first, second)
+    batch.remove(first)
     assert batch.take_pending_filter() == Filter(7, (2,))
     assert batch.take_pending_filter() is None
 
 
 def test_removing_the_last_sequence_filters_all():
-    one = make_sequence(1)
-    batch = make_batch(7, one)
-    batch.remove(one)
+    sequence = make_sequence(1)
+    batch = make_batch(7, sequence)
+    batch.remove(sequence)
     assert batch.take_pending_filter() == Filter(7, ())
 
 

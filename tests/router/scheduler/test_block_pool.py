@@ -14,7 +14,7 @@ def allocate_published(blocks, *hashes):
     """Take one block for each name and publish it under that name."""
     taken = blocks.allocate(len(hashes))
     for block, name in zip(taken, hashes, strict=True):
-        blocks.publish([block], [name])
+        blocks.cache_full_blocks([block], [name])
     return taken
 
 
@@ -205,40 +205,40 @@ class BlocksMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.integers(0, 9), max_size=4, unique=True))
     def find_and_hold(self, names):
-        found = self.blocks.find_cached_prefix([bytes([name]) for name in names])
-        assert found == [self.published[name] for name in names[:len(found)]]
-        assert len(found) == len(names) or names[len(found)] not in self.published
-        assert self.blocks.count_evictable(found) == len({*found} & {*self.kept})
-        self.blocks.acquire(found)
-        self.kept = [block for block in self.kept if block not in found]
-        self.held.append(found)
+        prefix = self.blocks.find_cached_prefix([bytes([name]) for name in names])
+        assert prefix == [self.published[name] for name in names[:len(prefix)]]
+        assert len(prefix) == len(names) or names[len(prefix)] not in self.published
+        assert self.blocks.count_evictable(prefix) == len({*prefix} & {*self.kept})
+        self.blocks.acquire(prefix)
+        self.kept = [block for block in self.kept if block not in prefix]
+        self.held.append(prefix)
 
     @precondition(lambda self: any(self.held))
-    @rule(which=st.integers(0, 1000), name=st.integers(0, 9))
-    def publish(self, which, name):
-        block = self.own(which)
+    @rule(choice=st.integers(0, 1000), name=st.integers(0, 9))
+    def publish(self, choice, name):
+        block = self.own(choice)
         if block not in self.published.values():
             self.blocks.cache_full_blocks([block], [bytes([name])])
             self.published.setdefault(name, block)
             self.unreserve(block, name)
 
     @precondition(lambda self: any(self.held))
-    @rule(which=st.integers(0, 1000), name=st.integers(0, 9))
-    def reserve(self, which, name):
-        self.blocks.reserve_hash(self.own(which), bytes([name]))
+    @rule(choice=st.integers(0, 1000), name=st.integers(0, 9))
+    def reserve(self, choice, name):
+        self.blocks.reserve_hash(self.own(choice), bytes([name]))
         if name not in self.published:
-            self.reserved.setdefault(name, self.own(which))
+            self.reserved.setdefault(name, self.own(choice))
 
     @precondition(lambda self: any(self.held))
-    @rule(which=st.integers(0, 1000), name=st.integers(0, 9))
-    def release(self, which, name):
-        self.blocks.release_hash(self.own(which), bytes([name]))
-        self.unreserve(self.own(which), name)
+    @rule(choice=st.integers(0, 1000), name=st.integers(0, 9))
+    def release(self, choice, name):
+        self.blocks.release_hash(self.own(choice), bytes([name]))
+        self.unreserve(self.own(choice), name)
 
     @precondition(lambda self: self.held)
-    @rule(which=st.integers(0, 1000), several=st.integers(1, 3))
-    def give_back(self, which, several):
-        leaving = [self.held.pop(which % len(self.held)) for _ in range(min(several, len(self.held)))]
+    @rule(choice=st.integers(0, 1000), several=st.integers(1, 3))
+    def give_back(self, choice, several):
+        leaving = [self.held.pop(choice % len(self.held)) for _ in range(min(several, len(self.held)))]
         before = self.blocks.num_free
         expected = self.blocks.count_freed_by(leaving)
         for index, blocks in enumerate(leaving):
@@ -247,16 +247,16 @@ class BlocksMachine(RuleBasedStateMachine):
             self.kept += [b for b in reversed(blocks) if b in self.published.values() and b not in {*held, *self.kept}]
         assert self.blocks.num_free == before + expected
 
-    def own(self, which):
+    def own(self, choice):
         held = [block for blocks in self.held for block in blocks]
-        return held[which % len(held)]
+        return held[choice % len(held)]
 
     def unreserve(self, block, name):
         if self.reserved.get(name) == block:
             del self.reserved[name]
 
     @invariant()
-    def every_block_is_free_or_kept_or_held_by_so_many(self):
+    def every_block_is_free_kept_or_held(self):
         held = Counter(block for blocks in self.held for block in blocks)
         assert self.blocks._ref_counts == [held[block] for block in range(12)]
         assert sorted([*held, *self.kept, *self.blocks._free_blocks]) == list(range(12))
@@ -264,10 +264,10 @@ class BlocksMachine(RuleBasedStateMachine):
         assert self.blocks.num_evictable == len(self.kept)
 
     @invariant()
-    def names_are_those_of_the_model(self):
+    def published_blocks_match_the_model(self):
         for name in range(10):
-            found = [self.published[name]] if name in self.published else []
-            assert self.blocks.find_cached_prefix([bytes([name])]) == found
+            expected = [self.published[name]] if name in self.published else []
+            assert self.blocks.find_cached_prefix([bytes([name])]) == expected
             assert self.blocks.is_hash_reserved(bytes([name])) == (name in self.reserved)
 
 

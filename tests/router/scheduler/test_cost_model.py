@@ -79,11 +79,11 @@ def make_busy_model(factors):
 
 @pytest.mark.parametrize("factors", [
     (30, 30, 30, 30), (0.1, 0.1, 0.1, 0.1), (30, 2, 2, 1), (3, 3, 3, 3), (1, 5, 10, 5)])
-@pytest.mark.parametrize("others", [0, 500])
-def test_busy_warmup_is_forgotten_within_fifty_steps(factors, others):
+@pytest.mark.parametrize("num_busy_steps", [0, 500])
+def test_busy_warmup_is_forgotten_within_fifty_steps(factors, num_busy_steps):
     """The number of steps that run on the busy machine, and match its predictions, makes no difference."""
     rng, model = random.Random(3), make_busy_model(factors)
-    for load, _ in zip(random_loads(rng), range(others), strict=False):
+    for load, _ in zip(random_loads(rng), range(num_busy_steps), strict=False):
         model.observe(load, true_seconds(load, tuple(c * f for c, f in zip(TRUE_COEFFICIENTS, factors, strict=True))))
     for load, _ in zip(random_loads(rng), range(50), strict=False):
         model.observe(load, true_seconds(load) * rng.lognormvariate(0, 0.05))
@@ -103,6 +103,6 @@ def test_prompt_cost_is_corrected_by_decodes_alone():
 def test_speed_change_is_reported_once():
     model = make_busy_model((4, 4, 4, 4))
     factors = [model.observe(STEP_LOADS[1], true_seconds(STEP_LOADS[1])) for _ in range(20)]
-    told = [factor for factor in factors if factor != 1.0]
-    assert len(told) == 1
-    assert 0.2 < told[0] < 0.6
+    changes = [factor for factor in factors if factor != 1.0]
+    assert len(changes) == 1
+    assert 0.2 < changes[0] < 0.6

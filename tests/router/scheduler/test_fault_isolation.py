@@ -23,8 +23,8 @@ def test_everyone_is_admitted_without_suspects():
 
 
 def test_sequence_that_fails_alone_is_blamed():
-    (one,) = make_sequences(1)
-    assert FaultIsolation().bisect_suspects([one], ran_alone=True) is one
+    (sequence,) = make_sequences(1)
+    assert FaultIsolation().bisect_suspects([sequence], ran_alone=True) is sequence
 
 
 def test_sequences_that_failed_together_are_tried_in_halves():
@@ -34,9 +34,9 @@ def test_sequences_that_failed_together_are_tried_in_halves():
 
 
 def test_last_sequence_of_a_failed_step_is_tried_alone_before_it_is_blamed():
-    fault_isolation, (one, _) = FaultIsolation(), make_sequences(2)
-    assert fault_isolation.bisect_suspects([one], ran_alone=False) is None
-    assert get_admitted(fault_isolation, [one]) == [0]
+    fault_isolation, (sequence, _) = FaultIsolation(), make_sequences(2)
+    assert fault_isolation.bisect_suspects([sequence], ran_alone=False) is None
+    assert get_admitted(fault_isolation, [sequence]) == [0]
 
 
 def test_suspects_that_cannot_start_let_others_go_first():
@@ -75,11 +75,11 @@ def test_exactly_the_faulty_sequence_is_found_within_few_steps(count, data):
         waiting = [s for s in waiting if s not in running]
         steps += 1
         if any(s.id == guilty for s in running):
-            found = fault_isolation.bisect_suspects(running, ran_alone=len(running) == 1)
+            blamed = fault_isolation.bisect_suspects(running, ran_alone=len(running) == 1)
             waiting, running = running + waiting, []
-            if found is not None:
-                assert found.id == guilty
-                waiting.remove(found)
+            if blamed is not None:
+                assert blamed.id == guilty
+                waiting.remove(blamed)
                 guilty = -1
         else:
             for sequence in running:

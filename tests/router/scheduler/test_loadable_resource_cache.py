@@ -406,10 +406,10 @@ def make_adapter_world(seed: int, num_requests: int, num_adapters: int, num_slot
     now = 0.0
     for number in range(num_requests):
         now += rng.expovariate(150.0)
-        wanted = LoadableResource("adapter", 1 + int(num_adapters * rng.random() ** 3), max_bytes=rng.randint(50, 100))
+        adapter = LoadableResource("adapter", 1 + int(num_adapters * rng.random() ** 3), max_bytes=rng.randint(50, 100))
         request = Request(str(number), tuple(rng.randrange(255) for _ in range(rng.randint(1, 40))),
                           rng.randint(1, 12), sampling_key=rng.getrandbits(64), end_tokens=frozenset({256}),
-                          adapter=wanted if rng.random() < 0.95 else None, tenant=DEFAULT_TENANT)
+                          adapter=adapter if rng.random() < 0.95 else None, tenant=DEFAULT_TENANT)
         world.add_client(SimulatedClient(request, now, now + rng.random() if rng.random() < 0.05 else None))
     return world
 
@@ -427,7 +427,7 @@ def check_adapter_world(world: SimulatedWorld, num_adapters: int, num_slots: int
         assert len(world.worker.shard_state.loaded_ids[pb.KIND_ADAPTER]) <= num_slots
     world.check_idle()
     assert {client.end_reason for client in world.all_clients} <= {"length", "eos_token", "left"}
-    waited = max(story.seconds_by_phase(world.now).get(RequestPhase.ADAPTER, 0.0) for story in world.timelines)
+    waited = max(timeline.seconds_by_phase(world.now).get(RequestPhase.ADAPTER, 0.0) for timeline in world.timelines)
     assert waited < max_adapter_wait(num_adapters, num_slots)
 
 

@@ -37,7 +37,7 @@ def run_step(core: Scheduler, now: float = 0.0, **failures: str) -> tuple[StepPl
     plan = core.plan(now)
     assert plan is not None
     rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
-    reasons = {int(name[1:]): why for name, why in failures.items()}
+    reasons = {int(name[1:]): reason for name, reason in failures.items()}
     return plan, [*core.complete_step(plan.last_message_number,
                                       StepResult(plan.epoch, plan.predicted_seconds, rows, reasons), {}, now)]
 
@@ -92,8 +92,8 @@ def test_generation_gets_one_step_between_two_pooling_steps() -> None:
     run_step(core)
     for _ in range(3):
         submit(core, RequestKind.EMBED)
-    wishes = [get_request_kind(run_step(core)[0]) for _ in range(6)]
-    assert wishes == [RequestKind.EMBED, RequestKind.GENERATE] * 3
+    kinds = [get_request_kind(run_step(core)[0]) for _ in range(6)]
+    assert kinds == [RequestKind.EMBED, RequestKind.GENERATE] * 3
 
 
 def test_pooling_request_does_not_wait_behind_requests_that_need_capacity() -> None:
@@ -218,13 +218,13 @@ def test_pooling_request_waits_for_its_adapter() -> None:
     assert run_step(core, 0.2)[0].members == (number,)
 
 
-@pytest.mark.parametrize("wish", [RequestKind.EMBED, RequestKind.CLASSIFY])
-def test_tenant_is_charged_for_pooling_and_the_other_goes_first(wish: RequestKind) -> None:
+@pytest.mark.parametrize("kind", [RequestKind.EMBED, RequestKind.CLASSIFY])
+def test_tenant_is_charged_for_pooling_and_the_other_goes_first(kind: RequestKind) -> None:
     core = make_scheduler(max_batch_size=1)
-    one, two = Tenant("one"), Tenant("two")
-    first, second = submit(core, wish, tenant=one), submit(core, wish, tenant=one, now=0.1)
-    third, other = submit(core, wish, tenant=two, now=0.2), submit(core, wish, tenant=two, now=0.3)
-    assert [run_step(core, 0.4)[0].members[0] for _ in range(4)] == [first, third, second, other]
+    first_tenant, second_tenant = Tenant("one"), Tenant("two")
+    first, second = submit(core, kind, tenant=first_tenant), submit(core, kind, tenant=first_tenant, now=0.1)
+    third, fourth = submit(core, kind, tenant=second_tenant, now=0.2), submit(core, kind, tenant=second_tenant, now=0.3)
+    assert [run_step(core, 0.4)[0].members[0] for _ in range(4)] == [first, third, second, fourth]
 
 
 def test_pooling_does_not_change_the_output_length_forecast() -> None:

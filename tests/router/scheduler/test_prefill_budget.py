@@ -65,8 +65,8 @@ def test_block_beyond_the_stall_limit_runs_after_decodes_took_half_its_time():
 
 
 def test_saved_time_pays_for_one_block_at_most():
-    """A step that earned a hair less than a block once made the next run two, twice the stall that was allowed."""
-    # A step earns 2.08 seconds; a block takes 2.1, two take 4.1.
+    """Regression: after a step that saved slightly less time than a block takes, the next step ran two blocks."""
+    # A step saves 2.08 seconds; one block takes 2.1 seconds, two take 4.1.
     model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PrefillTimeAllowance()
     lengths = []
     for _ in range(4):

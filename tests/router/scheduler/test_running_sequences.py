@@ -70,9 +70,9 @@ def test_no_more_sequences_than_the_batch_size_run():
 
 
 def test_sequence_that_fills_its_last_block_gets_another():
-    running_sequences, one = make_running_sequences(), make_sequence(1)
-    enter_computed(running_sequences, one)
-    grants, yielded = running_sequences.allocate_for_decodes([one])
+    running_sequences, sequence = make_running_sequences(), make_sequence(1)
+    enter_computed(running_sequences, sequence)
+    grants, yielded = running_sequences.allocate_for_decodes([sequence])
     assert [len(grant.blocks) for grant in grants] == [1]
     assert not yielded
 
@@ -104,10 +104,10 @@ def test_first_sequence_is_never_preempted():
 
 
 def test_often_preempted_sequence_gets_all_blocks_it_can_need():
-    running_sequences, one = make_running_sequences(), make_sequence(1, output=64)
-    one.num_preemptions = SETTINGS.max_preemptions
-    running_sequences.enter_batch(one, running_sequences.new_batch())
-    assert len(one.blocks) == running_sequences.max_num_blocks(one) == 5
+    running_sequences, sequence = make_running_sequences(), make_sequence(1, output=64)
+    sequence.num_preemptions = SETTINGS.max_preemptions
+    running_sequences.enter_batch(sequence, running_sequences.new_batch())
+    assert len(sequence.blocks) == running_sequences.max_num_blocks(sequence) == 5
 
 
 def test_often_preempted_sequence_is_not_preempted_again():
@@ -129,18 +129,18 @@ def test_no_sequence_enters_that_could_not_finish_beside_an_unpreemptible_one():
 
 
 def test_removed_sequence_causes_a_filter_and_frees_its_blocks():
-    running_sequences, one = make_running_sequences(), make_sequence(1)
-    enter_computed(running_sequences, one, make_sequence(2))
-    running_sequences.remove_sequence(one, SequenceState.FINISHED)
+    running_sequences, sequence = make_running_sequences(), make_sequence(1)
+    enter_computed(running_sequences, sequence, make_sequence(2))
+    running_sequences.remove_sequence(sequence, SequenceState.FINISHED)
     (owed,) = running_sequences.take_pending_filters()
     assert owed.keep == (2,)
     assert running_sequences.block_pool.num_free == 19
 
 
 def test_empty_batch_is_removed():
-    running_sequences, one = make_running_sequences(), make_sequence(1)
-    enter_computed(running_sequences, one)
-    running_sequences.remove_sequence(one, SequenceState.FINISHED)
+    running_sequences, sequence = make_running_sequences(), make_sequence(1)
+    enter_computed(running_sequences, sequence)
+    running_sequences.remove_sequence(sequence, SequenceState.FINISHED)
     running_sequences.take_pending_filters()
     assert running_sequences.batches == []
 
@@ -178,11 +178,11 @@ def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones()
 
 
 def test_finishing_sequence_that_fills_no_further_block_frees_its_blocks_at_once():
-    running_sequences, one = make_running_sequences(), make_sharing_sequence(1, prompt=40, output=2)
-    enter_computed(running_sequences, one)
-    running_sequences.cache_full_blocks(one, 40)
-    one.num_steps_in_flight = 1
-    running_sequences.remove_finishing_sequence(one)
+    running_sequences, sequence = make_running_sequences(), make_sharing_sequence(1, prompt=40, output=2)
+    enter_computed(running_sequences, sequence)
+    running_sequences.cache_full_blocks(sequence, 40)
+    sequence.num_steps_in_flight = 1
+    running_sequences.remove_finishing_sequence(sequence)
     assert running_sequences.block_pool.num_free == running_sequences.block_pool.num_blocks
 
 

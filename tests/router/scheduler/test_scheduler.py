@@ -38,7 +38,8 @@ def make_result(plan, tokens=(7,), **token_overrides):
 
 
 def complete_step(core, plan, stopped=None, tokens=(7,), **token_overrides):
-    return core.complete(plan.last_message_number, make_result(plan, tokens, **token_overrides), stopped or {}, 0.0)
+    result = make_result(plan, tokens, **token_overrides)
+    return core.complete_step(plan.last_message_number, result, stopped or {}, 0.0)
 
 
 def run_step(core, **token_overrides):
@@ -75,7 +76,7 @@ def test_timed_out_sequence_ends_after_a_shard_loss_instead_of_running_again():
     core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
     run_step(core)
-    assert core.expire(6.0) == []  # it runs, and would end with its next token
+    assert core.expire(6.0) == []  # the sequence is running, so it ends with its next token
     core.on_shards_lost(6.0, ShardLossReason.DEATH)
     assert core.wake_at == 5.0
     assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
@@ -236,12 +237,12 @@ def test_pause_policy_prefills_new_sequences_in_their_own_batch_and_joins_it():
     run_step(core)  # a prefilled batch decodes before the next prefill
     second, _ = run_step(core)
     third, _ = run_step(core)
-    one, two = first.messages[0].batch, second.messages[0].batch
+    first_batch, second_batch = first.messages[0].batch, second.messages[0].batch
     assert isinstance(second.messages[0], Prefill)
-    assert one != two
-    assert third.messages[0] == Concat((one, two))
+    assert first_batch != second_batch
+    assert third.messages[0] == Concat((first_batch, second_batch))
     assert isinstance(third.messages[1], Decode)
-    assert third.messages[1].batch == one
+    assert third.messages[1].batch == first_batch
 
 
 def test_pause_policy_decodes_between_two_chunks_of_a_long_prompt():
@@ -405,8 +406,8 @@ def test_pooling_input_that_no_longer_fits_a_step_fails_with_the_reason():
 
 def lose_shards(core, epoch):
     core.plan(0.0)
-    events = core.shards_lost(0.0, ShardLossReason.DEATH)
-    core.shards_ready(MODEL_INFO, epoch, 0.0)
+    events = core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 
 
@@ -451,8 +452,8 @@ def test_later_request_does_not_start_in_the_place_of_a_preempted_one():
 
 def fail_step(core, epoch):
     """Fail the step under way and reset the shards."""
-    events = core.shards_lost(0.0, ShardLossReason.STEP_ERROR)
-    core.shards_ready(MODEL_INFO, epoch, 0.0)
+    events = core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+    core.on_shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 
 

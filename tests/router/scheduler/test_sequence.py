@@ -20,6 +20,6 @@ def test_sequence_is_ready_when_its_entry_tokens_are_computed():
 
 
 def test_forgetting_the_cache_returns_the_blocks_and_resets_the_sequence():
-    one = make_sequence(blocks=[3, 4], num_initial_tokens=3, num_computed_tokens=3)
-    assert one.reset_cache_state() == [3, 4]
-    assert (one.blocks, one.num_initial_tokens, one.num_computed_tokens) == ([], 0, 0)
+    sequence = make_sequence(blocks=[3, 4], num_initial_tokens=3, num_computed_tokens=3)
+    assert sequence.reset_cache_state() == [3, 4]
+    assert (sequence.blocks, sequence.num_initial_tokens, sequence.num_computed_tokens) == ([], 0, 0)

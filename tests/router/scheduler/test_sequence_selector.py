@@ -69,13 +69,13 @@ def test_request_is_not_passed_over_longer_than_the_limit() -> None:
 
 
 def test_tenant_with_the_least_service_goes_first() -> None:
-    core, other = make_scheduler(max_batch_size=2), Tenant("other")
+    core, other_tenant = make_scheduler(max_batch_size=2), Tenant("other")
     submit(core, output=100)
-    submit(core, output=100, tenant=other, prompt=10)
+    submit(core, output=100, tenant=other_tenant, prompt=10)
     run_step(core)
     run_step(core)
     submit(core, now=1.0)
-    less = submit(core, now=1.1, tenant=other)
+    less = submit(core, now=1.1, tenant=other_tenant)
     core.cancel(1, 1.2)
     assert get_new_sequences(run_step(core, 1.3)) == [less]
 
@@ -107,9 +107,9 @@ def test_request_overtaken_by_a_higher_priority_keeps_waiting() -> None:
 
 def test_prompts_beyond_the_step_budget_wait_for_it() -> None:
     core = make_scheduler(max_prefill_tokens=64)
-    one, other = submit(core, prompt=60), submit(core, prompt=60, prompt_token=8)
+    first, second = submit(core, prompt=60), submit(core, prompt=60, prompt_token=8)
     run_step(core)
-    assert [get_phase(core, number) for number in (one, other)] == [RequestPhase.DECODE, RequestPhase.PREFILL_BUDGET]
+    assert [get_phase(core, number) for number in (first, second)] == [RequestPhase.DECODE, RequestPhase.PREFILL_BUDGET]
 
 
 def test_tenant_without_running_requests_preempts_others() -> None:

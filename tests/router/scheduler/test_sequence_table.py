@@ -10,30 +10,30 @@ def make_sequence(number: int, timeout: float | None) -> Sequence:
 
 
 def test_earliest_deadline_comes_first_and_each_once() -> None:
-    deadlines, everyone = DeadlineHeap(), [make_sequence(1, 5.0), make_sequence(2, None), make_sequence(3, 2.0)]
-    for one in everyone:
-        deadlines.add(one)
+    deadlines, sequences = DeadlineHeap(), [make_sequence(1, 5.0), make_sequence(2, None), make_sequence(3, 2.0)]
+    for sequence in sequences:
+        deadlines.add(sequence)
     assert deadlines.earliest_deadline() == 12.0
-    assert [one.id for one in deadlines.pop_expired(20.0)] == [3, 1]
+    assert [sequence.id for sequence in deadlines.pop_expired(20.0)] == [3, 1]
     assert deadlines.pop_expired(30.0) == []
     assert deadlines.earliest_deadline() is None
 
 
 def test_requeued_sequence_expires_again_and_duplicates_expire_once() -> None:
-    deadlines, named, other = DeadlineHeap(), make_sequence(1, 2.0), make_sequence(2, 5.0)
-    deadlines.add(named)
-    deadlines.add(other)
-    assert deadlines.pop_expired(13.0) == [named]
-    for one in (named, other):
-        deadlines.add(one)
-    assert deadlines.pop_expired(20.0) == [named, other]
+    deadlines, first, second = DeadlineHeap(), make_sequence(1, 2.0), make_sequence(2, 5.0)
+    deadlines.add(first)
+    deadlines.add(second)
+    assert deadlines.pop_expired(13.0) == [first]
+    for sequence in (first, second):
+        deadlines.add(sequence)
+    assert deadlines.pop_expired(20.0) == [first, second]
     assert deadlines.earliest_deadline() is None
 
 
 def test_finished_sequence_has_no_deadline() -> None:
-    deadlines, one = DeadlineHeap(), make_sequence(1, 5.0)
-    deadlines.add(one)
-    one.state = SequenceState.FINISHED
+    deadlines, sequence = DeadlineHeap(), make_sequence(1, 5.0)
+    deadlines.add(sequence)
+    sequence.state = SequenceState.FINISHED
     deadlines.discard_finished()
     assert deadlines.earliest_deadline() is None
     assert deadlines.pop_expired(20.0) == []
@@ -42,8 +42,8 @@ def test_finished_sequence_has_no_deadline() -> None:
 def test_reading_the_earliest_deadline_has_no_side_effects() -> None:
     """`earliest_deadline` is not recorded: with a side effect, the core of a replay would differ."""
     deadlines, first, second = DeadlineHeap(), make_sequence(1, 2.0), make_sequence(2, 5.0)
-    for one in (first, second):
-        deadlines.add(one)
+    for sequence in (first, second):
+        deadlines.add(sequence)
     before = list(deadlines._heap)
     first.state = SequenceState.FINISHED
     deadlines.earliest_deadline()

@@ -40,14 +40,14 @@ def complete_and_get_finished(core: Scheduler, plan: StepPlan, now: float) -> li
 
 def run_and_get_groups(core: Scheduler, now: float = 0.0, running: frozenset[int] = frozenset()) -> list[set[int]]:
     """Run until no sequence can start and return the groups in order, beginning with the `running` one."""
-    found = [set(running)] if running else []
+    groups = [set(running)] if running else []
     while (plan := core.plan(now)) is not None:
         started = get_new_sequences(plan)
         if started and not running:
-            found.append(set())
-        found[-1] |= started
+            groups.append(set())
+        groups[-1] |= started
         running = (running | started) - frozenset(complete_and_get_finished(core, plan, now))
-    return found
+    return groups
 
 
 def get_new_sequences(plan: StepPlan) -> set[int]:
@@ -94,18 +94,18 @@ def test_full_group_starts_before_the_window_ends() -> None:
 
 def test_equal_lengths_mode_groups_only_equal_requests() -> None:
     core = make_scheduler(static_equal_lengths=True)
-    one, other, like_one, longer = (
+    first, longer_output, like_first, longer_prompt = (
         submit(core), submit(core, output=4), submit(core), submit(core, prompt=21))
-    assert run_and_get_groups(core) == [{one, like_one}, {other}, {longer}]
+    assert run_and_get_groups(core) == [{first, like_first}, {longer_output}, {longer_prompt}]
 
 
 def test_equal_lengths_mode_waits_for_equal_requests() -> None:
     core = make_scheduler(static_equal_lengths=True, static_window_seconds=1.0, max_batch_size=2)
-    one = submit(core)
+    first = submit(core)
     submit(core, output=4)
     assert core.plan(0.1) is None
-    like_one = submit(core, now=0.2)
-    assert run_and_get_groups(core, 0.2)[0] == {one, like_one}
+    like_first = submit(core, now=0.2)
+    assert run_and_get_groups(core, 0.2)[0] == {first, like_first}
 
 
 @pytest.mark.parametrize("mixed", [True, False])
@@ -125,18 +125,18 @@ def test_group_with_prompts_over_several_steps_stays_one_group(prompt: int, stal
 
 def test_suspended_sequence_stays_in_its_group() -> None:
     core = make_scheduler()
-    one, two = submit(core, output=9), submit(core, output=9)
+    first, second = submit(core, output=9), submit(core, output=9)
     complete_and_get_finished(core, core.plan(0.0), 0.0)  # type: ignore[arg-type]
-    core.suspend(one, 0.1)
+    core.suspend(first, 0.1)
     complete_and_get_finished(core, core.plan(0.1), 0.1)  # type: ignore[arg-type]
-    core.resume(one, 0.2)
+    core.resume(first, 0.2)
     late = submit(core, now=0.2)
     plan = core.plan(0.2)
     assert plan is not None
-    assert get_new_sequences(plan) == {one}
-    assert plan.members == (two, one)
+    assert get_new_sequences(plan) == {first}
+    assert plan.members == (second, first)
     complete_and_get_finished(core, plan, 0.2)
-    assert run_and_get_groups(core, 0.3, frozenset({one, two})) == [{one, two}, {late}]
+    assert run_and_get_groups(core, 0.3, frozenset({first, second})) == [{first, second}, {late}]
 
 
 def test_request_waiting_for_a_shared_prefix_stays_in_its_group() -> None:

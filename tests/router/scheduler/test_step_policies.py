@@ -49,11 +49,11 @@ def get_num_generated_at_entry(plan: StepPlan) -> dict[int, int]:
 
 def test_every_step_sends_prompt_and_output_as_a_new_prompt() -> None:
     core = make_scheduler()
-    one, two = submit(core, 20), submit(core, 30, output=2)
-    assert [get_chunk_lengths(run_step(core)) for _ in range(2)] == [{one: 20, two: 30}, {one: 21, two: 31}]
+    first, second = submit(core, 20), submit(core, 30, output=2)
+    assert [get_chunk_lengths(run_step(core)) for _ in range(2)] == [{first: 20, second: 30}, {first: 21, second: 31}]
     plan = run_step(core)
     assert (plan.messages[0], get_chunk_lengths(plan),
-            get_num_generated_at_entry(plan)) == (Filter(2, ()), {one: 22}, {one: 2})
+            get_num_generated_at_entry(plan)) == (Filter(2, ()), {first: 22}, {first: 2})
     assert [type(message) for message in core.plan(0.0).messages] == [Filter]  # type: ignore[union-attr]
     assert core.running.block_pool.num_free == 64
 
@@ -67,44 +67,45 @@ def test_recompute_ignores_the_prefix_cache() -> None:
 
 def test_new_sequence_joins_behind_the_others() -> None:
     core = make_scheduler()
-    one = submit(core)
+    first = submit(core)
     run_step(core)
-    two = submit(core)
-    assert get_chunk_lengths(run_step(core)) == {one: 21, two: 20}
+    second = submit(core)
+    assert get_chunk_lengths(run_step(core)) == {first: 21, second: 20}
 
 
 def test_batch_size_of_one_runs_sequences_one_after_another() -> None:
     core = make_scheduler(max_batch_size=1)
-    one, two = submit(core), submit(core)
-    assert [get_chunk_lengths(run_step(core)) for _ in range(4)] == [{one: 20}, {one: 21}, {one: 22}, {two: 20}]
+    first, second = submit(core), submit(core)
+    assert [get_chunk_lengths(run_step(core)) for _ in range(4)] == [
+        {first: 20}, {first: 21}, {first: 22}, {second: 20}]
 
 
 def test_static_group_stays_closed() -> None:
     core = make_scheduler(static=True)
-    one, two = submit(core), submit(core, output=2)
+    first, second = submit(core), submit(core, output=2)
     run_step(core)
     late = submit(core)
-    assert [set(get_chunk_lengths(run_step(core))) for _ in range(3)] == [{one, two}, {one}, {late}]
+    assert [set(get_chunk_lengths(run_step(core))) for _ in range(3)] == [{first, second}, {first}, {late}]
 
 
 def test_sequences_beyond_the_step_limit_run_in_the_next_step() -> None:
     core = make_scheduler(max_prefill_tokens=48)
-    one, two = submit(core, 40, 2), submit(core, 40, 2)
+    first, second = submit(core, 40, 2), submit(core, 40, 2)
     assert sum(sum(get_chunk_lengths(run_step(core)).values()) for _ in range(4)) == 40 + 40 + 41 + 41
-    assert core.plan(0.0) is None or core.num_unfinished == 0, (one, two)
+    assert core.plan(0.0) is None or core.num_unfinished == 0, (first, second)
 
 
 def test_last_sequence_is_preempted_when_blocks_run_out() -> None:
     core = make_scheduler(num_blocks=5)
-    one, two = submit(core, 31, output=8), submit(core, 31, output=8)
-    both = get_chunk_lengths(run_step(core))
-    while len(found := get_chunk_lengths(run_step(core))) == 2:
-        both = found
-    assert (set(both), set(found)) == ({one, two}, {one})
-    assert get_num_generated_at_entry(run_step(core)).keys() == {one}
+    first, second = submit(core, 31, output=8), submit(core, 31, output=8)
+    previous = get_chunk_lengths(run_step(core))
+    while len(lengths := get_chunk_lengths(run_step(core))) == 2:
+        previous = lengths
+    assert (set(previous), set(lengths)) == ({first, second}, {first})
+    assert get_num_generated_at_entry(run_step(core)).keys() == {first}
     while core.num_unfinished:
         last = run_step(core)
-    assert get_chunk_lengths(last).keys() == {two}
+    assert get_chunk_lengths(last).keys() == {second}
 
 
 def test_every_token_is_delivered_once() -> None:

@@ -21,7 +21,7 @@ def make_forecast(num_slots: int = 100_000, batch: int = 2) -> WaitForecast:
 
 
 def forecast_seconds(wait_forecast: WaitForecast, waiting: list[Sequence], running: list[Sequence]) -> float:
-    demand = QueueDemand(len(waiting), sum(one.length for one in waiting))
+    demand = QueueDemand(len(waiting), sum(sequence.length for sequence in waiting))
     return wait_forecast.correct_bias(wait_forecast.estimate_raw_wait(waiting, demand, running))
 
 
@@ -49,32 +49,32 @@ def test_long_prompts_take_their_prefill_time() -> None:
 
 
 def test_forecast_learns_that_outputs_end_early() -> None:
-    one, running = make_forecast(), [make_sequence(1, 16, 100), make_sequence(2, 16, 100)]
+    forecast, running = make_forecast(), [make_sequence(1, 16, 100), make_sequence(2, 16, 100)]
     for _ in range(300):
-        one.record_finished(50, 100)
-    assert forecast_seconds(one, [], running) == pytest.approx(0.5, rel=0.01)
+        forecast.record_finished(50, 100)
+    assert forecast_seconds(forecast, [], running) == pytest.approx(0.5, rel=0.01)
 
 
 def test_forecast_learns_its_bias_and_variance() -> None:
-    one, running = make_forecast(), [make_sequence(1, 16, 100), make_sequence(2, 16, 100)]
+    forecast, running = make_forecast(), [make_sequence(1, 16, 100), make_sequence(2, 16, 100)]
     for _ in range(300):
-        one.record_wait(1.0, 1.5)
-    assert forecast_seconds(one, [], running) == pytest.approx(1.5, rel=0.01)
-    assert one.upper_bound(1.0) == pytest.approx(1.5, abs=0.02)
+        forecast.record_wait(1.0, 1.5)
+    assert forecast_seconds(forecast, [], running) == pytest.approx(1.5, rel=0.01)
+    assert forecast.upper_bound(1.0) == pytest.approx(1.5, abs=0.02)
     for wait in (0.5, 2.0) * 50:
-        one.record_wait(1.0, wait)
-    assert one.upper_bound(1.0) > 2.0
+        forecast.record_wait(1.0, wait)
+    assert forecast.upper_bound(1.0) > 2.0
 
 
 @pytest.mark.parametrize("factor", [10.0, 2.5, 0.1])
 def test_speed_change_is_not_counted_twice_after_steps_at_the_new_speed(factor: float) -> None:
-    one, running = make_forecast(), [make_sequence(1, 16, 100, generated=40), make_sequence(2, 16, 100)]
-    for took in [0.01] * 20 + [0.01 * factor] * (SPEED_CHANGE_STREAK - 1):
-        one.scale_step_times(1.0)
-        one.record_step(took, 0, is_budget_exhausted=False)
-    one.scale_step_times(factor)
-    one.record_step(0.01 * factor, 0, is_budget_exhausted=False)
-    assert forecast_seconds(one, [], running) == pytest.approx(60 * 0.01 * factor)
+    forecast, running = make_forecast(), [make_sequence(1, 16, 100, generated=40), make_sequence(2, 16, 100)]
+    for seconds in [0.01] * 20 + [0.01 * factor] * (SPEED_CHANGE_STREAK - 1):
+        forecast.scale_step_times(1.0)
+        forecast.record_step(seconds, 0, is_budget_exhausted=False)
+    forecast.scale_step_times(factor)
+    forecast.record_step(0.01 * factor, 0, is_budget_exhausted=False)
+    assert forecast_seconds(forecast, [], running) == pytest.approx(60 * 0.01 * factor)
 
 
 def test_very_long_queue_is_extrapolated_from_its_beginning() -> None:

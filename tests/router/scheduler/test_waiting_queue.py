@@ -55,9 +55,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.push(sequence)
 
     @precondition(lambda self: self.model)
-    @rule(which=st.integers(0, 1000))
-    def remove(self, which):
-        self.queue.remove(self.model.pop(which % len(self.model)))
+    @rule(choice=st.integers(0, 1000))
+    def remove(self, choice):
+        self.queue.remove(self.model.pop(choice % len(self.model)))
 
     @invariant()
     def best_first_and_nobody_lost(self):

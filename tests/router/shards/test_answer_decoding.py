@@ -104,13 +104,13 @@ def test_top_tokens_are_assigned_to_their_token():
 
 
 def test_any_member_may_fail_even_without_expected_output():
-    found = decode_answer(make_answer(failed=[3], failures=[pb.NON_FINITE]))
-    assert found.failures == {3: "the model's output was not a number"}
+    result = decode_answer(make_answer(failed=[3], failures=[pb.NON_FINITE]))
+    assert result.failures == {3: "the model's output was not a number"}
 
 
 def test_failed_sequence_needs_no_output():
-    found = decode_answer(make_answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
-    assert set(found.rows) == {1}
+    result = decode_answer(make_answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
+    assert set(result.rows) == {1}
 
 
 @pytest.mark.parametrize("wrong", [
@@ -142,13 +142,13 @@ def test_invalid_answer_is_rejected(wrong):
 
 
 def test_acknowledgement_must_match_the_last_message():
-    one = make_plan(Filter(1, ()), expects=(), members=())
-    assert decode_acknowledgement(pb.Acknowledgement(epoch=one.epoch, order=one.last_message_number),
-                                  one).rows == {}
-    for wrong in ({"epoch": one.epoch + 1, "order": one.last_message_number},
-                  {"epoch": one.epoch, "order": one.last_message_number + 1}):
+    plan = make_plan(Filter(1, ()), expects=(), members=())
+    assert decode_acknowledgement(pb.Acknowledgement(epoch=plan.epoch, order=plan.last_message_number),
+                                  plan).rows == {}
+    for wrong in ({"epoch": plan.epoch + 1, "order": plan.last_message_number},
+                  {"epoch": plan.epoch, "order": plan.last_message_number + 1}):
         with pytest.raises(InvalidShardAnswer):
-            decode_acknowledgement(pb.Acknowledgement(**wrong), one)
+            decode_acknowledgement(pb.Acknowledgement(**wrong), plan)
 
 
 def test_smallest_cache_of_all_ranks_counts():

@@ -20,7 +20,7 @@ def test_failure_before_any_step_needs_no_restart(message, code):
 
 
 def test_first_cause_of_several_failures_is_reported():
-    """After a failure, later messages of its epoch are rejected; the rejections say less than the failure."""
+    """After a failure, the shard rejects later messages of its epoch; these rejections hide the cause."""
     failed, refused = RpcFailure(Code.INTERNAL, "no such slot"), RpcFailure(Code.FAILED_PRECONDITION, "after a failure")
     lost = most_severe_loss([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
     assert lost is not None

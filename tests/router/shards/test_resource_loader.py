@@ -51,9 +51,9 @@ class LoaderSetup:
         self.finished_loads: list[tuple[str, float, str]] = []
         self.loader = ResourceLoader(self.ranks, LoadCallbacks(
             lambda resource: self.reported_events.append(("here", resource.id, "")),
-            lambda resource, why: self.reported_events.append(("failed", resource.id, why)),
+            lambda resource, reason: self.reported_events.append(("failed", resource.id, reason)),
             lambda resource: self.reported_events.append(("removed", resource.id, "")),
-            lambda resource, seconds, why: self.finished_loads.append((resource.kind, seconds, why))))
+            lambda resource, seconds, reason: self.finished_loads.append((resource.kind, seconds, reason))))
 
     async def restore_after_handshake(self, epoch: int, loaded: Iterable[LoadableResource] = (),
                                       leftovers: Iterable[LoadableResource] = ()) -> None:
@@ -83,8 +83,8 @@ def run_scenario(scenario: Callable[[LoaderSetup], Awaitable[Any]]) -> None:
 
 def test_source_keeps_its_number_as_long_as_it_is_in_use() -> None:
     async def scenario(setup: LoaderSetup) -> None:
-        first, other = setup.loader.get_or_create("grammar", "a"), setup.loader.get_or_create("grammar", "b")
-        assert (first.id, other.id) == (1, 2)
+        first, second = setup.loader.get_or_create("grammar", "a"), setup.loader.get_or_create("grammar", "b")
+        assert (first.id, second.id) == (1, 2)
         assert setup.loader.get_or_create("grammar", "a") is first
         del first
         gc.collect()
@@ -129,7 +129,7 @@ def test_shards_that_kept_their_state_load_nothing_again() -> None:
 
 
 def test_missing_resources_are_reloaded_before_the_handshake_ends() -> None:
-    """The shards were replaced although the loss was no death."""
+    """Resources are missing if the shards were replaced, even if their loss was not reported as a death."""
     async def scenario(setup: LoaderSetup) -> None:
         resource = await setup.load_grammar("a")
         setup.loader.end_epoch(resources_lost=False)

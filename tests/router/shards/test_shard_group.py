@@ -197,7 +197,7 @@ def test_answer_of_the_wrong_type_is_a_defect_on_any_rank(tmp_path, wrong):
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
 def test_rank_that_failed_in_a_step_forces_a_restart_of_all_ranks(tmp_path, transport, code):
-    """Other ranks may wait for the failed one for ever. The rejection by the first rank says less than the failure."""
+    """Other ranks may wait for the failed rank for ever. The failure is reported, not the first rank's rejection."""
     async def scenario(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, code
         with pytest.raises(ShardsLost) as lost:

@@ -38,8 +38,8 @@ class ScriptedRank(grpc.GenericRpcHandler):
                 return
             if isinstance(outcome, grpc.StatusCode):
                 await context.abort(outcome, "told so")
-            for one in outcome if isinstance(outcome, list) else [outcome]:
-                await context.write(one)
+            for answer in outcome if isinstance(outcome, list) else [outcome]:
+                await context.write(answer)
 
 
 def run_scenario(scenario, folder):
@@ -119,8 +119,8 @@ def test_end_of_the_call_fails_pending_and_later_messages(tmp_path):
     async def scenario(step_stream, rank):
         waiting = [step_stream.send(DECODE_MESSAGE, 5.0) for _ in range(3)]
         rank.outcomes.put_nowait(None)
-        told = [*await asyncio.gather(*waiting), await step_stream.send(DECODE_MESSAGE, 5.0)]
-        assert [trouble.code for trouble in told] == [DISCONNECTED_STATUS] * 4
+        failures = [*await asyncio.gather(*waiting), await step_stream.send(DECODE_MESSAGE, 5.0)]
+        assert [failure.code for failure in failures] == [DISCONNECTED_STATUS] * 4
     run_scenario(scenario, tmp_path)
 
 

@@ -35,10 +35,10 @@ def run_simulate(monkeypatch, capsys):
 def test_held_out_run_is_predicted_within_fifteen_percent(folder):
     """The requests of one recording are simulated with the step times of another."""
     case = SimulationCase.from_files(folder / "one", folder / "two", seed=0)
-    foretold = case.simulate({})
+    predicted = case.simulate({})
     for share in (50, 99):
-        real = case.trace.recorded_stats.percentile("ttft", share)
-        assert foretold.percentile("ttft", share) == pytest.approx(real, rel=0.15)
+        recorded = case.trace.recorded_stats.percentile("ttft", share)
+        assert predicted.percentile("ttft", share) == pytest.approx(recorded, rel=0.15)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from router.simulation.trace import WorkloadTrace, read_trace
 def run_step(core, now, ending=()):
     plan = core.plan(now)
     rows = {number: StepResultRow((9 if number in ending else 7,), (0.0,)) for number in plan.members_with_output}
-    core.complete(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, now + 0.02)
+    core.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, now + 0.02)
 
 
 def make_recorded_scheduler(*output_lengths):
@@ -64,20 +64,20 @@ def test_request_known_from_the_start_arrives_at_zero_with_all_its_tokens(tmp_pa
     core = make_recorded_scheduler(30)
     for index in range(10):
         run_step(core, 0.1 + 0.1 * index)
-    one, = read_trace(write_recording_file(core.copy_segments()[1:], tmp_path / "file").path).arrivals
-    assert (one.arrived_at, one.is_arrival_known) == (0.0, False)
-    assert len(one.request.prompt) + one.num_output_tokens == 20 + 10
-    assert one.request.max_length == 50
+    arrival, = read_trace(write_recording_file(core.copy_segments()[1:], tmp_path / "file").path).arrivals
+    assert (arrival.arrived_at, arrival.is_arrival_known) == (0.0, False)
+    assert len(arrival.request.prompt) + arrival.num_output_tokens == 20 + 10
+    assert arrival.request.max_length == 50
 
 
 def test_recording_that_does_not_replay_is_rejected(tmp_path):
     core = make_recorded_scheduler(3)
     run_step(core, 0.5)
     recording = write_recording_file(core.copy_segments(), tmp_path / "file")
-    other = copy_recording_with_change(recording, tmp_path / "other",
-                                       lambda lines: lines[3].update(num_initial_tokens=[]) or lines.pop(3))
+    changed = copy_recording_with_change(recording, tmp_path / "other",
+                                         lambda lines: lines[3].update(num_initial_tokens=[]) or lines.pop(3))
     with pytest.raises(BadRecording, match="does not replay"):
-        read_trace(other.path)
+        read_trace(changed.path)
 
 
 def test_generated_blocks_keep_their_hashes_and_others_get_new_ones():
@@ -117,9 +117,9 @@ def test_plain_trace_is_sorted_by_time(tmp_path):
 
 def test_requests_with_one_prefix_share_its_block_hashes(tmp_path):
     line = {"at": 0, "prompt_tokens": 50, "output_tokens": 6, "prefix": "a", "prefix_tokens": 40}
-    one, two, other = write_and_read_plain_trace(tmp_path / "file", line, line, line | {"prefix": "b"}).arrivals
-    assert one.request.block_hashes == two.request.block_hashes != other.request.block_hashes
-    assert len(one.request.block_hashes) == 2
+    first, second, third = write_and_read_plain_trace(tmp_path / "file", line, line, line | {"prefix": "b"}).arrivals
+    assert first.request.block_hashes == second.request.block_hashes != third.request.block_hashes
+    assert len(first.request.block_hashes) == 2
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"at": 1}', '{"at": 0, "prompt_tokens": 0, "output_tokens": 1}'])

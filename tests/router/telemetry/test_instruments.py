@@ -105,10 +105,10 @@ def test_alias_reports_the_same_values_under_another_name():
     registry.histogram("seconds").observe(0.5)
     plain, both = registry.render({}), registry.render({}, {"knots": "ties", "seconds": "ticks"})
     assert both.startswith(plain.partition("# HELP knots")[0])
-    told = parse_samples(both)
+    samples = parse_samples(both)
     assert {(name.replace("ties", "knots").replace("ticks", "seconds"), *labels): value
-            for (name, *labels), value in told.items()} == parse_samples(plain)
-    assert len(told) == 2 * len(parse_samples(plain))
+            for (name, *labels), value in samples.items()} == parse_samples(plain)
+    assert len(samples) == 2 * len(parse_samples(plain))
     assert '# HELP ties Tied knots.\n# TYPE ties counter\nties{by="knots"} 0\n' in both
 
 

@@ -115,7 +115,7 @@ def test_documentation_explains_every_error() -> None:
     assert explained == ["err", *FAMILY_BY_NAME["tgi_request_failure"].label_values]
 
 
-# Metrics of LoRAX's router that we measure too.
+# Metrics of LoRAX's router that weft measures too.
 LORAX_METRICS = {
     "lorax_request_count": ("counter", "", ""),
     "lorax_request_success": ("counter", "", ""),
@@ -151,12 +151,12 @@ def test_metrics_of_lorax_dashboards_are_aliases_of_ours() -> None:
 
 
 def test_documentation_names_every_lorax_alias() -> None:
-    """Names that differ only in their prefix are listed under ours."""
-    others = {twin for name, twin in LORAX_METRIC_NAMES.items()
-              if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
-    assert all(f"`{name}`" in METRICS_DOC for name in others)
-    told = METRICS_DOC.partition("## Under the names of LoRAX")[2]
-    assert {name for name in LORAX_METRIC_NAMES if f"`{name}`" in told} == set(LORAX_METRIC_NAMES)
+    """LoRAX's section lists all names that have an alias, and the aliases that differ in more than their prefix."""
+    aliases = {twin for name, twin in LORAX_METRIC_NAMES.items()
+               if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
+    assert all(f"`{name}`" in METRICS_DOC for name in aliases)
+    section = METRICS_DOC.partition("## Under the names of LoRAX")[2]
+    assert {name for name in LORAX_METRIC_NAMES if f"`{name}`" in section} == set(LORAX_METRIC_NAMES)
 
 
 def test_metric_names_have_no_openmetrics_suffix_and_help_is_one_line() -> None:

@@ -129,11 +129,11 @@ def test_prefix_cache_hits_are_counted_for_started_requests():
 
 
 def test_preemptions_are_counted_whatever_the_outcome():
-    harness, story = MetricsHarness(), RequestTimeline(0.0)
+    harness, timeline = MetricsHarness(), RequestTimeline(0.0)
     for cause in (RequestPhase.PREFILL, RequestPhase.PREEMPTED, RequestPhase.NO_FREE_BLOCKS, RequestPhase.PREFILL,
                   RequestPhase.DECODE, RequestPhase.PREEMPTED):
-        story.enter_phase(cause, 1.0)
-    harness.requests.count_closed(1, RequestRecord("0", "", 50, 0.0, story))
+        timeline.enter_phase(cause, 1.0)
+    harness.requests.count_closed(1, RequestRecord("0", "", 50, 0.0, timeline))
     assert harness["tgi_request_yields"] == 2
 
 

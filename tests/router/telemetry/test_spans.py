@@ -32,12 +32,12 @@ def fixed_clocks(monkeypatch):
 
 
 def make_record(*phase_changes, ended_at=110.0, name="mine", **fields):
-    story = RequestTimeline(*phase_changes[0])
+    timeline = RequestTimeline(*phase_changes[0])
     for moment, cause in phase_changes[1:]:
-        story.enter_phase(cause, moment)
-    story.end(ended_at)
-    story.num_cached_tokens = 2
-    return RequestRecord(name, "", 3, ARRIVED_AT, story,
+        timeline.enter_phase(cause, moment)
+    timeline.end(ended_at)
+    timeline.num_cached_tokens = 2
+    return RequestRecord(name, "", 3, ARRIVED_AT, timeline,
                          **{"num_generated": 5, "finish_reason": FinishReason.END_TOKEN} | fields)
 
 
@@ -101,9 +101,9 @@ def test_number_of_traced_sequences_is_limited_but_all_are_counted():
 
 def test_request_parameters_are_span_attributes():
     sampling = SamplingParams(temperature=0.5, top_k=9, presence_penalty=0.25)
-    found = make_span((make_validated_request(11, sampling=sampling, stop_strings=("stop", "end")),
-                       make_record(*PHASE_CHANGES))).attributes
-    assert {name: value for name, value in found.items() if name.startswith("gen_ai.request.")} == {
+    attributes = make_span((make_validated_request(11, sampling=sampling, stop_strings=("stop", "end")),
+                            make_record(*PHASE_CHANGES))).attributes
+    assert {name: value for name, value in attributes.items() if name.startswith("gen_ai.request.")} == {
         "gen_ai.request.model": "demo", "gen_ai.request.max_tokens": 7, "gen_ai.request.temperature": 0.5,
         "gen_ai.request.top_k": 9, "gen_ai.request.presence_penalty": 0.25, "gen_ai.request.seed": 11,
         "gen_ai.request.stop_sequences": ("stop", "end")}
@@ -118,27 +118,27 @@ def test_seed_beyond_the_otlp_integer_range_is_left_out():
 
 
 def test_usage_and_latencies_are_span_attributes():
-    found = make_span((make_validated_request(), make_record(*PHASE_CHANGES))).attributes
-    assert {name: value for name, value in found.items() if "usage" in name or "latency" in name} == {
+    attributes = make_span((make_validated_request(), make_record(*PHASE_CHANGES))).attributes
+    assert {name: value for name, value in attributes.items() if "usage" in name or "latency" in name} == {
         "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 5, "gen_ai.usage.cache_read.input_tokens": 2,
         "gen_ai.latency.time_in_queue": 4.0, "gen_ai.latency.time_to_first_token": 6.0,
         "gen_ai.latency.time_in_model_prefill": 1.0, "gen_ai.latency.time_in_model_decode": 4.0,
         "gen_ai.latency.e2e": 100.0}
-    assert found["gen_ai.response.finish_reasons"] == ["stop"]
-    assert found["gen_ai.response.time_to_first_chunk"] == 6.0
+    assert attributes["gen_ai.response.finish_reasons"] == ["stop"]
+    assert attributes["gen_ai.response.time_to_first_chunk"] == 6.0
 
 
 def test_single_token_request_has_its_first_token_at_the_end_of_prefill():
-    found = make_span((make_validated_request(),
-                       make_record(*PHASE_CHANGES[:3], num_generated=1, finish_reason=FinishReason.LENGTH))).attributes
-    assert found["gen_ai.response.time_to_first_chunk"] == 10.0
-    assert found["gen_ai.response.finish_reasons"] == ["length"]
+    record = make_record(*PHASE_CHANGES[:3], num_generated=1, finish_reason=FinishReason.LENGTH)
+    attributes = make_span((make_validated_request(), record)).attributes
+    assert attributes["gen_ai.response.time_to_first_chunk"] == 10.0
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"]
 
 
 def test_request_cancelled_before_its_first_token_has_no_finish_reason():
-    found = make_span((make_validated_request(),
-                       make_record(*PHASE_CHANGES[:2], num_generated=0, finish_reason=None))).attributes
-    assert not {"gen_ai.response.time_to_first_chunk", "gen_ai.response.finish_reasons"} & found.keys()
+    attributes = make_span((make_validated_request(),
+                            make_record(*PHASE_CHANGES[:2], num_generated=0, finish_reason=None))).attributes
+    assert not {"gen_ai.response.time_to_first_chunk", "gen_ai.response.finish_reasons"} & attributes.keys()
 
 
 def test_several_sequences_share_one_span():

@@ -95,27 +95,27 @@ TEMPLATE_WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[
 
 
 def test_tools_are_rendered_by_the_template_if_it_supports_them() -> None:
-    told = ChatTemplate(TEMPLATE_WITH_TOOLS, {}).render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
-    assert told == '[{"type": "function", "function": {"name": "paint"}}]hi'
+    prompt = ChatTemplate(TEMPLATE_WITH_TOOLS, {}).render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
+    assert prompt == '[{"type": "function", "function": {"name": "paint"}}]hi'
 
 
 def test_template_without_tools_gets_them_in_the_last_message() -> None:
     template = ChatTemplate("{{ messages[-1].content }}", {})
-    told = template.render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
-    assert told == f"hi\n---\n{json.dumps(list(TOOLS))}\n{DEFAULT_TOOL_PROMPT}"
+    prompt = template.render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
+    assert prompt == f"hi\n---\n{json.dumps(list(TOOLS))}\n{DEFAULT_TOOL_PROMPT}"
 
 
 def test_client_can_set_the_tool_call_instructions() -> None:
-    asked = Conversation(({"role": "user", "content": "hi"},), TOOLS, "Call!")
-    assert ChatTemplate("{{ messages[-1].content }}", {}).render(asked).endswith("}}]\nCall!")
-    assert ChatTemplate(TEMPLATE_WITH_TOOLS, {}).render(asked).endswith("]hi\n---\nCall!")
+    conversation = Conversation(({"role": "user", "content": "hi"},), TOOLS, "Call!")
+    assert ChatTemplate("{{ messages[-1].content }}", {}).render(conversation).endswith("}}]\nCall!")
+    assert ChatTemplate(TEMPLATE_WITH_TOOLS, {}).render(conversation).endswith("]hi\n---\nCall!")
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA, ZEPHYR], ids=["chatml", "llama", "zephyr"])
 def test_unfinished_answer_is_continued(source: str) -> None:
     messages = ({"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two, "})
-    told = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(Conversation(messages))
-    assert told.endswith("One, two,")
+    prompt = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(Conversation(messages))
+    assert prompt.endswith("One, two,")
 
 
 @pytest.mark.parametrize("begun", ["a", "assistant", "hi"])
@@ -150,7 +150,7 @@ def test_tool_call_at_the_end_is_not_continued() -> None:
 
 
 def test_required_tool_call_prompt_ends_with_the_call_opening() -> None:
-    asked = Conversation(({"role": "user", "content": "hi"},), TOOLS, must_call_tool=True)
+    conversation = Conversation(({"role": "user", "content": "hi"},), TOOLS, must_call_tool=True)
     source = "{{ messages[-1].content }}{% if false and tools %}<tool_call>\\n{% endif %}:"
-    assert ChatTemplate(source, {}).render(asked) == "hi:<tool_call>\n"
-    assert ChatTemplate("{{ messages[-1].content }}:", {}).render(asked).endswith(":")
+    assert ChatTemplate(source, {}).render(conversation) == "hi:<tool_call>\n"
+    assert ChatTemplate("{{ messages[-1].content }}:", {}).render(conversation).endswith(":")

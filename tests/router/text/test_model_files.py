@@ -73,7 +73,7 @@ def test_invalid_file_is_named_in_the_error(write_model_folder, files, message):
         read_tokenizer(path)
 
 
-def test_missing_fast_tokenizer_error_says_how_to_make_one(tmp_path):
+def test_missing_fast_tokenizer_error_explains_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match=f"there is no {tmp_path}/tokenizer.json: .* fast tokenizer; .*save_pretra"):
         read_tokenizer(tmp_path)
 
@@ -114,10 +114,10 @@ def test_model_may_have_no_chat_template(write_model_folder, files):
     assert read_chat_template(write_model_folder(**files)) is None
 
 
-@pytest.mark.parametrize("given", [5, {"default": "d"}, [{"name": "default", "template": 5}]])
-def test_chat_template_that_is_not_text_is_rejected(write_model_folder, given):
+@pytest.mark.parametrize("template", [5, {"default": "d"}, [{"name": "default", "template": 5}]])
+def test_chat_template_that_is_not_text_is_rejected(write_model_folder, template):
     with pytest.raises(ValueError, match=r"`chat_template` in .*/tokenizer_config.json must be a text"):
-        read_chat_template(write_model_folder(tokenizer_config={"chat_template": given}))
+        read_chat_template(write_model_folder(tokenizer_config={"chat_template": template}))
 
 
 def test_undecodable_jinja_file_is_rejected(write_model_folder):
@@ -157,7 +157,7 @@ def test_response_format_is_recognized_from_the_chat_template(write_model_folder
     assert read_chat_template(write_model_folder(tokenizer_config={"chat_template": "plain"})).output_format is None
 
 
-@pytest.mark.parametrize("given", [5, {}, {"start_anchor": 5}])
-def test_invalid_response_template_is_rejected(write_model_folder, given):
+@pytest.mark.parametrize("template", [5, {}, {"start_anchor": 5}])
+def test_invalid_response_template_is_rejected(write_model_folder, template):
     with pytest.raises(ValueError, match=r"`response_template` in .* must be an object with a `start_anchor`"):
-        read_chat_template(write_model_folder(tokenizer_config={"chat_template": "x", "response_template": given}))
+        read_chat_template(write_model_folder(tokenizer_config={"chat_template": "x", "response_template": template}))

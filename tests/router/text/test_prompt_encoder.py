@@ -128,15 +128,15 @@ def test_prompts_beyond_the_concurrency_limit_are_rejected_before_tokenizing():
         asyncio.run(scenario(prompts))
 
 
-@pytest.mark.parametrize(("given", "thread"), [
+@pytest.mark.parametrize(("prompt", "thread"), [
     ("x" * MAX_INLINE_CHARACTERS, "MainThread"), ("x" * (MAX_INLINE_CHARACTERS + 1), "tokenizer_0"),
     (Conversation(({"role": "user", "content": "x"},)), "tokenizer_0")])
-def test_encoded_prompt_is_rendered_on_the_tokenizing_thread(given, thread):
+def test_encoded_prompt_is_rendered_on_the_tokenizing_thread(prompt, thread):
     def render(encoded):
         return threading.current_thread().name, encoded.token_ids
     with closing(PromptEncoder(RouterConfig(), MODEL_INFO, BYTE_TOKENIZER, simulated_model_template())) as prompts:
-        where, ids = asyncio.run(prompts.tokenize_and_call(given, TGI_PARAMETER_NAMES, render))
-    assert where == thread
+        thread_name, ids = asyncio.run(prompts.tokenize_and_call(prompt, TGI_PARAMETER_NAMES, render))
+    assert thread_name == thread
     assert ids[-1] in {ord("x"), ord(" ")}
 
 

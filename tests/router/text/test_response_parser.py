@@ -144,5 +144,5 @@ def test_opening_of_a_tool_call_is_found(shape: Any, template: str, opens: str) 
                                             ("", ContentPiece(""))])
 def test_required_tool_call_is_returned_only_when_complete(text: str, part: Any) -> None:
     reader = RequiredCallParser()
-    assert [found for letter in text for found in reader.feed(letter)] == []
+    assert [piece for letter in text for piece in reader.feed(letter)] == []
     assert reader.finish() == [part]

@@ -90,15 +90,15 @@ def test_end_token_beyond_the_vocabulary_is_dropped():
     assert choice.request.end_tokens == set()
 
 
-@pytest.mark.parametrize("wanted", [
+@pytest.mark.parametrize("fields", [
     {"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}])
-def test_sampling_parameters_enable_sampling(wanted):
-    assert validate_single(**wanted).sampling.temperature == wanted.get("temperature", 1.0)
+def test_sampling_parameters_enable_sampling(fields):
+    assert validate_single(**fields).sampling.temperature == fields.get("temperature", 1.0)
 
 
-@pytest.mark.parametrize("wanted", [{"temperature": 1.0}, {"repetition_penalty": 1.2}, {"watermark": True}])
-def test_other_parameters_do_not_enable_sampling(wanted):
-    assert validate_single(**wanted).sampling.temperature == 0
+@pytest.mark.parametrize("fields", [{"temperature": 1.0}, {"repetition_penalty": 1.2}, {"watermark": True}])
+def test_other_parameters_do_not_enable_sampling(fields):
+    assert validate_single(**fields).sampling.temperature == 0
 
 
 def test_values_are_rounded_to_32_bit_floats():
@@ -129,11 +129,11 @@ def test_rejection_uses_the_parameter_names_of_the_dialect():
     names = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="")
     assert get_validation_error(parameter_names=names, max_new_tokens=0) == "`max_tokens` must be at least 1, got 0"
     assert get_validation_error(parameter_names=names, prompt="") == "`messages` must not be an empty string"
-    told = get_validation_error(parameter_names=names, prompt="x" * 1001)
-    assert told == "`messages` must have at most 1000 tokens (--max-input-tokens), got 1001; shorten it"
-    told = get_validation_error(parameter_names=names, prompt="x" * 1000, max_new_tokens=601)
-    assert told.startswith("`messages` (1000 tokens) and `max_tokens` (601) must be at most 1600 together")
-    assert told.endswith("shorten one")
+    message = get_validation_error(parameter_names=names, prompt="x" * 1001)
+    assert message == "`messages` must have at most 1000 tokens (--max-input-tokens), got 1001; shorten it"
+    message = get_validation_error(parameter_names=names, prompt="x" * 1000, max_new_tokens=601)
+    assert message.startswith("`messages` (1000 tokens) and `max_tokens` (601) must be at most 1600 together")
+    assert message.endswith("shorten one")
 
 
 def test_max_new_tokens_is_cut_to_the_remaining_tokens():
@@ -212,10 +212,10 @@ REJECTED_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "message"), REJECTED_INPUTS,
+@pytest.mark.parametrize(("fields", "message"), REJECTED_INPUTS,
                          ids=[message.split("`")[1] for _, message in REJECTED_INPUTS])
-def test_rejection_names_field_limit_and_value(wanted, message):
-    assert get_validation_error(**{"prompt": "x" * 1000} | wanted).startswith(message)
+def test_rejection_names_field_limit_and_value(fields, message):
+    assert get_validation_error(**{"prompt": "x" * 1000} | fields).startswith(message)
 
 
 @pytest.mark.parametrize("index", [index for index in range(2, len(REJECTED_INPUTS) - 2)
@@ -237,9 +237,9 @@ def test_value_that_rounds_to_a_bound_counts_as_the_bound():
     assert "`top_p` must be above 0 and below 1" in get_validation_error(top_p=1 - 1e-12)
 
 
-@pytest.mark.parametrize("wanted", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}, {"cache_salt": "\ud800"}])
-def test_lone_surrogate_is_rejected(wanted):
-    assert "surrogate" in get_validation_error(**wanted)
+@pytest.mark.parametrize("fields", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}, {"cache_salt": "\ud800"}])
+def test_lone_surrogate_is_rejected(fields):
+    assert "surrogate" in get_validation_error(**fields)
 
 
 @pytest.mark.parametrize("string", ["", "x" * 1025])
@@ -248,8 +248,8 @@ def test_stop_string_length_is_limited(string):
 
 
 def test_total_length_error_names_limit_and_values():
-    told = get_validation_error(prompt="x" * 1000, max_new_tokens=601)
-    assert told.startswith("`inputs` (1000 tokens) and `max_new_tokens` (601) must be at most 1600 together")
+    message = get_validation_error(prompt="x" * 1000, max_new_tokens=601)
+    assert message.startswith("`inputs` (1000 tokens) and `max_new_tokens` (601) must be at most 1600 together")
 
 
 def test_only_1024_of_many_requested_new_tokens_must_fit():

@@ -90,9 +90,9 @@ def test_invalid_tensors_are_reported_by_name(scheduler_with_workers: SchedulerW
 
 def test_adapter_of_another_model_is_rejected(scheduler_with_workers: SchedulerWithWorkers,
                                               tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", hidden_size=128)
+    other_checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", hidden_size=128)
     assert "is [4, 128], this model and the adapter's rank ask for [4, 64]" in get_load_error(
-        scheduler_with_workers, make_tiny_adapter(other, r=4))
+        scheduler_with_workers, make_tiny_adapter(other_checkpoint, r=4))
 
 
 def test_pickled_weights_are_never_read(scheduler_with_workers: SchedulerWithWorkers, adapter_copy: Path) -> None:

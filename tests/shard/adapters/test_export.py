@@ -48,9 +48,9 @@ RANKS_BY_MODULE = {
 
 @pytest.mark.parametrize("ranks", RANKS_BY_MODULE.values(), ids=list(RANKS_BY_MODULE))
 def test_every_module_keeps_its_rank_and_has_a_scale_of_one(tmp_path: Path, ranks: dict[str, int]) -> None:
-    found = write_and_read_config(tmp_path, ranks)
-    assert {module: found.rank_for_module(module) for module in ranks} == ranks
-    assert {found.scale_for_module(module) for module in ranks} == {1.0}
+    config = write_and_read_config(tmp_path, ranks)
+    assert {module: config.rank_for_module(module) for module in ranks} == ranks
+    assert {config.scale_for_module(module) for module in ranks} == {1.0}
 
 
 def test_modules_of_one_kind_share_one_rank_pattern(tmp_path: Path) -> None:
@@ -60,8 +60,9 @@ def test_modules_of_one_kind_share_one_rank_pattern(tmp_path: Path) -> None:
 
 def test_written_config_can_be_read_by_peft(tmp_path: Path) -> None:
     write_adapter_config(tmp_path, {"task_type": "CAUSAL_LM"}, {"model.q_proj": 4})
-    found = LoraConfig.from_pretrained(tmp_path)
-    assert (found.r, found.lora_alpha, found.target_modules, found.task_type) == (4, 4, {"model.q_proj"}, "CAUSAL_LM")
+    config = LoraConfig.from_pretrained(tmp_path)
+    assert (config.r, config.lora_alpha, config.target_modules, config.task_type) == (
+        4, 4, {"model.q_proj"}, "CAUSAL_LM")
     assert set(json.loads((tmp_path / "adapter_config.json").read_text())) <= set(LoraConfig().to_dict())
 
 

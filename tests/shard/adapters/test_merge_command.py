@@ -103,9 +103,9 @@ def get_merged_tensors(model: PeftModel) -> TensorsByName:
     return get_peft_model_state_dict(model, adapter_name="merged", save_embedding_layers=False)
 
 
-def check_same_tensors(found: TensorsByName, expected: TensorsByName) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+def check_same_tensors(actual: TensorsByName, expected: TensorsByName) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7, msg=name)
 
 
@@ -132,8 +132,8 @@ ADAPTER_CONFIG_CASES: dict[str, list[LoraConfigJson]] = {
 def test_merged_tensors_match_peft(base_checkpoint: Path, output_folder: Path, configs: list[LoraConfigJson],
                                    strategy: str, sign: str) -> None:
     folders, weights = make_adapters(base_checkpoint, *configs), [0.7, -0.4, 1.3][:len(configs)]
-    found = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, sign=sign)
-    check_same_tensors(found,
+    merged = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, sign=sign)
+    check_same_tensors(merged,
                        get_merged_tensors(merge_with_peft(base_checkpoint, folders, weights, combination_type=strategy,
                                                           density=0.5, majority_sign_method=sign)))
 
@@ -145,9 +145,9 @@ def test_dare_drops_the_same_values_as_peft_for_the_same_seed(
         base_checkpoint: Path, output_folder: Path, strategy: str, density: float) -> None:
     """Only one kind of module: peft draws in the order of the model's modules, not of their names."""
     folders, weights = make_adapters(base_checkpoint, *[{"r": 4, "target_modules": ["up_proj"]}] * 3), [0.7, -0.4, 1.3]
-    found = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, density=density)
-    check_same_tensors(found, get_merged_tensors(merge_with_peft(base_checkpoint, folders, weights,
-                                                                 combination_type=strategy, density=density)))
+    merged = merge_adapters(folders, output_folder, weights=weights, strategy=strategy, density=density)
+    check_same_tensors(merged, get_merged_tensors(merge_with_peft(base_checkpoint, folders, weights,
+                                                                  combination_type=strategy, density=density)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_dare_drops_the_same_values_as_peft_for_the_same_seed(
 
 def compute_logits(model: torch.nn.Module) -> Tensor:
     with torch.inference_mode():
-        found: Tensor = model(input_ids=torch.tensor([range(2, 40)])).logits
-    return found
+        logits: Tensor = model(input_ids=torch.tensor([range(2, 40)])).logits
+    return logits
 
 
 @pytest.mark.slow
@@ -187,11 +187,11 @@ def test_layers_absent_from_the_first_adapter_are_not_lost(base_checkpoint: Path
     """peft takes `layers_to_transform` from the first adapter and loses the layers of the other."""
     folders = make_adapters(base_checkpoint, *({"r": 4, "target_modules": ["q_proj"], "layers_to_transform": [layer]}
                                                for layer in (first, 1 - first)))
-    found = merge_adapters(folders, output_folder, weights=[0.5, 0.5])
+    merged = merge_adapters(folders, output_folder, weights=[0.5, 0.5])
     peft_tensors = get_merged_tensors(merge_with_peft(base_checkpoint, folders, [0.5, 0.5], combination_type="linear"))
     assert len(peft_tensors) == 2
-    check_same_tensors(found, peft_tensors | get_merged_tensors(merge_with_peft(base_checkpoint, folders[::-1],
-                                                                                [0.5, 0.5], combination_type="linear")))
+    check_same_tensors(merged, peft_tensors | get_merged_tensors(
+        merge_with_peft(base_checkpoint, folders[::-1], [0.5, 0.5], combination_type="linear")))
 
 
 @pytest.mark.slow
@@ -254,32 +254,32 @@ def test_result_is_float32_unless_all_inputs_share_a_16_bit_dtype(
         base_checkpoint: Path, output_folder: Path, dtypes: tuple[str, str], expected: torch.dtype) -> None:
     folders = [make_tiny_adapter(base_checkpoint, seed=number, dtype=dtype, **TWO_MODULE_CONFIG)
                for number, dtype in enumerate(dtypes)]
-    found = merge_adapters(folders, output_folder)
-    assert {tensor.dtype for tensor in found.values()} == {expected}
-    one, other = (load_file(folder / WEIGHTS_FILE)[Q_PROJ_LORA_A].double() for folder in folders)
-    exact = (0.7 * 2) ** 0.5 * one + (0.3 * 2) ** 0.5 * other
+    merged = merge_adapters(folders, output_folder)
+    assert {tensor.dtype for tensor in merged.values()} == {expected}
+    first, second = (load_file(folder / WEIGHTS_FILE)[Q_PROJ_LORA_A].double() for folder in folders)
+    exact = (0.7 * 2) ** 0.5 * first + (0.3 * 2) ** 0.5 * second
     near = 1e-6 if expected is torch.float32 else 0.01
-    torch.testing.assert_close(found[Q_PROJ_LORA_A], exact.to(expected), rtol=near, atol=1e-6)
+    torch.testing.assert_close(merged[Q_PROJ_LORA_A], exact.to(expected), rtol=near, atol=1e-6)
 
 
 def test_base_model_and_task_type_of_the_first_adapter_are_kept(base_checkpoint: Path, output_folder: Path) -> None:
     folders = make_adapters(base_checkpoint, TWO_MODULE_CONFIG | {"task_type": "CAUSAL_LM"}, TWO_MODULE_CONFIG)
     merge_adapters(folders, output_folder)
-    found = json.loads((output_folder / "adapter_config.json").read_text())
-    assert (found["base_model_name_or_path"], found["task_type"]) == (str(base_checkpoint), "CAUSAL_LM")
-    assert found["target_modules"] == sorted(f"model.layers.{layer}.{module}" for layer in (0, 1)
-                                             for module in ("self_attn.q_proj", "mlp.down_proj"))
+    config = json.loads((output_folder / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["task_type"]) == (str(base_checkpoint), "CAUSAL_LM")
+    assert config["target_modules"] == sorted(f"model.layers.{layer}.{module}" for layer in (0, 1)
+                                              for module in ("self_attn.q_proj", "mlp.down_proj"))
 
 
 def test_adapters_of_differently_wrapped_models_can_be_merged(adapter_pair: list[Path], output_folder: Path,
                                                               tmp_path: Path) -> None:
-    other = Path(copytree(adapter_pair[1], tmp_path / "other"))
-    change_tensors(other, lambda all_: [
+    wrapped = Path(copytree(adapter_pair[1], tmp_path / "other"))
+    change_tensors(wrapped, lambda all_: [
         all_.update({name.replace("model.model.layers", "model.language_model.model.layers"): all_.pop(name)})
         for name in list(all_)])
-    found = merge_adapters([adapter_pair[0], other], output_folder)
+    merged = merge_adapters([adapter_pair[0], wrapped], output_folder)
     (tmp_path / "usual").mkdir()
-    check_same_tensors(found, merge_adapters(adapter_pair, tmp_path / "usual"))
+    check_same_tensors(merged, merge_adapters(adapter_pair, tmp_path / "usual"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -354,10 +354,10 @@ def test_adapters_with_modules_to_save_are_rejected_by_name(base_checkpoint: Pat
 
 def test_adapters_of_different_models_are_rejected(adapter_pair: list[Path], output_folder: Path,
                                                    base_checkpoint: Path) -> None:
-    other = make_tiny_adapter(make_tiny_checkpoint(base_checkpoint.parent, "llama", hidden_size=128),
-                              **TWO_MODULE_CONFIG)
+    other_adapter = make_tiny_adapter(make_tiny_checkpoint(base_checkpoint.parent, "llama", hidden_size=128),
+                                      **TWO_MODULE_CONFIG)
     assert "they are not of the same model: model.layers.0.mlp.down_proj is [64, " in get_merge_error(
-        [adapter_pair[0], other], output_folder)
+        [adapter_pair[0], other_adapter], output_folder)
 
 
 @pytest.mark.parametrize(("change", "reason"), [
@@ -376,9 +376,9 @@ def test_invalid_tensors_are_reported_by_name(adapter_pair: list[Path], output_f
                                               change: Callable[[TensorsByName], object], reason: str) -> None:
     broken = Path(copytree(adapter_pair[1], tmp_path / "broken"))
     change_tensors(broken, change)
-    found = get_merge_error([adapter_pair[0], broken], output_folder)
-    assert reason in found
-    assert str(broken) in found
+    error = get_merge_error([adapter_pair[0], broken], output_folder)
+    assert reason in error
+    assert str(broken) in error
 
 
 def test_unsupported_adapter_config_is_rejected(adapter_pair: list[Path], output_folder: Path, tmp_path: Path) -> None:
@@ -443,9 +443,9 @@ def test_program_reports_errors_on_one_line(
 @pytest.mark.slow
 def test_program_reports_the_file_size_limit_on_one_line(adapter_pair: list[Path], output_folder: Path) -> None:
     """`ulimit -f 2` limits files to one or two KiB, depending on the shell."""
-    code, out, said = run_merge_program(make_merge_request(adapter_pair, output_folder), "sh", "-c",
-                                        'ulimit -f 2; exec "$@"', "sh")
-    assert (code, out, said) == (1, "", f"{output_folder / WEIGHTS_FILE} cannot be written: File too large\n")
+    code, stdout, stderr = run_merge_program(make_merge_request(adapter_pair, output_folder), "sh", "-c",
+                                             'ulimit -f 2; exec "$@"', "sh")
+    assert (code, stdout, stderr) == (1, "", f"{output_folder / WEIGHTS_FILE} cannot be written: File too large\n")
 
 
 def test_full_disk_found_at_fsync_is_reported(

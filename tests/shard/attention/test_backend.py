@@ -9,19 +9,19 @@ def test_every_backend_is_an_attention_choice() -> None:
     assert ("auto", *ATTENTION_BACKENDS) == ATTENTION_CHOICES
 
 
-@pytest.mark.parametrize(("asked", "device", "chosen"), [
+@pytest.mark.parametrize(("requested", "device", "chosen"), [
     ("auto", "cpu", "cpu"), ("auto", "cuda", "triton"), ("reference", "cpu", "reference"), ("cpu", "cpu", "cpu"),
     ("reference", "cuda", "reference"), ("triton", "cuda", "triton")])
-def test_backend_is_chosen_for_the_device(asked: str, device: str, chosen: str,
+def test_backend_is_chosen_for_the_device(requested: str, device: str, chosen: str,
                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "has_triton", lambda: True)
-    assert choose_attention_backend(asked, device) == chosen
+    assert choose_attention_backend(requested, device) == chosen
 
 
-@pytest.mark.parametrize(("asked", "device"), [("cpu", "cuda"), ("triton", "cpu")])
-def test_backend_is_rejected_on_the_wrong_device(asked: str, device: str) -> None:
-    with pytest.raises(ValueError, match=rf"--attention {asked} .* on --device {device}; use --attention auto"):
-        choose_attention_backend(asked, device)
+@pytest.mark.parametrize(("requested", "device"), [("cpu", "cuda"), ("triton", "cpu")])
+def test_backend_is_rejected_on_the_wrong_device(requested: str, device: str) -> None:
+    with pytest.raises(ValueError, match=rf"--attention {requested} .* on --device {device}; use --attention auto"):
+        choose_attention_backend(requested, device)
 
 
 def test_gpu_without_triton_uses_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,6 +288,6 @@ def test_more_heads_than_a_tile_do_not_depend_on_other_rows() -> None:
     harness = AttentionHarness(kv_heads=1, group=24)
     sequence = harness.make_random_sequence(70)
     expected = decode_one_by_one(harness, sequence, 60, 70)
-    others = [(make_cached_sequence(harness, length), length - 1) for length in (80, 5)]
-    assert torch.equal(harness.run_step([*others, (sequence, 69)])[2], expected[-1:])
-    assert torch.equal(harness.run_step(others, [(sequence, 60, 70)])[2], expected)
+    other_decodes = [(make_cached_sequence(harness, length), length - 1) for length in (80, 5)]
+    assert torch.equal(harness.run_step([*other_decodes, (sequence, 69)])[2], expected[-1:])
+    assert torch.equal(harness.run_step(other_decodes, [(sequence, 60, 70)])[2], expected)

@@ -65,10 +65,10 @@ def test_decodes_come_before_chunks() -> None:
 
 
 def test_attention_plan_gets_the_span_of_every_sequence() -> None:
-    one, two, three = make_sequence(1, 5), make_sequence(2, 9), make_sequence(3, 9)
-    inputs = build_inputs(Step(decodes=[one], chunks=[PrefillChunk(two, 2, 3), PrefillChunk(three, 0, 9)]))
-    assert inputs.attention_plan == ([TokenSpan(0, 4, 1, one.blocks)],
-                                     [TokenSpan(1, 2, 3, two.blocks), TokenSpan(4, 0, 9, three.blocks)], 13)
+    first, second, third = make_sequence(1, 5), make_sequence(2, 9), make_sequence(3, 9)
+    inputs = build_inputs(Step(decodes=[first], chunks=[PrefillChunk(second, 2, 3), PrefillChunk(third, 0, 9)]))
+    assert inputs.attention_plan == ([TokenSpan(0, 4, 1, first.blocks)],
+                                     [TokenSpan(1, 2, 3, second.blocks), TokenSpan(4, 0, 9, third.blocks)], 13)
 
 
 def test_only_decodes_and_last_chunks_are_sampled() -> None:

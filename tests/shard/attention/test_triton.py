@@ -144,9 +144,9 @@ def test_fewer_programs_than_splits_give_the_same_result(monkeypatch: pytest.Mon
     expected, plan = harness.run_step(decodes), harness.attention.plan
 
     def plan_with_two_programs(*spans: Any) -> TritonAttentionPlan:
-        made: Any = plan(*spans)
-        return replace(made, decodes_by_window={window: replace(one, num_programs=2)
-                                                for window, one in made.decodes_by_window.items()})
+        attention_plan: Any = plan(*spans)
+        return replace(attention_plan, decodes_by_window={
+            window: replace(splits, num_programs=2) for window, splits in attention_plan.decodes_by_window.items()})
 
     monkeypatch.setattr(harness.attention, "plan", plan_with_two_programs)
     assert all(torch.equal(*pair) for pair in zip(harness.run_step(decodes), expected, strict=True))

@@ -59,8 +59,8 @@ def test_columns_are_sliced(weights_folder: Path, first: int, count: int) -> Non
 
 def test_weights_stored_transposed_are_transposed_back(weights_folder: Path) -> None:
     with open_weights(weights_folder) as weights:
-        rows = weights.read_stacked_rows([RowSelection("tall", (4, 6), mine, transposed=True)
-                                          for mine in (range(1, 3), range(1))])
+        rows = weights.read_stacked_rows([RowSelection("tall", (4, 6), row_range, transposed=True)
+                                          for row_range in (range(1, 3), range(1))])
         columns = weights.read_columns("tall", (4, 6), range(2, 5), transposed=True)
     assert torch.equal(rows, TALL_TENSOR.T[[1, 2, 0]])
     assert torch.equal(columns, TALL_TENSOR.T[:, 2:5])
@@ -99,14 +99,15 @@ def test_whole_checkpoint_is_read_as_it_was_written(tmp_path_factory: pytest.Tem
         expected |= load_file(path)
     with open_weights(folder, torch.bfloat16) as weights:
         assert weights.list_unclaimed_names() == sorted(expected)
-        assert all(torch.equal(weights.read_tensor(name, tuple(one.shape)), one) for name, one in expected.items())
+        assert all(torch.equal(weights.read_tensor(name, tuple(tensor.shape)), tensor)
+                   for name, tensor in expected.items())
         assert weights.list_unclaimed_names() == []
 
 
 def test_read_progress_counts_each_tensor_once(weights_folder: Path) -> None:
     progress: list[tuple[int, int]] = []
     with CheckpointReader(weights_folder, torch.float32, torch.device("cpu"),
-                          on_progress=lambda *told: progress.append(told)) as weights:
+                          on_progress=lambda *report: progress.append(report)) as weights:
         weights.read_tensor("flat", (5,))
         weights.stored_dtype("tall")
         weights.read_tensor("tall", (6, 4))

@@ -1,5 +1,3 @@
-"""Tests of shard/hardware/device.py."""
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,10 +6,10 @@ import torch
 from shard.hardware.device import choose_device, choose_num_threads, count_ranks_on_gpu, use_one_thread
 
 
-@pytest.mark.parametrize(("asked", "num_gpus", "device"), [
+@pytest.mark.parametrize(("requested", "num_gpus", "device"), [
     ("auto", 0, "cpu"), ("auto", 2, "cuda:1"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda:1"), ("cuda", 1, "cuda:0")])
-def test_gpus_are_used_if_there_are_any(asked: str, num_gpus: int, device: str) -> None:
-    assert choose_device(asked, 3, num_gpus) == torch.device(device)
+def test_gpus_are_used_if_there_are_any(requested: str, num_gpus: int, device: str) -> None:
+    assert choose_device(requested, 3, num_gpus) == torch.device(device)
 
 
 def test_cuda_without_a_gpu_is_rejected() -> None:

@@ -1,5 +1,3 @@
-"""Tests of shard/hardware/device_transfers.py."""
-
 import pytest
 import torch
 from hypothesis import given

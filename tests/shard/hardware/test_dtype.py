@@ -20,16 +20,16 @@ def test_gpu_uses_the_dtype_of_the_checkpoint(stored: torch.dtype) -> None:
     assert choose_dtype("auto", stored, "cuda", fail_if_measured).dtype == stored
 
 
-@pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16"])
-def test_gpu_uses_the_requested_dtype(asked: str) -> None:
-    assert choose_dtype(asked, BF16, "cuda", fail_if_measured).dtype == DTYPE_BY_NAME[asked]
+@pytest.mark.parametrize("requested", ["float32", "bfloat16", "float16"])
+def test_gpu_uses_the_requested_dtype(requested: str) -> None:
+    assert choose_dtype(requested, BF16, "cuda", fail_if_measured).dtype == DTYPE_BY_NAME[requested]
 
 
-@pytest.mark.parametrize(("asked", "stored", "chosen"), [
+@pytest.mark.parametrize(("requested", "stored", "chosen"), [
     ("auto", FP32, FP32), ("float32", BF16, FP32), ("float32", FP16, FP32), ("bfloat16", FP32, BF16),
     ("bfloat16", FP16, BF16)], ids=str)
-def test_cpu_does_not_measure_when_the_dtype_is_clear(asked: str, stored: torch.dtype, chosen: torch.dtype) -> None:
-    assert choose_dtype(asked, stored, "cpu", fail_if_measured).dtype == chosen
+def test_cpu_does_not_measure_when_the_dtype_is_clear(requested: str, stored: torch.dtype, chosen: torch.dtype) -> None:
+    assert choose_dtype(requested, stored, "cpu", fail_if_measured).dtype == chosen
 
 
 @pytest.mark.parametrize("faster", [FP32, BF16], ids=str)
@@ -38,9 +38,9 @@ def test_cpu_runs_bfloat16_checkpoints_in_the_faster_dtype(faster: torch.dtype) 
     assert (choice.dtype, choice.user_note) == (faster, "")
 
 
-@pytest.mark.parametrize(("asked", "stored"), [("auto", FP16), ("float16", BF16), ("float16", FP32)])
-def test_float16_on_a_cpu_is_replaced_with_a_note_to_users(asked: str, stored: torch.dtype) -> None:
-    choice = choose_dtype(asked, stored, "cpu", lambda: BF16)
+@pytest.mark.parametrize(("requested", "stored"), [("auto", FP16), ("float16", BF16), ("float16", FP32)])
+def test_float16_on_a_cpu_is_replaced_with_a_note_to_users(requested: str, stored: torch.dtype) -> None:
+    choice = choose_dtype(requested, stored, "cpu", lambda: BF16)
     assert choice.dtype == BF16
     assert choice.user_note == "float16 is slow on CPUs; the model runs in bfloat16"
 

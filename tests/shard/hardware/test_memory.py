@@ -130,9 +130,9 @@ def test_shards_on_one_gpu_share_its_free_memory() -> None:
 
 @given(BYTE_COUNTS, st.floats(0.01, 1.0), st.integers(1, 64), BYTE_COUNTS)
 def test_budgets_of_all_shards_fit_in_the_available_memory(size: int, fraction: float, num_shards: int,
-                                                           other: int) -> None:
+                                                           used: int) -> None:
     assert 0 <= compute_host_cache_budget(AvailableMemory(size, ""), fraction, num_shards).bytes * num_shards <= size
-    assert 0 <= compute_gpu_cache_budget(size, size + other, fraction, num_shards).bytes * num_shards <= size
+    assert 0 <= compute_gpu_cache_budget(size, size + used, fraction, num_shards).bytes * num_shards <= size
 
 
 @given(st.integers(3, 2**45), st.integers(1, 2**20), st.integers(0, 2))
@@ -163,13 +163,13 @@ def test_cache_size_is_described() -> None:
         "the cache has 2048 blocks of 16 places (32768 tokens, 0.50 GiB): because of that; here 4096 blocks would fit")
 
 
-@pytest.mark.parametrize(("num_blocks", "why"), [
+@pytest.mark.parametrize(("num_blocks", "expected"), [
     (4096, "because of the memory"),
     (3000, "all that as many sequences as may run at once can use"),
     (2000, "no more was asked for, or fits on another shard"),
 ])
-def test_number_of_cache_blocks_is_explained(num_blocks: int, why: str) -> None:
-    assert explain_num_blocks(num_blocks, 4096, 3000, MemoryBudget(GIB, "because of the memory")) == why
+def test_number_of_cache_blocks_is_explained(num_blocks: int, expected: str) -> None:
+    assert explain_num_blocks(num_blocks, 4096, 3000, MemoryBudget(GIB, "because of the memory")) == expected
 
 
 @pytest.mark.parametrize(("error", "reason"), [

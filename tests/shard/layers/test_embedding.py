@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import PositionedEmbedding, VocabParallelEmbedding, make_tied_lm_head, read_lm_head
-from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
 VOCABULARY_SIZE, HIDDEN_SIZE = 13, 8
 TABLE_SHAPE = (VOCABULARY_SIZE, HIDDEN_SIZE)
@@ -34,8 +34,8 @@ def read_embedding(folder: Path, group: InProcessRankGroup,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", GROUP_SIZES)
 def test_every_rank_gets_the_embeddings_of_all_tokens(weights_folder: Path, size: int, dtype: torch.dtype) -> None:
-    found = run_on_ranks(size, lambda group: read_embedding(weights_folder, group, dtype).embed_tokens(TOKEN_IDS))
-    assert all(torch.equal(rows, EMBEDDING_TABLE[TOKEN_IDS].to(dtype)) for rows in found)
+    outputs = run_on_ranks(size, lambda group: read_embedding(weights_folder, group, dtype).embed_tokens(TOKEN_IDS))
+    assert all(torch.equal(rows, EMBEDDING_TABLE[TOKEN_IDS].to(dtype)) for rows in outputs)
 
 
 @pytest.mark.parametrize("size", GROUP_SIZES)
@@ -74,6 +74,6 @@ def test_position_embedding_is_added(weights_folder: Path, size: int) -> None:
     position_table, positions = torch.randn(20, HIDDEN_SIZE), torch.tensor([19, 0, 1, 2, 5, 3])
     nothing = torch.empty(0)
     inputs = ForwardInputs(TOKEN_IDS, positions, slots=nothing, sampled_rows=nothing, attention_plan=None)
-    found = run_on_ranks(size, lambda group: PositionedEmbedding(read_embedding(weights_folder, group),
-                                                                 position_table)(inputs))
-    assert all(torch.equal(rows, EMBEDDING_TABLE[TOKEN_IDS].float() + position_table[positions]) for rows in found)
+    outputs = run_on_ranks(size, lambda group: PositionedEmbedding(read_embedding(weights_folder, group),
+                                                                   position_table)(inputs))
+    assert all(torch.equal(rows, EMBEDDING_TABLE[TOKEN_IDS].float() + position_table[positions]) for rows in outputs)

@@ -2,13 +2,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order
 from shard.ops.gated_activations import GatedLinear, PackedGatedLinear, batch_invariant_silu_and_mul
 from shard.ops.linear import Linear, can_pack, make_linear
 from shard.parallel.group import SingleRankGroup
-from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
 HIDDEN_SIZE, EXPERT_SIZE = 32, 24
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
@@ -32,8 +32,9 @@ def make_experts(num_experts: int, num_experts_per_token: int, dtype: torch.dtyp
     gate, *weights = (make_random_tensor(*shape, seed=seed).to(dtype) for seed, shape in enumerate(
         [(num_experts, HIDDEN_SIZE), (num_experts, EXPERT_SIZE, HIDDEN_SIZE), (num_experts, EXPERT_SIZE, HIDDEN_SIZE),
          (num_experts, HIDDEN_SIZE, EXPERT_SIZE)]))
-    experts = [Expert(make_gated_linear(one[rank_slice].clone(), up[rank_slice].clone()),
-                      make_linear(down[:, rank_slice].contiguous())) for one, up, down in zip(*weights, strict=True)]
+    experts = [Expert(make_gated_linear(expert_gate[rank_slice].clone(), up[rank_slice].clone()),
+                      make_linear(down[:, rank_slice].contiguous()))
+               for expert_gate, up, down in zip(*weights, strict=True)]
     return RoutedExperts(ExpertGate(make_linear(gate), num_experts_per_token, normalize_weights=True), experts, group)
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,7 +19,6 @@ from shard.layers.parallel_linear import (
 from shard.ops.gated_activations import GatedLinear, PackedGatedLinear
 from shard.ops.gelu_linear import GeluLinear, PackedGeluLinear
 from shard.ops.linear import Linear
-from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
 NUM_INPUTS, NUM_OUTPUTS = 20, 12
 CPU = torch.device("cpu")
@@ -75,24 +75,24 @@ def test_ranks_split_a_gated_linear_and_sum_the_row_parallel_one(weights_folder:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_ranks_split_a_gelu_linear_however_it_is_stored(
-        weights_folder: Path, size: int, turned: bool, bias: bool) -> None:
-    prefix = "turned_" if turned else ""
+        weights_folder: Path, size: int, transposed: bool, bias: bool) -> None:
+    prefix = "turned_" if transposed else ""
 
     def run_on_rank(group: InProcessRankGroup) -> Tensor:
         rank_range = range(NUM_OUTPUTS * group.rank // size, NUM_OUTPUTS * (group.rank + 1) // size)
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
             up = read_gelu_linear(weights, LinearRows(f"{prefix}up", (NUM_OUTPUTS, NUM_INPUTS), rank_range, bias,
-                                                      turned), "tanh")
+                                                      transposed), "tanh")
             down = read_row_parallel_linear(weights, group, f"{prefix}down", (NUM_INPUTS, NUM_OUTPUTS), rank_range,
-                                            bias=bias, transposed=turned)
+                                            bias=bias, transposed=transposed)
             return down(up(INPUT_ROWS))
 
     activated = functional.gelu(apply_reference_linear("up", INPUT_ROWS, bias=bias), approximate="tanh")
-    for found in run_on_ranks(size, run_on_rank):
-        torch.testing.assert_close(found, apply_reference_linear("down", activated, bias=bias), rtol=1e-4, atol=1e-4)
+    for output in run_on_ranks(size, run_on_rank):
+        torch.testing.assert_close(output, apply_reference_linear("down", activated, bias=bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -102,10 +102,10 @@ def test_partial_results_may_be_summed_at_once(weights_folder: Path, size: int) 
         with CheckpointReader(weights_folder, torch.float32, CPU) as weights:
             down = read_row_parallel_linear(weights, group, "down", (NUM_INPUTS, NUM_OUTPUTS), rank_range, bias=True)
             input_slice = INPUT_ROWS[:, rank_range.start:rank_range.stop]
-            return group.sum(down.forward_partial(input_slice) + down.forward_partial(input_slice))
+            return group.all_reduce_sum(down.forward_partial(input_slice) + down.forward_partial(input_slice))
 
-    for found in run_on_ranks(size, run_on_rank):
-        torch.testing.assert_close(found, 2 * apply_reference_linear("down", INPUT_ROWS[:, :NUM_OUTPUTS]), rtol=1e-4,
+    for output in run_on_ranks(size, run_on_rank):
+        torch.testing.assert_close(output, 2 * apply_reference_linear("down", INPUT_ROWS[:, :NUM_OUTPUTS]), rtol=1e-4,
                                    atol=1e-4)
 
 

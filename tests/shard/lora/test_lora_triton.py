@@ -84,11 +84,11 @@ def lora_pair(request: pytest.FixtureRequest) -> LoraPair:
 def test_kernels_match_torch(lora_pair: LoraPair, runs: list[AdapterRowSpan], seed: int) -> None:
     torch.manual_seed(seed)
     x, y = lora_pair.make_random_rows(runs)
-    found = lora_pair.add_lora(x, y, runs)
-    torch.testing.assert_close(found, lora_pair.add_lora(x, y, runs, by_torch=True),
+    output = lora_pair.add_lora(x, y, runs)
+    torch.testing.assert_close(output, lora_pair.add_lora(x, y, runs, by_torch=True),
                                rtol=TOLERANCE_BY_DTYPE[lora_pair.dtype], atol=4 * TOLERANCE_BY_DTYPE[lora_pair.dtype])
     rows_without_adapter = torch.tensor([run.adapter == 0 for run in runs for _ in range(run.length)])
-    assert torch.equal(found[rows_without_adapter], y[rows_without_adapter])
+    assert torch.equal(output[rows_without_adapter], y[rows_without_adapter])
 
 
 @given(runs=ADAPTER_RUN_LISTS, seed=st.integers(0, 99))
@@ -107,14 +107,15 @@ def test_output_may_have_a_wider_dtype_than_the_adapters() -> None:
     """LoRA is computed in the adapters' type; the output that it is added to keeps its own type."""
     lora_pair, runs = LoraPair(torch.float16), [AdapterRowSpan(1, 2), AdapterRowSpan(0, 1), AdapterRowSpan(5, 3)]
     x, y = lora_pair.make_random_rows(runs)
-    found, expected = (lora_pair.add_lora(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=4e-3, atol=1.6e-2)
+    output, expected = (lora_pair.add_lora(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output, expected, rtol=4e-3, atol=1.6e-2)
     assert torch.equal(lora_pair.add_lora(x.float(), y, runs), lora_pair.add_lora(x, y, runs))
 
 
 def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slot is next to that of an adapter without matrices here, for whose row the first kernel computed nothing."""
+    """The loaded adapter's slot is next to that of an adapter that does not change this linear: for the row of the
+    latter, the first kernel has computed nothing."""
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(CPU, adapter_slots)
     parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
@@ -150,7 +151,7 @@ def test_programs_share_work_where_the_number_of_entries_is_unknown(
     assert work is not None
     monkeypatch.setattr(lora_triton, "TARGET_PROGRAMS", programs)
     assert lora_triton.choose_num_programs(work, 1000) == 5
-    assert [lora_triton.choose_num_programs(static_work.view_rows(6), others) for others in (1, 3, 6)] == shared
+    assert [lora_triton.choose_num_programs(static_work.view_rows(6), grid_size) for grid_size in (1, 3, 6)] == shared
     assert lora_pair.adapter_routing.write_static_work(static_work, adapters)
     changed = y.clone()
     with lora_pair.adapter_routing.use_static_work(static_work.view_rows(6)):
@@ -176,11 +177,11 @@ def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.Monk
     sizes = [triton_lora.store_adapter(slot, part, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[part], 5))
              for part in (1, 2)]
     assert sizes == [2 * 8 * (NUM_INPUTS + OUTPUT_WIDTHS[part]) for part in (1, 2)]
-    assert sum(sizes) == sum(one.nbytes for one in allocated)
+    assert sum(sizes) == sum(tensor.nbytes for tensor in allocated)
     weak_references = [*map(weakref.ref, allocated)]
     allocated.clear()
     triton_lora.clear_slot(slot)
-    assert [one() for one in weak_references] == [None] * 4
+    assert [reference() for reference in weak_references] == [None] * 4
     assert not any(table.any() for table in triton_lora._address_tables)
 
 
@@ -201,11 +202,11 @@ def test_cleared_slot_adds_nothing_and_its_next_adapter_only_its_own() -> None:
     down, up = torch.randn(33, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[1], 33)
     for lora in (lora_pair.triton_lora, lora_pair.torch_lora):
         lora.store_adapter(lora_pair.slot_by_adapter[5], 1, down, up)
-    found = lora_pair.add_lora(x, y, [AdapterRowSpan(5, 2)])
-    assert not torch.equal(found, y)
+    output = lora_pair.add_lora(x, y, [AdapterRowSpan(5, 2)])
+    assert not torch.equal(output, y)
     columns = slice(OUTPUT_WIDTHS[0], OUTPUT_WIDTHS[0] + OUTPUT_WIDTHS[1])
-    torch.testing.assert_close((found - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
-    assert torch.equal(found[:, :OUTPUT_WIDTHS[0]], y[:, :OUTPUT_WIDTHS[0]])
+    torch.testing.assert_close((output - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
+    assert torch.equal(output[:, :OUTPUT_WIDTHS[0]], y[:, :OUTPUT_WIDTHS[0]])
 
 
 def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
@@ -249,7 +250,7 @@ def test_too_many_adapters_and_too_large_ranks_are_rejected(lora_pair: LoraPair,
 
 
 def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is freed as soon as the slot is cleared."""
+    """The memory of the matrices is freed as soon as the slot is cleared."""
     adapter_slots = AdapterSlots()
     parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
     triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float32,

@@ -29,21 +29,22 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRowSpan], 
     expected = {row: adapter for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
     adapter_by_slot = {adapter_routing._adapter_slots.find(adapter): adapter for adapter in ranks}
-    found: dict[int, int] = {}
+    adapter_by_row: dict[int, int] = {}
     with adapter_routing.route_rows(runs):
-        num_rows, num_found = sum(run.length for run in runs), 0
+        num_rows, num_unpadded = sum(run.length for run in runs), 0
         for tiles in adapter_routing.tiles:
             rows = list_rows(tiles.input_rows, num_rows)
             unpadded_indices = list_rows(tiles.unpadded_indices, len(rows))
             assert [rows[place] for place in unpadded_indices] == list_rows(tiles.target_rows, num_rows)
-            num_found += len(unpadded_indices)
+            num_unpadded += len(unpadded_indices)
             assert len(tiles.slot_range) in {1, len(rows) // ROWS_PER_TILE}
             for place in unpadded_indices:
                 slot = tiles.slot_range[place // ROWS_PER_TILE if len(tiles.slot_range) > 1 else 0]
-                found[rows[place]] = next(adapter for at, adapter in adapter_by_slot.items()
-                                          if at is not None and (at.bucket, at.index_in_bucket) == (tiles.bucket, slot))
-        assert num_found == len(expected)
-    assert found == expected
+                adapter_by_row[rows[place]] = next(
+                    adapter for at, adapter in adapter_by_slot.items()
+                    if at is not None and (at.bucket, at.index_in_bucket) == (tiles.bucket, slot))
+        assert num_unpadded == len(expected)
+    assert adapter_by_row == expected
     assert adapter_routing.tiles == ()
 
 
@@ -73,10 +74,10 @@ def read_slots_by_row(work: LoraWorkList, adapter_slots: AdapterSlots) -> dict[i
     assert len(used_indices) == len(set(used_indices))
     assert not used_indices or 0 <= min(used_indices) <= max(used_indices) < work.shrunk_size
     assert all(slot_by_table_row[at].bucket.padded_rank == size for at, size, *_ in entries)
-    found = [(row, slot_by_table_row[at]) for at, _, first, count, _ in entries
-             for row in work.row_indices.tolist()[first:first + count]]
-    assert len(found) == len(dict(found))
-    return dict(found)
+    row_slots = [(row, slot_by_table_row[at]) for at, _, first, count, _ in entries
+                 for row in work.row_indices.tolist()[first:first + count]]
+    assert len(row_slots) == len(dict(row_slots))
+    return dict(row_slots)
 
 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=40), min_size=1, max_size=4),
@@ -86,13 +87,13 @@ def test_static_work_is_that_of_the_last_step(steps: list[list[int]], ranks: dic
     work = static_work.view_rows(40)
     for adapters in steps:
         assert adapter_routing.write_static_work(static_work, adapters)
-        found = read_slots_by_row(work, adapter_routing._adapter_slots)
-        assert found == {row: adapter_routing._adapter_slots.find(adapter) for row, adapter in enumerate(adapters)
-                         if adapter in ranks}
+        slot_by_row = read_slots_by_row(work, adapter_routing._adapter_slots)
+        assert slot_by_row == {row: adapter_routing._adapter_slots.find(adapter) for row, adapter in enumerate(adapters)
+                               if adapter in ranks}
     assert (work.shrunk_size, work.used_slots, len(work.entries)) == (40 * MAX_PADDED_RANK, None, 40)
     adapter_routing.head_or_embedding_adapters.add(7)
     assert not adapter_routing.write_static_work(static_work, [1, 7])
-    assert read_slots_by_row(work, adapter_routing._adapter_slots) == found
+    assert read_slots_by_row(work, adapter_routing._adapter_slots) == slot_by_row
 
 
 @given(ADAPTER_RUN_LISTS, st.data())
@@ -101,8 +102,9 @@ def test_selected_rows_keep_their_adapters(runs: list[AdapterRowSpan], data: st.
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     selected_rows = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
     with adapter_routing.route_rows(runs), adapter_routing.route_selected_rows(torch.tensor(selected_rows)):
-        found = {row: band.adapter for band in adapter_routing.adapter_rows for row in band.rows.tolist()}
-    assert found == {row: adapters[place] for row, place in enumerate(selected_rows) if adapters[place] != NO_ADAPTER}
+        adapter_by_row = {row: band.adapter for band in adapter_routing.adapter_rows for row in band.rows.tolist()}
+    assert adapter_by_row == {row: adapters[place] for row, place in enumerate(selected_rows)
+                              if adapters[place] != NO_ADAPTER}
 
 
 def test_adapters_in_adjacent_slots_share_a_matmul() -> None:

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.encoder_reference import (
+    check_encoder_matches_transformers,
+    check_encoder_on_all_rank_counts,
+    run_encoder_on_ranks,
+)
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
 
 from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig
 from shard.models.read_config import parse_config_with_quantization
-from tests.shard.encoders import (
-    check_encoder_matches_transformers,
-    check_encoder_on_all_rank_counts,
-    run_encoder_on_ranks,
-)
-from tests.shard.republished import write_converted_checkpoint
 
 PUBLISHED_CONFIG = {  # as published in BAAI/bge-small-en-v1.5
     "architectures": ["BertModel"], "attention_probs_dropout_prob": 0.1, "classifier_dropout": None,
@@ -80,8 +80,8 @@ def test_old_tensor_names_and_buffers_are_accepted(tmp_path_factory: pytest.Temp
     extra = {"bert.embeddings.position_ids": torch.arange(160)[None]}
     plain = make_tiny_encoder(tmp_path_factory.getbasetemp(), "bert")
     older = write_converted_checkpoint(plain, tmp_path / "older", extra_tensors=extra, rename_tensor=make_old_name)
-    (expected,), (found,) = run_encoder_on_ranks(plain, torch.float32), run_encoder_on_ranks(older, torch.float32)
-    assert all(map(torch.equal, found, expected))
+    (expected,), (output,) = run_encoder_on_ranks(plain, torch.float32), run_encoder_on_ranks(older, torch.float32)
+    assert all(map(torch.equal, output, expected))
 
 
 def test_the_labels_of_a_checkpoint_are_read(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,19 +2,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.decoder_reference import (
+    check_decoder_matches_transformers,
+    load_decoder_model,
+    run_forward,
+    run_transformers_model,
+)
+from support.ranks_in_threads import InProcessExchange, InProcessRankGroup
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import ModelReader, check_attention_head_split
 from shard.models.read_config import read_model_config
 from shard.parallel.group import SingleRankGroup
-from tests.shard.forward import (
-    check_decoder_matches_transformers,
-    load_decoder_model,
-    run_forward,
-    run_transformers_model,
-)
-from tests.shard.side_by_side import InProcessExchange, InProcessRankGroup
 
 
 @pytest.fixture

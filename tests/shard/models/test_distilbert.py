@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.encoder_reference import check_encoder_matches_transformers, check_encoder_on_all_rank_counts
 from support.small_checkpoints import make_tiny_encoder
 
 from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig
 from shard.models.read_config import parse_config_with_quantization
-from tests.shard.encoders import check_encoder_matches_transformers, check_encoder_on_all_rank_counts
 
 PUBLISHED_CONFIG = {  # as published in distilbert-base-uncased-finetuned-conll03-english
     "activation": "gelu", "architectures": ["DistilBertForTokenClassification"], "attention_dropout": 0.1, "dim": 768,

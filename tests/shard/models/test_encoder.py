@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from support.decoder_reference import CPU
+from support.encoder_reference import RANDOM_TEXTS, check_encoder_matches_transformers, load_encoder_model, run_encoder
+from support.ranks_in_threads import run_on_ranks
 from support.small_checkpoints import make_tiny_encoder
 
 from shard.models.encoder import EncoderConfig, build_encoder_inputs
 from shard.parallel.group import SingleRankGroup
 from shard.state.pooling_text import PoolingText
-from tests.shard.encoders import RANDOM_TEXTS, check_encoder_matches_transformers, load_encoder_model, run_encoder
-from tests.shard.forward import CPU
-from tests.shard.side_by_side import run_on_ranks
 
 
 def make_config(padding_id: int | None = None) -> EncoderConfig:

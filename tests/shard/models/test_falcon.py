@@ -4,6 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import (
+    check_decoder_matches_transformers,
+    check_decoder_on_all_rank_counts,
+    run_forward_on_ranks,
+)
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import LINEAR_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
@@ -11,12 +17,6 @@ from shard.layers.rotary import RotaryConfig
 from shard.models.decoder import check_attention_head_split
 from shard.models.falcon import FalconConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
-from tests.shard.forward import (
-    check_decoder_matches_transformers,
-    check_decoder_on_all_rank_counts,
-    run_forward_on_ranks,
-)
-from tests.shard.republished import write_converted_checkpoint
 
 FALCON_7B = {  # as published in tiiuae/falcon-7b
     "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
@@ -122,7 +122,7 @@ def test_stored_copy_of_a_tied_head_is_ignored(tmp_path_factory: pytest.TempPath
     older = write_converted_checkpoint(plain, tmp_path / "older",
                                        extra_tensors=extra | {"lm_head.weight": torch.zeros(512, 64)})
     assert read_model_config(older) == read_model_config(plain)
-    (expected,), (found,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
-    assert found.logits is not None
+    (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
+    assert output.logits is not None
     assert expected.logits is not None
-    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(output.logits, expected.logits)

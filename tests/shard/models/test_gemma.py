@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_on_backends_and_ranks, load_decoder_model
+from support.model_configs import make_model_config
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.parallel.group import SingleRankGroup
-from tests.shard.configs import make_model_config
-from tests.shard.forward import check_decoder_on_backends_and_ranks, load_decoder_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "bfloat16"},

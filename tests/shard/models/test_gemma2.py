@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_on_backends_and_ranks
+from support.model_configs import make_model_config
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.layers.embedding import LMHead
 from shard.models.gemma2 import with_logit_softcap
 from shard.parallel.group import SingleRankGroup
-from tests.shard.configs import make_model_config
-from tests.shard.forward import check_decoder_on_backends_and_ranks
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 VARIANTS: dict[str, dict[str, Any]] = {

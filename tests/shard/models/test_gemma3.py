@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_matches_transformers, check_decoder_on_backends_and_ranks
+from support.model_configs import make_model_config
 from support.small_checkpoints import (
     DECODER_SIZES,
     LINEAR_ROPE,
@@ -14,8 +16,6 @@ from support.small_checkpoints import (
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
 from shard.layers.rotary import RotaryConfig
-from tests.shard.configs import make_model_config
-from tests.shard.forward import check_decoder_matches_transformers, check_decoder_on_backends_and_ranks
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 SCALED_ROPE = {FULL_ATTENTION: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},

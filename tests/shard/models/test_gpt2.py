@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import (
+    check_decoder_matches_transformers,
+    check_decoder_on_all_rank_counts,
+    run_forward_on_ranks,
+)
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.models.gpt2 import Gpt2Config
 from shard.models.read_config import parse_config_with_quantization
-from tests.shard.forward import (
-    check_decoder_matches_transformers,
-    check_decoder_on_all_rank_counts,
-    run_forward_on_ranks,
-)
-from tests.shard.republished import write_converted_checkpoint
 
 PUBLISHED_CONFIG = {  # as published in openai-community/gpt2
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
@@ -78,5 +78,5 @@ def test_old_tensor_names_and_buffers_are_accepted(tmp_path_factory: pytest.Temp
     plain = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "gpt2")
     older = write_converted_checkpoint(plain, tmp_path / "older", extra_tensors=extra,
                                        rename_tensor=lambda name: name.removeprefix("transformer."))
-    (expected,), (found,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
-    assert torch.equal(found.hidden, expected.hidden)
+    (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
+    assert torch.equal(output.hidden, expected.hidden)

@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import load_decoder_model, run_forward
+from support.ranks_in_threads import InProcessExchange, InProcessRankGroup
 from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
@@ -12,8 +14,6 @@ from shard.models.decoder import ModelReader
 from shard.models.gpt_layers import compute_head_dim, list_grouped_qkv_rows, read_gelu_approximation
 from shard.models.read_config import read_model_config
 from shard.parallel.group import SingleRankGroup
-from tests.shard.forward import load_decoder_model, run_forward
-from tests.shard.side_by_side import InProcessExchange, InProcessRankGroup
 
 
 def find_qkv_head_ranges(folder: Path, rank: int, size: int) -> list[range]:

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import (
+    check_decoder_matches_transformers,
+    check_decoder_on_all_rank_counts,
+    run_forward_on_ranks,
+)
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.gpt_layers import GptConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
-from tests.shard.forward import (
-    check_decoder_matches_transformers,
-    check_decoder_on_all_rank_counts,
-    run_forward_on_ranks,
-)
-from tests.shard.republished import write_converted_checkpoint
 
 PUBLISHED_CONFIG = {  # as published in EleutherAI/pythia-160m
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
@@ -102,5 +102,5 @@ def test_old_tensor_names_and_buffers_are_accepted(
         plain, tmp_path / "older", extra_tensors=extra,
         rename_tensor=lambda name: name.replace("embed_out", head).replace("lm_head", head))
     assert read_model_config(plain) == read_model_config(older)
-    (expected,), (found,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
-    assert torch.equal(found.hidden, expected.hidden)
+    (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(older, torch.float32)
+    assert torch.equal(output.hidden, expected.hidden)

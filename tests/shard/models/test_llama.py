@@ -1,9 +1,8 @@
 from typing import Any
 
 import pytest
+from support.decoder_reference import check_decoder_on_all_rank_counts
 from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
-
-from tests.shard.forward import check_decoder_on_all_rank_counts
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_matches_transformers, median_token_distance
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.models.read_config import parse_config_with_quantization
-from tests.shard.forward import check_decoder_matches_transformers, median_token_distance
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -4,14 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.decoder_reference import CPU, check_decoder_on_backends_and_ranks
+from support.model_configs import make_model_config
 from support.small_checkpoints import YARN_ROPE, make_tiny_checkpoint
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import ModelReader
 from shard.models.olmo2 import GlobalQKNorm
 from shard.parallel.group import SingleRankGroup
-from tests.shard.configs import make_model_config
-from tests.shard.forward import CPU, check_decoder_on_backends_and_ranks
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "bfloat16"},

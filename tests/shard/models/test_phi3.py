@@ -2,11 +2,11 @@ import math
 from typing import Any
 
 import pytest
+from support.decoder_reference import check_decoder_on_backends_and_ranks
+from support.model_configs import make_model_config
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.layers.rotary import RotaryConfig
-from tests.shard.configs import make_model_config
-from tests.shard.forward import check_decoder_on_backends_and_ranks
 
 LONG_FACTORS, SHORT_FACTORS = [1.0, 1.5, 2.0, 3.0, 5.0, 8.0], [1.0, 1.0, 1.0, 1.1, 1.2, 1.3]
 LONGROPE_PARAMETERS = {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": LONG_FACTORS,

@@ -1,8 +1,7 @@
 import pytest
 import torch
+from support.decoder_reference import check_decoder_matches_transformers
 from support.small_checkpoints import make_tiny_checkpoint
-
-from tests.shard.forward import check_decoder_matches_transformers
 
 
 @pytest.mark.slow

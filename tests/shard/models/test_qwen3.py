@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_matches_transformers, run_forward_on_ranks
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import make_tiny_checkpoint
-
-from tests.shard.forward import check_decoder_matches_transformers, run_forward_on_ranks
-from tests.shard.republished import write_converted_checkpoint
 
 
 @pytest.mark.slow
@@ -23,7 +22,7 @@ def test_checkpoint_without_head_and_name_prefix_is_read(tmp_path_factory: pytes
                                                          tmp_path: Path) -> None:
     """Qwen3-Embedding is published like this: names lack the `model.` prefix, and the head is the embedding."""
     plain = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3", tie_word_embeddings=True)
-    other = write_converted_checkpoint(plain, tmp_path / "other",
-                                       rename_tensor=lambda name: name.removeprefix("model."))
-    (expected,), (found,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(other, torch.float32)
-    assert torch.equal(found.hidden, expected.hidden)
+    unprefixed = write_converted_checkpoint(plain, tmp_path / "other",
+                                            rename_tensor=lambda name: name.removeprefix("model."))
+    (expected,), (output,) = run_forward_on_ranks(plain, torch.float32), run_forward_on_ranks(unprefixed, torch.float32)
+    assert torch.equal(output.hidden, expected.hidden)

@@ -1,12 +1,12 @@
 import pytest
 import torch
+from support.decoder_reference import load_decoder_model
 from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 
 from shard.models.registry import DECODER_ARCHITECTURES
 from shard.parallel.group import SingleRankGroup
-from tests.shard.forward import load_decoder_model
 
-MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tests/shard/models/test_gemma3.py
+MULTIMODAL_ARCHITECTURES = {"Gemma3ForConditionalGeneration"}  # tested in tests/shard/models/test_gemma3.py
 
 
 def test_every_registered_architecture_has_a_test_family() -> None:

@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoder_reference import check_decoder_matches_transformers, check_decoder_on_all_rank_counts
 from support.small_checkpoints import LINEAR_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.gpt_layers import GptConfig
 from shard.models.read_config import parse_config_with_quantization, read_model_config
-from tests.shard.forward import check_decoder_matches_transformers, check_decoder_on_all_rank_counts
 
 PUBLISHED_CONFIG = {  # as published in bigcode/starcoder2-3b
     "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0, "embedding_dropout": 0.1,

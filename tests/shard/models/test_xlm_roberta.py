@@ -3,6 +3,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.encoder_reference import (
+    check_encoder_matches_transformers,
+    check_encoder_on_all_rank_counts,
+    load_encoder_model,
+    make_random_text,
+    run_encoder,
+    run_encoder_on_ranks,
+)
+from support.older_checkpoints import write_converted_checkpoint
 from support.small_checkpoints import make_tiny_encoder
 from transformers import AutoModel
 
@@ -11,15 +20,6 @@ from shard.models.encoder import EncoderConfig
 from shard.models.read_config import parse_config_with_quantization
 from shard.parallel.group import SingleRankGroup
 from shard.state.pooling_text import PoolingText
-from tests.shard.encoders import (
-    check_encoder_matches_transformers,
-    check_encoder_on_all_rank_counts,
-    load_encoder_model,
-    make_random_text,
-    run_encoder,
-    run_encoder_on_ranks,
-)
-from tests.shard.republished import write_converted_checkpoint
 
 PADDING_TOKEN = 1
 PUBLISHED_CONFIG = {  # as published in intfloat/multilingual-e5-large
@@ -57,8 +57,8 @@ def test_a_text_may_hold_the_padding_token(tmp_path_factory: pytest.TempPathFact
     with torch.inference_mode():
         ids = torch.tensor([tokens])
         expected = AutoModel.from_pretrained(folder)(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
-    (found,) = run_encoder(load_encoder_model(folder, torch.float32, SingleRankGroup()), [PoolingText(tokens)])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    (output,) = run_encoder(load_encoder_model(folder, torch.float32, SingleRankGroup()), [PoolingText(tokens)])
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_max_positions_exclude_those_reserved_for_padding(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -66,8 +66,8 @@ def test_max_positions_exclude_those_reserved_for_padding(tmp_path_factory: pyte
     model = load_encoder_model(folder, torch.float32, SingleRankGroup())
     assert model.config.max_positions == 158
     assert model.config.compute_positions([5] * 158)[-1] == 159
-    (found,) = run_encoder(model, [make_random_text(158)])
-    assert found.isfinite().all()
+    (output,) = run_encoder(model, [make_random_text(158)])
+    assert output.isfinite().all()
 
 
 def test_published_config_is_parsed() -> None:
@@ -83,6 +83,6 @@ def test_padding_token_that_leaves_no_position_is_rejected() -> None:
 @pytest.mark.slow
 def test_tensor_names_with_a_prefix_are_accepted(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     plain = make_tiny_encoder(tmp_path_factory.getbasetemp(), "xlm_roberta")
-    other = write_converted_checkpoint(plain, tmp_path / "other", rename_tensor=lambda name: f"roberta.{name}")
-    (expected,), (found,) = run_encoder_on_ranks(plain, torch.float32), run_encoder_on_ranks(other, torch.float32)
-    assert all(map(torch.equal, found, expected))
+    prefixed = write_converted_checkpoint(plain, tmp_path / "other", rename_tensor=lambda name: f"roberta.{name}")
+    (expected,), (output,) = run_encoder_on_ranks(plain, torch.float32), run_encoder_on_ranks(prefixed, torch.float32)
+    assert all(map(torch.equal, output, expected))

@@ -11,12 +11,13 @@ from torch.nn import functional
 
 pytest.importorskip("triton")  # published for Linux only
 
+from support.decoder_reference import check_decoder_matches_transformers
+
 from shard.attention.kv_cache import KVCache
 from shard.layers import parallel_linear, rotary
 from shard.layers.rotary import FusedRotaryEmbedding, QKNorm, RotaryConfig, RotaryEmbedding, RotaryTable
 from shard.ops import fused_ops, norm
 from shard.ops.norm import Fp32WeightRMSNorm, LayerNorm, RMSNorm
-from tests.shard.forward import check_decoder_matches_transformers
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -49,9 +50,9 @@ def test_fused_norms_match_torch(make: type[RMSNorm], dtype: torch.dtype, *, row
     weight = torch.randn(width).to(torch.float32 if make.rounds_after_weight else dtype)
     unfused_norm, x_copy = make(weight, 1e-5), x.clone()
     expected = unfused_norm.add_and_norm(x_copy, delta) if adds else unfused_norm(x_copy)
-    found = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight,
-                               delta=delta if adds else None)
-    torch.testing.assert_close(found, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=4 * TOLERANCE_BY_DTYPE[dtype])
+    output = fused_ops.rms_norm(x, weight, 1e-5, round_after_weight=make.rounds_after_weight,
+                                delta=delta if adds else None)
+    torch.testing.assert_close(output, expected, rtol=TOLERANCE_BY_DTYPE[dtype], atol=4 * TOLERANCE_BY_DTYPE[dtype])
     assert torch.equal(x, x_copy)
 
 

@@ -48,5 +48,5 @@ def test_gelu_is_applied_after_the_linear(
 def test_packed_gelu_is_accurate_to_a_millionth(approximate: str) -> None:
     rows = torch.linspace(-20, 20, 10001).unsqueeze(1)
     expected = functional.gelu(rows.double(), approximate=approximate).float()
-    found = PackedGeluLinear(torch.ones(1, 1), None, approximate)(rows)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    output = PackedGeluLinear(torch.ones(1, 1), None, approximate)(rows)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)

@@ -98,5 +98,5 @@ def test_layer_norm_with_bias_matches_torch(dtype: torch.dtype) -> None:
     rows, torch_norm = 3 + torch.randn(20, 64, dtype=dtype), nn.LayerNorm(64, 1e-5).to(dtype)
     torch_norm.weight.data.uniform_(0.5, 1.5)
     torch_norm.bias.data.normal_()
-    ours = LayerNorm(torch_norm.weight.data, 1e-5, torch_norm.bias.data)
-    torch.testing.assert_close(ours(rows), torch_norm(rows).detach())
+    layer_norm = LayerNorm(torch_norm.weight.data, 1e-5, torch_norm.bias.data)
+    torch.testing.assert_close(layer_norm(rows), torch_norm(rows).detach())

@@ -24,10 +24,10 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 for module, name, signature, constants, options, capability in json.loads(sys.argv[1]):
-    told = signature | dict.fromkeys(constants, "constexpr")
+    full_signature = signature | dict.fromkeys(constants, "constexpr")
     even = [i for i, (name_of, kind) in enumerate(signature.items()) if kind[0] == "*" or name_of.endswith("stride")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in even}
-    source = ASTSource(getattr(import_module(module), name), told, constants, attributes)
+    source = ASTSource(getattr(import_module(module), name), full_signature, constants, attributes)
     assert compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"], name
 """
 ATTENTION_MODULE, POINTWISE_MODULE = "shard.attention.triton_kernels", "shard.ops.fused_kernels"
@@ -109,10 +109,10 @@ ADAPTER_JOBS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "heads"), [(90, COMMON_ATTENTION_CASES), *(
+@pytest.mark.parametrize(("capability", "cases"), [(90, COMMON_ATTENTION_CASES), *(
     pytest.param(capability, ALL_ATTENTION_CASES, marks=pytest.mark.long) for capability in (80, 90))])
-def test_kernels_compile_for_gpus(capability: int, heads: list[AttentionCase], tmp_path: Path) -> None:
-    attention_jobs = [job for one in heads for job in make_attention_jobs(one)]
+def test_kernels_compile_for_gpus(capability: int, cases: list[AttentionCase], tmp_path: Path) -> None:
+    attention_jobs = [job for case in cases for job in make_attention_jobs(case)]
     jobs = [(*job, capability) for job in [*attention_jobs, *POINTWISE_JOBS, *ADAPTER_JOBS]]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", COMPILE_PROGRAM, json.dumps(jobs)], check=True, env=environment)

@@ -36,7 +36,7 @@ from {module} import join_group
 group = join_group(1, 2, "memory", sys.argv[1])
 torch.manual_seed(1)
 for _ in range(int(sys.argv[2])):
-    group.sum(torch.randn(32, 896))
+    group.all_reduce_sum(torch.randn(32, 896))
 os._exit(9)
 """
 
@@ -81,11 +81,11 @@ def join_with_peer_process(folder: Path, num_sums: int) -> Iterator[RankGroup]:
 def test_sum_adds_in_rank_order_on_every_rank(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
     parts = [make_rank_tensor(rank, dtype=dtype) for rank in range(size)]
     total = parts[0]
-    for other in parts[1:]:
-        total = total + other
-    for found in run_on_rank_threads(tmp_path, size, lambda group: group.all_reduce_sum(parts[group.rank])):
-        assert found.dtype == dtype
-        assert torch.equal(found, total)
+    for part in parts[1:]:
+        total = total + part
+    for output in run_on_rank_threads(tmp_path, size, lambda group: group.all_reduce_sum(parts[group.rank])):
+        assert output.dtype == dtype
+        assert torch.equal(output, total)
 
 
 def test_sum_does_not_change_its_inputs(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_sum_does_not_change_its_inputs(tmp_path: Path) -> None:
 
 def test_columns_of_a_larger_tensor_can_be_summed(tmp_path: Path) -> None:
     parts = [make_rank_tensor(0), make_rank_tensor(1)]
-    found = run_on_rank_threads(tmp_path, 2, lambda group: group.all_reduce_sum(parts[group.rank][:, 2:5]))
-    assert torch.equal(found[0], (make_rank_tensor(0) + make_rank_tensor(1))[:, 2:5])
+    sums = run_on_rank_threads(tmp_path, 2, lambda group: group.all_reduce_sum(parts[group.rank][:, 2:5]))
+    assert torch.equal(sums[0], (make_rank_tensor(0) + make_rank_tensor(1))[:, 2:5])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 300_000], ids=["nothing", "a row", "eight megabytes"])
@@ -109,9 +109,9 @@ def test_tensors_of_any_length_are_supported(tmp_path: Path, rows: int) -> None:
         rank_tensor = parts[group.rank]
         return [group.all_reduce_sum(rank_tensor), group.gather(rank_tensor), group.broadcast(rank_tensor.clone())]
     total, concatenated, first = parts[0] + parts[1] + parts[2], torch.cat(parts, dim=-1), parts[0]
-    for rank, found in enumerate(run_on_rank_threads(tmp_path, 3, run_all_collectives)):
-        for ours, expected in zip(found, [total, None if rank else concatenated, first], strict=True):
-            assert ours is expected is None or torch.equal(ours, expected)
+    for rank, outputs in enumerate(run_on_rank_threads(tmp_path, 3, run_all_collectives)):
+        for output, expected in zip(outputs, [total, None if rank else concatenated, first], strict=True):
+            assert output is expected is None or torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("size", GROUP_SIZES)
@@ -127,9 +127,9 @@ def test_broadcast_copies_the_tensor_of_rank_0(tmp_path: Path, size: int) -> Non
         ids = torch.arange(10) * (group.rank + 1)
         every_other = ids[::2]
         return group.broadcast(every_other) is every_other, ids
-    found = run_on_rank_threads(tmp_path, size, broadcast_every_other)
-    assert all(same for same, _ in found)
-    for rank, (_, ids) in enumerate(found):
+    results = run_on_rank_threads(tmp_path, size, broadcast_every_other)
+    assert all(same for same, _ in results)
+    for rank, (_, ids) in enumerate(results):
         assert ids[::2].tolist() == [0, 2, 4, 6, 8]
         assert ids[1::2].tolist() == [i * (rank + 1) for i in (1, 3, 5, 7, 9)]
 
@@ -141,19 +141,19 @@ def test_every_rank_gets_the_minimum(tmp_path: Path) -> None:
 
 def test_different_collectives_may_follow_each_other(tmp_path: Path) -> None:
     def run_mixed_collectives(group: RankGroup) -> list[float]:
-        found = []
+        values = []
         for i in range(20):
             x = group.all_reduce_sum(make_rank_tensor(group.rank + i))
             group.gather(x)
-            found += [group.broadcast(x).sum().item(), group.all_reduce_min(i + group.rank)]
-        return found
+            values += [group.broadcast(x).sum().item(), group.all_reduce_min(i + group.rank)]
+        return values
     first, *others = run_on_rank_threads(tmp_path, 3, run_mixed_collectives)
     assert others == [first, first]
 
 
 def test_waiting_for_a_rank_that_left_is_an_error(tmp_path: Path) -> None:
     def sum_or_leave(group: RankGroup) -> Any:
-        group.all_reduce_sum(make_rank_tensor(group.rank))  # so that all have met
+        group.all_reduce_sum(make_rank_tensor(group.rank))  # so that all ranks have joined
         return "left" if group.rank == 1 else group.all_reduce_sum(make_rank_tensor(group.rank))
     outcomes = run_on_rank_threads(tmp_path, 3, sum_or_leave)
     assert outcomes.pop(1) == "left"
@@ -184,16 +184,16 @@ def test_rank_that_never_connects_is_an_error(tmp_path: Path, rank: int) -> None
 def make_two_exchanges(folder: Path) -> Iterator[list[SharedMemoryExchange]]:
     """Yield two exchanges that wait for each other for at most a second."""
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda rank: SharedMemoryExchange(rank, 2, str(folder / "meeting"), 1.0), range(2)))
-    yield found
-    for each in found:
-        each.close()
+        exchanges = list(pool.map(lambda rank: SharedMemoryExchange(rank, 2, str(folder / "meeting"), 1.0), range(2)))
+    yield exchanges
+    for exchange in exchanges:
+        exchange.close()
 
 
 def test_connected_rank_that_hangs_is_an_error(tmp_path: Path) -> None:
-    with make_two_exchanges(tmp_path) as (one, _), pytest.raises(RuntimeError,
-                                                                 match="a peer of rank 0 is gone, or hangs"):
-        next(one.all_gather(make_rank_tensor(0)))
+    with make_two_exchanges(tmp_path) as (exchange, _), pytest.raises(RuntimeError,
+                                                                      match="a peer of rank 0 is gone, or hangs"):
+        next(exchange.all_gather(make_rank_tensor(0)))
 
 
 def test_ranks_with_mismatched_tensors_get_an_error(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_single_rank_needs_no_meeting_point() -> None:
     group.close()
 
 
-@pytest.mark.parametrize(("asked", "device", "size", "num_gpus", "chosen"), [
+@pytest.mark.parametrize(("requested", "device", "size", "num_gpus", "chosen"), [
     ("auto", "cpu", 2, 8, "memory"),
     ("auto", "cuda", 2, 2, "nccl"),
     ("auto", "cuda", 2, 1, "memory"),
@@ -233,8 +233,8 @@ def test_single_rank_needs_no_meeting_point() -> None:
     ("nccl", "cuda", 2, 2, "nccl"),
 ])
 def test_nccl_is_chosen_when_each_rank_has_a_gpu(
-        asked: str, device: str, size: int, num_gpus: int, chosen: str) -> None:
-    assert choose_dist_backend(asked, device, size, num_gpus) == chosen
+        requested: str, device: str, size: int, num_gpus: int, chosen: str) -> None:
+    assert choose_dist_backend(requested, device, size, num_gpus) == chosen
 
 
 def test_every_backend_is_a_config_choice() -> None:

@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.decoder_reference import CPU
+from support.dequantized_checkpoints import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 from support.quantized_checkpoints import CompressedTensorsTool
 from torch import Tensor
 
@@ -10,8 +12,6 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.compressed_tensors import CompressedTensorsFormat as Form
 from shard.quantization.compressed_tensors import find_bits_per_code, read_column_groups
 from shard.quantization.format import MatrixSlice
-from tests.shard.forward import CPU
-from tests.shard.same_model import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 
 DEQUANTIZED_TOOLS = {
     "w4a16": CompressedTensorsTool(),
@@ -68,9 +68,9 @@ def test_packed_weight_of_another_width_is_rejected_by_name(tmp_path: Path) -> N
 
 
 def test_group_order_of_minus_ones_is_ignored(tmp_path: Path) -> None:
-    wanted, groups = MatrixSlice("x.weight", (1, 4), range(1), range(4)), torch.tensor([0, 0, 1, 1])
+    matrix_slice, groups = MatrixSlice("x.weight", (1, 4), range(1), range(4)), torch.tensor([0, 0, 1, 1])
     with write_and_open_weights(tmp_path, {"x.weight_g_idx": torch.full((4,), -1, dtype=torch.int32)}) as weights:
-        assert read_column_groups(weights, wanted, torch.ones(1, 2), groups) is groups
+        assert read_column_groups(weights, matrix_slice, torch.ones(1, 2), groups) is groups
 
 
 def test_activation_and_cache_scales_are_ignored(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 import pytest
+from support.dequantized_checkpoints import check_logits_are_identical, make_checkpoint_pair
 from support.quantized_checkpoints import Fp8Tool
-
-from tests.shard.same_model import check_logits_are_identical, make_checkpoint_pair
 
 
 @pytest.mark.slow

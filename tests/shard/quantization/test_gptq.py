@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.decoder_reference import CPU
+from support.dequantized_checkpoints import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 from support.quantized_checkpoints import GptqTool
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.gptq import GptqFormat as Form
 from shard.quantization.gptq import parse_column_groups
-from tests.shard.forward import CPU
-from tests.shard.same_model import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
 
 DEQUANTIZED_TOOLS = {
     "groups of 32": GptqTool(),

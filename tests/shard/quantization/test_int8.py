@@ -3,15 +3,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.decoder_reference import CPU, ForwardOutput, load_decoder_model, run_forward, run_transformers_model
+from support.dequantized_checkpoints import MODEL_SIZES, compute_logits
+from support.ranks_in_threads import run_on_ranks
 from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.quantization.format import MatrixSlice
 from shard.quantization.int8 import read_and_quantize_to_int8
-from tests.shard.forward import CPU, ForwardOutput, load_decoder_model, run_forward, run_transformers_model
-from tests.shard.same_model import MODEL_SIZES, compute_logits
-from tests.shard.side_by_side import run_on_ranks
 
 SMALL_WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
 

@@ -59,7 +59,7 @@ def test_missing_scales_are_reported_by_name(tmp_path: Path) -> None:
 def test_every_float8_value_matches_torch(tmp_path: Path, dtype: torch.dtype) -> None:
     all_values = torch.arange(256, dtype=torch.uint8).view(dtype).view(16, 16)
     save_file({"x.weight": all_values}, tmp_path / "model.safetensors")
-    wanted, read = MatrixSlice("x.weight", (16, 16), range(16), range(16)), torch.empty(16, 16)
+    matrix_slice, read = MatrixSlice("x.weight", (16, 16), range(16), range(16)), torch.empty(16, 16)
     with CheckpointReader(tmp_path, torch.float32, CPU) as weights:
-        read_float8_slice(weights, wanted, dtype, torch.ones(16, 1), torch.zeros(16).long()).dequantize_into(read)
+        read_float8_slice(weights, matrix_slice, dtype, torch.ones(16, 1), torch.zeros(16).long()).dequantize_into(read)
     assert torch.equal(read.nan_to_num(7.0), all_values.float().nan_to_num(7.0))

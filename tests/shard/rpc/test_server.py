@@ -14,6 +14,7 @@ from typing import TextIO
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.protocol_messages import WARMUP_REQUEST
 
 from shard.config import ShardConfig
 from shard.errors import StartupOutOfMemory
@@ -31,7 +32,6 @@ from shard.rpc.server import (
 )
 from shard.rpc.service import ShardService
 from shard.simulator.worker import SimulatedWorker
-from tests.shard.messages import WARMUP_REQUEST
 
 HEALTH_REQUEST = health_pb2.HealthCheckRequest()
 # A shard whose model is a pipe: it loads until the pipe is closed, and fails with the text written to it, if any.
@@ -84,12 +84,12 @@ def loading_shard(tmp_path: Path) -> Iterator[LoadingShard]:
     (ready, announce), (parent, alive) = os.pipe(), os.pipe()
     config = json.dumps({"socket": f"unix:{socket}", "model": str(model), "ready_fd": announce, "parent_fd": parent})
     with (subprocess.Popen([sys.executable, "-P", "-c", LOADING_SHARD_PROGRAM, config], pass_fds=[announce, parent],
-                           text=True, stderr=subprocess.PIPE) as child, os.fdopen(ready) as said,
-          os.fdopen(alive, "w") as held):
+                           text=True, stderr=subprocess.PIPE) as child, os.fdopen(ready) as ready_pipe,
+          os.fdopen(alive, "w") as parent_pipe):
         os.close(announce)
         os.close(parent)
-        with model.open("w") as written:  # blocks until the child opens the pipe
-            yield LoadingShard(child, said, held, written, socket)
+        with model.open("w") as model_pipe:  # blocks until the child opens the pipe
+            yield LoadingShard(child, ready_pipe, parent_pipe, model_pipe, socket)
         child.kill()
 
 
@@ -155,7 +155,7 @@ def test_load_failure_without_a_parent_is_one_line_on_stderr(tmp_path: Path) -> 
 @pytest.mark.parametrize(("error", "code"), [
     (ValueError("no such architecture"), 2), (PermissionError(13, "Permission denied"), 2),
     (StartupOutOfMemory("the weights take 3 GiB"), 1), (OSError(5, "Input/output error"), 1)])
-def test_exit_code_says_whether_a_restart_may_help(error: ValueError | OSError, code: int) -> None:
+def test_exit_code_depends_on_whether_a_restart_may_help(error: ValueError | OSError, code: int) -> None:
     assert choose_exit_code(error) == code
 
 
@@ -249,14 +249,14 @@ def test_failed_import_leaves_the_garbage_collector_enabled() -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(("told", "then"), [
+@pytest.mark.parametrize(("environment", "expected"), [
     ({}, {"GOMP_SPINCOUNT": "5000"}),
     ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
     ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
 ])
-def test_openmp_spin_is_shortened_unless_the_user_set_it(told: dict[str, str], then: dict[str, str]) -> None:
-    shorten_openmp_spin(told)
-    assert told == then
+def test_openmp_spin_is_shortened_unless_the_user_set_it(environment: dict[str, str], expected: dict[str, str]) -> None:
+    shorten_openmp_spin(environment)
+    assert environment == expected
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+from support.protocol_messages import SequenceRow, make_decode, make_filter, make_prefill
+from support.shard_client import ShardClient, await_status_code
+from support.shard_client import play_scenario as play_with
 
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.simulator.worker import SimulatedWorker
-from tests.shard.messages import SequenceRow, make_decode, make_filter, make_prefill
-from tests.shard.peer import ShardClient, await_status_code
-from tests.shard.peer import play_scenario as play_with
 
 FIRST_SEQUENCE = SequenceRow(7, [1, 2, 3], [0])
 

@@ -63,8 +63,8 @@ def test_sequence_with_nan_values_fails_alone(replayable_model: ReplayableModel)
         rows[slots] = torch.nan
     outcome = replayable_model.run_step(Step(decodes=[first, poisoned, last]), is_replayed=True)
     assert [*outcome.failures] == [poisoned.id]
-    assert {number: said.tokens for number, said in outcome.outputs.items()} == {
-        number: said.tokens for number, said in expected.items()}
+    assert {number: output.tokens for number, output in outcome.outputs.items()} == {
+        number: output.tokens for number, output in expected.items()}
     replayable_model.cache.zero_blocks(poisoned.blocks)
 
 
@@ -129,7 +129,7 @@ def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay
         patch.setattr(lora_linear, "import_kernels", lambda *_: lora_triton)
         model = ReplayableModel(folder, adaptable=True)
         for number, more in enumerate(ADAPTER_OPTIONS, 1):
-            model.wardrobe.load(number, make_tiny_adapter(folder, seed=number, **more))
+            model.adapter_registry.load(number, make_tiny_adapter(folder, seed=number, **more))
         yield model
 
 
@@ -146,8 +146,8 @@ def test_steps_with_adapters_are_replayed(adaptable_model: ReplayableModel) -> N
                            for replayed in (True, False))
         assert replayed.failures == {}
         for sequence in sequences:
-            output, expected, base_output = (told[sequence.id]
-                                             for told in (replayed.outputs, eager.outputs, base_outputs))
+            output, expected, base_output = (outputs[sequence.id]
+                                             for outputs in (replayed.outputs, eager.outputs, base_outputs))
             assert output.tokens == expected.tokens
             assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
             assert (output.logprobs == base_output.logprobs) == (sequence.adapter_id == 0)
@@ -167,8 +167,8 @@ def test_step_with_a_replaced_head_is_not_replayed(adaptable_model: ReplayableMo
     sequences[1].adapter_id = len(ADAPTER_OPTIONS)
     assert adaptable_model.replays.run(Step(decodes=sequences), adaptable_model.cache) is None
     assert adaptable_model.replays.begin_step(Step(decodes=sequences), adaptable_model.cache, None) is None
-    adaptable_model.wardrobe.unload(len(ADAPTER_OPTIONS))
-    assert not adaptable_model.wardrobe.adapter_routing.head_or_embedding_adapters
+    adaptable_model.adapter_registry.unload(len(ADAPTER_OPTIONS))
+    assert not adaptable_model.adapter_registry.adapter_routing.head_or_embedding_adapters
 
 
 @given(st.integers(1, 2000))

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.decoder_reference import CPU, load_decoder_model
+from support.encoder_reference import RANDOM_TEXTS, make_random_text
 from support.peft_adapters import load_with_adapter, make_tiny_adapter
+from support.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
+from support.ranks_in_threads import run_on_ranks
 from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModel
 
@@ -22,10 +26,6 @@ from shard.runner.pooling import Pooling
 from shard.state.pooling_text import PoolingText
 from shard.workers.decoder import DecoderWorker
 from shard.workers.load_decoder import make_cache
-from tests.shard.encoders import RANDOM_TEXTS, make_random_text
-from tests.shard.forward import CPU, load_decoder_model
-from tests.shard.messages import WARMUP_REQUEST, get_embeddings, make_embed
-from tests.shard.side_by_side import run_on_ranks
 
 POISON_TOKEN = 500  # a token whose embedding is NaN
 QUICK_FAMILIES = ("llama", "gemma3")  # full attention, and sliding windows
@@ -60,8 +60,8 @@ def test_embedding_is_the_last_hidden_state_of_transformers(checkpoint: Path) ->
     model = AutoModel.from_pretrained(checkpoint)
     with torch.inference_mode():
         expected = [model(torch.tensor([each.tokens])).last_hidden_state[0, -1] for each in RANDOM_TEXTS]
-    found = make_single_rank_embedder(checkpoint).embed(RANDOM_TEXTS)
-    torch.testing.assert_close(torch.tensor(found), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    embeddings = make_single_rank_embedder(checkpoint).embed(RANDOM_TEXTS)
+    torch.testing.assert_close(torch.tensor(embeddings), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_embedding_does_not_depend_on_other_texts_or_their_order(checkpoint: Path) -> None:

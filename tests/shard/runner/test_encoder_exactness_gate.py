@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from support.decoder_reference import CPU
+from support.encoder_reference import load_encoder_model
 from support.small_checkpoints import make_tiny_encoder
 from torch import Tensor
 
@@ -9,8 +11,6 @@ from shard.models.encoder import Encoder
 from shard.ops.linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
 from shard.runner.encoder_exactness_gate import find_difference
-from tests.shard.encoders import load_encoder_model
-from tests.shard.forward import CPU
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "with labels"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.encoder_reference import RANDOM_TEXTS, load_encoder_model, make_encoder_runner, make_random_text
 from support.small_checkpoints import ENCODER_FAMILIES, TOKEN_LABELS, make_tiny_encoder
 from transformers import AutoModel, AutoModelForTokenClassification
 
@@ -14,7 +15,6 @@ from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.encoder_runner import EncoderRunner
 from shard.state.pooling_text import PoolingText
-from tests.shard.encoders import RANDOM_TEXTS, load_encoder_model, make_encoder_runner, make_random_text
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
@@ -73,25 +73,26 @@ def test_embedding_does_not_depend_on_random_other_texts(tmp_path_factory: pytes
 
 
 def test_mean_embeddings_match_transformers_with_and_without_padding(checkpoint: Path) -> None:
-    model, found = AutoModel.from_pretrained(checkpoint), make_runner(checkpoint).embed(RANDOM_TEXTS)
+    model, embeddings = AutoModel.from_pretrained(checkpoint), make_runner(checkpoint).embed(RANDOM_TEXTS)
     batch = make_padded_batch(RANDOM_TEXTS)
     with torch.inference_mode():
         hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
         batched = (hidden * mask).sum(1) / mask.sum(1)
         alone = [model(torch.tensor([each.tokens])).last_hidden_state[0].mean(0) for each in RANDOM_TEXTS]
-    torch.testing.assert_close(torch.tensor(found), batched, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(embeddings), batched, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(embeddings), torch.stack(alone), rtol=1e-4, atol=1e-4)
 
 
 def test_labels_and_scores_match_transformers(classifier_checkpoint: Path) -> None:
     model = AutoModelForTokenClassification.from_pretrained(classifier_checkpoint)
     assert tuple(model.config.id2label[number] for number in range(len(TOKEN_LABELS))) == TOKEN_LABELS
-    for each, found in zip(RANDOM_TEXTS, make_runner(classifier_checkpoint).label_tokens(RANDOM_TEXTS), strict=True):
+    labels_by_text = make_runner(classifier_checkpoint).label_tokens(RANDOM_TEXTS)
+    for text, token_labels in zip(RANDOM_TEXTS, labels_by_text, strict=True):
         with torch.inference_mode():
-            scores, labels = model(torch.tensor([each.tokens])).logits[0].softmax(-1).max(-1)
-        assert found is not None
-        assert found.labels == labels.tolist()
-        assert found.scores == pytest.approx(scores.tolist(), abs=1e-4)
+            scores, labels = model(torch.tensor([text.tokens])).logits[0].softmax(-1).max(-1)
+        assert token_labels is not None
+        assert token_labels.labels == labels.tolist()
+        assert token_labels.scores == pytest.approx(scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("place", [0, 3, 19])

@@ -59,8 +59,8 @@ def test_reduction_is_read_from_the_folder(tmp_path: Path, mode: str, kind: str)
 
 def test_normalization_and_pooling_folder_are_read_from_modules(tmp_path: Path) -> None:
     stages = ("Transformer", "Pooling", "Normalize")
-    found = write_and_read_pooling(tmp_path, dim=2, modes=("cls_token",), stages=stages)
-    assert found == Pooling("first", 2, normalizes=True)
+    pooling = write_and_read_pooling(tmp_path, dim=2, modes=("cls_token",), stages=stages)
+    assert pooling == Pooling("first", 2, normalizes=True)
 
 
 def test_module_names_of_newer_versions_are_accepted(tmp_path: Path) -> None:

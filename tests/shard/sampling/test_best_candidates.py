@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
@@ -13,7 +14,6 @@ from shard.sampling.best_candidates import (
     Candidates,
     sort_whole_vocabulary,
 )
-from tests.shard.asking import make_random_logits
 
 # Fewer tokens than candidates, one more, too few blocks to choose from, whole blocks, and a remainder.
 VOCABULARY_SIZES = [50, 66, 1000, 128 * 70, 128 * 70 + 40]
@@ -50,21 +50,21 @@ def test_best_token_is_the_lowest_id_of_the_highest_logit(size: int, seed: int, 
        width=some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
 def test_certain_candidates_are_the_first_of_the_vocabulary(size: int, seed: int, step: float, width: int) -> None:
     logits = make_rounded_logits(2, size, seed, step)
-    found = CandidateFinder(size).find_candidates(logits, logits.log_softmax(-1), width)
+    candidates = CandidateFinder(size).find_candidates(logits, logits.log_softmax(-1), width)
     for row in range(2):
-        ids = get_certain_ids(found, row)
+        ids = get_certain_ids(candidates, row)
         assert ids == sort_ids(logits[row])[:len(ids)]
-        others = sort_ids(logits[row])[len(ids):]
-        assert not others or logits[row, others[0]] == found.logits[row, -1]
+        uncertain_ids = sort_ids(logits[row])[len(ids):]
+        assert not uncertain_ids or logits[row, uncertain_ids[0]] == candidates.logits[row, -1]
 
 
 @settings(max_examples=30)
 @given(seed=some.integers(0, 99), step=rounding_steps)
 def test_whole_vocabulary_is_sorted(seed: int, step: float) -> None:
     logits = make_rounded_logits(1, 500, seed, step)[0]
-    found = sort_whole_vocabulary(logits, logits.log_softmax(-1))
-    assert get_certain_ids(found, 0) == sort_ids(logits)
-    assert torch.equal(found.logprobs[0], logits.log_softmax(-1)[found.token_ids[0]])
+    candidates = sort_whole_vocabulary(logits, logits.log_softmax(-1))
+    assert get_certain_ids(candidates, 0) == sort_ids(logits)
+    assert torch.equal(candidates.logprobs[0], logits.log_softmax(-1)[candidates.token_ids[0]])
 
 
 def test_negative_zero_equals_zero() -> None:
@@ -75,12 +75,12 @@ def test_negative_zero_equals_zero() -> None:
 def test_few_allowed_tokens_are_all_certain() -> None:
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, [7, 900]] = torch.tensor([1.0, 2.0])
-    found = CandidateFinder(1000).find_candidates(logits, logits.log_softmax(-1), NUM_FEW_CANDIDATES)
-    assert get_certain_ids(found, 0) == [900, 7]
-    assert found.has_enough(torch.tensor([5])).tolist() == [True]
+    candidates = CandidateFinder(1000).find_candidates(logits, logits.log_softmax(-1), NUM_FEW_CANDIDATES)
+    assert get_certain_ids(candidates, 0) == [900, 7]
+    assert candidates.has_enough(torch.tensor([5])).tolist() == [True]
 
 
 def test_more_equal_logits_than_candidates_are_not_certain() -> None:
-    found = CandidateFinder(1000).find_candidates(torch.zeros(1, 1000), torch.zeros(1, 1000), NUM_FEW_CANDIDATES)
-    assert get_certain_ids(found, 0) == []
-    assert found.has_enough(torch.tensor([1])).tolist() == [False]
+    candidates = CandidateFinder(1000).find_candidates(torch.zeros(1, 1000), torch.zeros(1, 1000), NUM_FEW_CANDIDATES)
+    assert get_certain_ids(candidates, 0) == []
+    assert candidates.has_enough(torch.tensor([1])).tolist() == [False]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 from torch import Tensor
 
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import Sequence
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 VOCABULARY_SIZE, NUM_ROWS = 9000, 8
 fractions = some.sampled_from([0.0, 0.0, 0.1, 0.5, 0.9, 1.0])
@@ -66,18 +66,18 @@ def test_valid_rows_match_the_sampler(device_sampler: DeviceSampler, sampler: Sa
             expected.tokens[row], expected.logprobs[row])
 
 
-@pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "top_p": 0.9}])
-def test_usual_rows_are_all_valid(device_sampler: DeviceSampler, asked: dict[str, Any]) -> None:
-    rows = [make_sampling_sequence(key=number, **asked) for number in range(NUM_ROWS)]
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}])
+def test_usual_rows_are_all_valid(device_sampler: DeviceSampler, options: dict[str, Any]) -> None:
+    rows = [make_sampling_sequence(key=number, **options) for number in range(NUM_ROWS)]
     assert sample_on_device(device_sampler, make_random_logits(NUM_ROWS, VOCABULARY_SIZE, 1, 5.0), rows).is_valid.all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("spoiled", [float("nan"), float("inf"), -float("inf")])
-def test_row_with_non_finite_logits_is_not_valid(device_sampler: DeviceSampler, spoiled: float,
+@pytest.mark.parametrize("non_finite", [float("nan"), float("inf"), -float("inf")])
+def test_row_with_non_finite_logits_is_not_valid(device_sampler: DeviceSampler, non_finite: float,
                                                  temperature: float) -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE, 2, 8.0)
-    logits[1, 77] = spoiled
+    logits[1, 77] = non_finite
     rows = [make_sampling_sequence(key=number, temperature=temperature, top_k=5) for number in range(3)]
     assert sample_on_device(device_sampler, logits, rows).is_valid.tolist() == [True, False, True]
 
@@ -90,12 +90,12 @@ def test_row_that_few_candidates_do_not_decide_is_not_valid(device_sampler: Devi
                             rows).is_valid.tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("options", [
     {"top_n_tokens": 2}, {"repetition_penalty": 1.2}, {"frequency_penalty": -1.0}, {"watermark": True},
     {"min_tokens": 3, "end_tokens": (2,)}, {"banned_tokens": (2,)}, {"biased_tokens": (2,), "biases": (1.0,)},
     {"temperature": 0.5, "raw_logprobs": True}])
-def test_other_sampling_options_are_not_sampled_on_the_device(asked: dict[str, Any]) -> None:
-    assert not can_sample_on_device(make_sampling_sequence(**asked))
+def test_other_sampling_options_are_not_sampled_on_the_device(options: dict[str, Any]) -> None:
+    assert not can_sample_on_device(make_sampling_sequence(**options))
     assert can_sample_on_device(make_sampling_sequence())
     constrained = make_sampling_sequence()
     constrained.grammar_id = 1

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.sampling_sequences import make_random_logits
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
@@ -19,7 +20,6 @@ from shard.sampling.filters import (
     filter_typical_p,
 )
 from shard.state.sequence import SamplingParams
-from tests.shard.asking import make_random_logits
 
 TRANSFORMERS_WARPERS: dict[str, Any] = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
                                         "typical_p": TypicalLogitsWarper, "min_p": MinPLogitsWarper}

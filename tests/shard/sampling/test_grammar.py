@@ -11,6 +11,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 from support.small_checkpoints import make_tiny_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -22,7 +23,6 @@ from shard.pb import shard_pb2 as pb
 from shard.sampling.grammar import MATCHER_LIMITS, GrammarRegistry, GrammarTokenizer, make_grammar_registry
 from shard.sampling.sampler import Sampler, SamplerOutput
 from shard.state.sequence import Sequence
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 END_TOKEN, VOCABULARY_SIZE = 256, 300
 GRAMMAR_FROM_REGEX = LLMatcher.grammar_from_regex
@@ -298,8 +298,8 @@ def test_grammar_without_a_continuation_fails_only_its_sequence(checkpoint: Path
         load_all_grammars(harness)
         alone = harness.run_alone(plain)
         monkeypatch.setattr("shard.sampling.grammar.GrammarState.advance", lambda match, token: False)
-        others, failed = harness.run_together([ScheduledRequest(plain), ScheduledRequest(stuck)])
-        assert others == alone
+        output, failed = harness.run_together([ScheduledRequest(plain), ScheduledRequest(stuck)])
+        assert output == alone
         assert failed.end_reason == "the grammar had no way on"
         harness.call_all_ranks("unload_resource", pb.UnloadRequest(kind=pb.KIND_GRAMMAR, id=1))
         assert list(harness.call_all_ranks("info")[0].loaded_grammars) == [2]

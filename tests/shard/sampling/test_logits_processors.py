@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from shard.sampling.logits_processors import PROCESSORS, needs_processing, process_logits
 from shard.state.sequence import SamplingParams, Sequence
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 PROMPT_TOKENS, OUTPUT_TOKENS = [3, 3, 5, 5, 5, 8], [5, 8, 8, 11]
 
@@ -69,9 +69,9 @@ def test_only_allowed_tokens_that_are_not_banned_remain() -> None:
     assert torch.equal(after[[4, 9]], before[[4, 9]])
 
 
-@pytest.mark.parametrize(("wanted", "banned"), [(4, []), (5, [1, 7])])
-def test_end_tokens_are_banned_until_min_tokens(wanted: int, banned: list[int]) -> None:
-    _, after = process_random_logits(min_tokens=wanted, end_tokens=(1, 7))
+@pytest.mark.parametrize(("min_tokens", "banned"), [(4, []), (5, [1, 7])])
+def test_end_tokens_are_banned_until_min_tokens(min_tokens: int, banned: list[int]) -> None:
+    _, after = process_random_logits(min_tokens=min_tokens, end_tokens=(1, 7))
     assert (after == -torch.inf).nonzero().flatten().tolist() == banned
 
 

@@ -27,8 +27,8 @@ def test_draws_do_not_depend_on_other_rows() -> None:
 
 def test_draws_are_uniform_along_a_sequence_and_across_sequences() -> None:
     for draws in (draw_uniforms([3] * 20_000, list(range(20_000))), draw_uniforms(list(range(20_000)), [3] * 20_000)):
-        found = torch.histc(draws, 100, 0.0, 1.0)
-        assert ((found - 200) ** 2 / 200).sum() < 149  # chi-square, 99 degrees of freedom, one in a thousand
+        counts = torch.histc(draws, 100, 0.0, 1.0)
+        assert ((counts - 200) ** 2 / 200).sum() < 149  # chi-square, 99 degrees of freedom, one in a thousand
 
 
 def test_consecutive_draws_are_uncorrelated() -> None:

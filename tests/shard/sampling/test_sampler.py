@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -23,7 +24,6 @@ from transformers import (
 
 from shard.sampling.sampler import MAX_ROWS_AT_ONCE, Sampler, SamplerOutput
 from shard.state.sequence import SamplingParams, Sequence
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 VOCABULARY_SIZE = 128 * 66 + 24  # whole blocks of candidates, and a remainder
 SAMPLER = Sampler(VOCABULARY_SIZE)
@@ -56,16 +56,16 @@ def num_torch_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("options", [
     {"temperature": 0.7}, {"temperature": 1.0, "top_k": 20}, {"temperature": 1.3, "top_p": 0.9},
     {"temperature": 0.8, "typical_p": 0.7}, {"temperature": 1.5, "min_p": 0.1},
     {"temperature": 0.9, "top_k": 200, "top_p": 0.8, "typical_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.4},
 ], ids=str)
-def test_logprobs_match_transformers(asked: dict[str, Any]) -> None:
+def test_logprobs_match_transformers(options: dict[str, Any]) -> None:
     prompt = list(range(0, VOCABULARY_SIZE, 2))
     for seed in range(4):
-        logits, sequence = make_random_logits(1, VOCABULARY_SIZE, seed), make_sampling_sequence(prompt=prompt, key=seed,
-                                                                                                top_n_tokens=5, **asked)
+        logits = make_random_logits(1, VOCABULARY_SIZE, seed)
+        sequence = make_sampling_sequence(prompt=prompt, key=seed, top_n_tokens=5, **options)
         chosen, expected = sample(logits, sequence), compute_transformers_logprobs(logits, sequence)
         best = expected.topk(min(5, expected.isfinite().sum()))
         reported_logprobs = [*chosen.logprobs, *chosen.top_logprobs[0]]
@@ -74,21 +74,21 @@ def test_logprobs_match_transformers(asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("options", [
     {"temperature": 1.0}, {"temperature": 2.5}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 1.0, "top_k": 6},
     {"temperature": 1.0, "typical_p": 0.8}, {"temperature": 1.0, "min_p": 0.03},
     {"temperature": 1.0, "repetition_penalty": 3.0, "frequency_penalty": 0.1},
 ], ids=str)
-def test_token_frequencies_match_their_probabilities(asked: dict[str, Any]) -> None:
+def test_token_frequencies_match_their_probabilities(options: dict[str, Any]) -> None:
     logits = make_random_logits(1, 12, seed=1, scale=1.5)
     count = 2000
     drawn = sample(logits.expand(count, -1),
-                   *[make_sampling_sequence(prompt=[0, 1], key=key, **asked) for key in range(count)])
-    expected = compute_transformers_logprobs(logits, make_sampling_sequence(prompt=[0, 1], **asked)).exp() * count
-    found = torch.bincount(torch.tensor(drawn.tokens), minlength=12)
-    assert not found[expected == 0].any()
+                   *[make_sampling_sequence(prompt=[0, 1], key=key, **options) for key in range(count)])
+    expected = compute_transformers_logprobs(logits, make_sampling_sequence(prompt=[0, 1], **options)).exp() * count
+    counts = torch.bincount(torch.tensor(drawn.tokens), minlength=12)
+    assert not counts[expected == 0].any()
     likely = expected > 0
-    assert ((found - expected)[likely] ** 2 / expected[likely]).sum() < 31.3  # one in a thousand at 11 degrees
+    assert ((counts - expected)[likely] ** 2 / expected[likely]).sum() < 31.3  # one in a thousand at 11 degrees
 
 
 def test_a_draw_depends_on_key_and_index_only() -> None:
@@ -131,10 +131,10 @@ def test_lowest_id_wins_among_equal_logits(size: int) -> None:
 
 def test_raw_logprobs_are_those_of_the_model() -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE)
-    asked = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.7, "raw_logprobs": True, "key": 5}
-    raw = sample(logits, make_sampling_sequence(top_n_tokens=4, **asked),
-                 make_sampling_sequence(key=1, temperature=0.5), make_sampling_sequence(**asked))
-    own = sample(logits, *[make_sampling_sequence(**asked | {"raw_logprobs": False})] * 3)
+    options = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.7, "raw_logprobs": True, "key": 5}
+    raw = sample(logits, make_sampling_sequence(top_n_tokens=4, **options),
+                 make_sampling_sequence(key=1, temperature=0.5), make_sampling_sequence(**options))
+    own = sample(logits, *[make_sampling_sequence(**options | {"raw_logprobs": False})] * 3)
     logprobs = logits.log_softmax(-1)
     assert (raw.tokens[0], raw.tokens[2]) == (own.tokens[0], own.tokens[2])
     assert (raw.logprobs[0], raw.logprobs[2]) == (logprobs[0, raw.tokens[0]], logprobs[2, raw.tokens[2]])
@@ -157,22 +157,22 @@ def test_single_allowed_token_is_sampled_with_certainty() -> None:
 
 def test_prompt_logprobs_do_not_depend_on_how_rows_are_split() -> None:
     logits, targets = make_random_logits(MAX_ROWS_AT_ONCE + 9, VOCABULARY_SIZE), list(range(MAX_ROWS_AT_ONCE + 9))
-    found = SAMPLER.compute_prompt_logprobs(logits, targets)
-    assert found == logits.log_softmax(-1)[targets, targets].tolist()
+    logprobs = SAMPLER.compute_prompt_logprobs(logits, targets)
+    assert logprobs == logits.log_softmax(-1)[targets, targets].tolist()
     pieces = [SAMPLER.compute_prompt_logprobs(logits[s:s + 7], targets[s:s + 7]) for s in range(0, len(targets), 7)]
-    assert list(chain(*pieces)) == found
+    assert list(chain(*pieces)) == logprobs
 
 
 # -- failing rows
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -inf])
-@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}, {"top_n_tokens": 3, "raw_logprobs": True}], ids=str)
-def test_non_finite_logits_fail_only_their_own_row(wrong: float, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"top_n_tokens": 3, "raw_logprobs": True}], ids=str)
+def test_non_finite_logits_fail_only_their_own_row(wrong: float, options: dict[str, Any]) -> None:
     logits = make_random_logits(3, VOCABULARY_SIZE)
-    expected = sample(logits, *[make_sampling_sequence(**asked)] * 3)
+    expected = sample(logits, *[make_sampling_sequence(**options)] * 3)
     logits[1, 17] = wrong
-    chosen = sample(logits, *[make_sampling_sequence(**asked)] * 3)
+    chosen = sample(logits, *[make_sampling_sequence(**options)] * 3)
     assert chosen.is_finite == [True, False, True]
     assert [split_into_rows(chosen)[0],
             split_into_rows(chosen)[2]] == [split_into_rows(expected)[0], split_into_rows(expected)[2]]
@@ -215,12 +215,12 @@ def batches(draw: Any) -> tuple[Tensor, list[Sequence]]:
         make_sampling_sequence(prompt=draw(some.lists(some.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=9)),
                                output=draw(some.lists(some.integers(0, 9), max_size=5)),
                                key=draw(some.integers(0, 2**64 - 1))) for _ in range(draw(some.integers(2, 4)))]
-    asked = [replace(sequence, sampling=draw(sampling_params), token_counts={}) for sequence in sequences]
-    logits = make_random_logits(len(asked), VOCABULARY_SIZE, draw(some.integers(0, 99)),
+    sequences = [replace(sequence, sampling=draw(sampling_params), token_counts={}) for sequence in sequences]
+    logits = make_random_logits(len(sequences), VOCABULARY_SIZE, draw(some.integers(0, 99)),
                                 draw(some.sampled_from([0.0, 0.3, 3.0, 9.0])))
-    for row in range(len(asked)):
+    for row in range(len(sequences)):
         logits[row, 5] = draw(some.sampled_from([0.0, 0.0, 0.0, 20.0, nan]))
-    return logits, asked
+    return logits, sequences
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
+from support.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (
@@ -16,7 +17,6 @@ from shard.sampling.best_candidates import (
 )
 from shard.sampling.selection import SampledToken, sample_from_candidates
 from shard.state.sequence import SamplingParams
-from tests.shard.asking import make_random_logits
 
 fractions = some.sampled_from([0.0, 0.0, 0.02, 0.1, 0.5, 0.9, 0.99, 1.0])
 sampling_params = some.builds(SamplingParams, temperature=some.sampled_from([0.0, 1.0]),

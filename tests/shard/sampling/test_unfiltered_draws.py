@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder, Candidates
 from shard.sampling.selection import SamplingColumns, select_tokens
 from shard.sampling.unfiltered_draws import sum_by_halves
-from tests.shard.asking import make_random_logits
 
 NUM_DRAWS = 4000
 
@@ -64,14 +64,14 @@ def test_masked_tokens_are_never_drawn(allowed: int, draw: float) -> None:
     assert token in ids.tolist()
 
 
-@pytest.mark.parametrize("alike", [1, 2, 3])
-def test_probability_lost_to_rounding_goes_to_the_best_token(alike: int) -> None:
+@pytest.mark.parametrize("num_equal", [1, 2, 3])
+def test_probability_lost_to_rounding_goes_to_the_best_token(num_equal: int) -> None:
     """The remainder never goes to a token with almost no probability."""
     logits = torch.full((1, 5000), -60.0)
-    logits[0, 100:100 + alike] = 0.0
+    logits[0, 100:100 + num_equal] = 0.0
     for captured in (False, True):
         (token,), _ = sample_rows(logits, torch.tensor([1 - 2.0**-53], dtype=torch.float64), is_captured=captured)
-        assert token in range(100, 100 + alike)
+        assert token in range(100, 100 + num_equal)
 
 
 def test_sum_by_halves_equals_the_sum() -> None:

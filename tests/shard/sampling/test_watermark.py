@@ -1,7 +1,7 @@
 import torch
+from support.sampling_sequences import make_random_logits, make_sampling_sequence
 
 from shard.sampling.watermark import apply_watermark, choose_green_tokens
-from tests.shard.asking import make_random_logits, make_sampling_sequence
 
 
 def compute_detector_green_tokens(previous_token: int, vocabulary_size: int) -> set[int]:

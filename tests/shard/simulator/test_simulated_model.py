@@ -39,11 +39,11 @@ def test_text_is_words_and_blanks() -> None:
     assert text[5::6] == b" " * 100
 
 
-@pytest.mark.parametrize("other", [
+@pytest.mark.parametrize("changes", [
     {"tokens": [1, 2, 4]}, {"tokens": [1, 2]}, {"sampling_key": 1}, {"adapter_id": 1}, {"grammar_id": 1}], ids=str)
-def test_text_depends_on_prompt_key_adapter_and_grammar(other: dict[str, object]) -> None:
+def test_text_depends_on_prompt_key_adapter_and_grammar(changes: dict[str, object]) -> None:
     assert get_tokens(SimulatedText(make_sequence(), 0, 0.0),
-                      60) != get_tokens(SimulatedText(make_sequence(**other), 0, 0.0), 60)
+                      60) != get_tokens(SimulatedText(make_sequence(**changes), 0, 0.0), 60)
 
 
 def test_text_depends_on_the_seed() -> None:
@@ -104,45 +104,45 @@ def test_cache_tags_do_not_depend_on_chunking(lengths: list[int]) -> None:
 def test_cached_prefix_passes_the_cache_check() -> None:
     cache: BlockTags = [None] * 8
     write_to_cache(cache, make_sequence(list(range(20)), [0, 1]), 20)
-    other = make_sequence(list(range(20)), [0, 2], cached=16)
-    write_to_cache(cache, other, 20).check_tags(other, cache)
+    reader = make_sequence(list(range(20)), [0, 2], cached=16)
+    write_to_cache(cache, reader, 20).check_tags(reader, cache)
 
 
-@pytest.mark.parametrize("other", [{"tokens": [9] * 20}, {"adapter_id": 1}, {"blocks": [5, 2]}], ids=str)
-def test_wrong_values_in_a_cached_prefix_are_detected(other: dict[str, object]) -> None:
+@pytest.mark.parametrize("changes", [{"tokens": [9] * 20}, {"adapter_id": 1}, {"blocks": [5, 2]}], ids=str)
+def test_wrong_values_in_a_cached_prefix_are_detected(changes: dict[str, object]) -> None:
     cache: BlockTags = [None] * 8
     write_to_cache(cache, make_sequence([1] * 20, [0, 1]), 20)
-    reader = make_sequence(**{"tokens": [1] * 20, "blocks": [0, 2], "cached": 16} | other)
+    reader = make_sequence(**{"tokens": [1] * 20, "blocks": [0, 2], "cached": 16} | changes)
     with pytest.raises(StateMismatch, match="holds something else"):
         write_to_cache(cache, reader, 20).check_tags(reader, cache)
 
 
 def test_block_overwritten_by_another_sequence_is_detected_on_write() -> None:
     cache: BlockTags = [None] * 8
-    one, other = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
-    cache_tags = write_to_cache(cache, one, 5)
-    write_to_cache(cache, other, 5)
+    sequence, other_sequence = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
+    cache_tags = write_to_cache(cache, sequence, 5)
+    write_to_cache(cache, other_sequence, 5)
     with pytest.raises(StateMismatch, match="written by another"):
-        write_to_cache(cache, one, 6, cache_tags)
+        write_to_cache(cache, sequence, 6, cache_tags)
 
 
 def test_full_block_overwritten_by_another_sequence_is_detected_on_read() -> None:
     cache: BlockTags = [None] * 8
-    one, other = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
-    cache_tags = write_to_cache(cache, one, 16)
-    write_to_cache(cache, other, 5)
+    sequence, other_sequence = make_sequence([1] * 20, [0, 1]), make_sequence([2] * 20, [0, 2])
+    cache_tags = write_to_cache(cache, sequence, 16)
+    write_to_cache(cache, other_sequence, 5)
     with pytest.raises(StateMismatch, match="holds something else"):
-        cache_tags.check_tags(one, cache)
+        cache_tags.check_tags(sequence, cache)
 
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=6))
 def test_prompt_logprobs_do_not_depend_on_chunking(lengths: list[int]) -> None:
     tokens, cache = list(range(sum(lengths))), [None] * 8
     whole = CacheTags(make_sequence(tokens), 16).make_prompt_logprobs(make_sequence(tokens), len(tokens))
-    parts, one = [], make_sequence(tokens, range(8))
-    cache_tags = CacheTags(one, 16)
+    parts, sequence = [], make_sequence(tokens, range(8))
+    cache_tags = CacheTags(sequence, 16)
     for end in [sum(lengths[:i + 1]) for i in range(len(lengths))]:
-        parts += cache_tags.make_prompt_logprobs(one, end)
-        write_to_cache(cache, one, end, cache_tags)
+        parts += cache_tags.make_prompt_logprobs(sequence, end)
+        write_to_cache(cache, sequence, end, cache_tags)
     assert parts == whole
     assert len(whole) == len(tokens) - 1

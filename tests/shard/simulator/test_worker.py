@@ -5,16 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from shard.config import ShardConfig, SimulatedConfig
-from shard.errors import StepOutOfMemory
-from shard.pb import shard_pb2 as pb
-from shard.simulator.invalid_answers import UNKNOWN_SEQUENCE_ID
-from shard.simulator.simulated_model import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
-from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.pooling_text import PoolingText
-from shard.state.shard_state import RejectedMessage
-from tests.shard.messages import (
+from support.protocol_messages import (
     SequenceRow,
     get_embeddings,
     get_labels_by_text,
@@ -25,6 +16,15 @@ from tests.shard.messages import (
     make_filter,
     make_prefill,
 )
+
+from shard.config import ShardConfig, SimulatedConfig
+from shard.errors import StepOutOfMemory
+from shard.pb import shard_pb2 as pb
+from shard.simulator.invalid_answers import UNKNOWN_SEQUENCE_ID
+from shard.simulator.simulated_model import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
+from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
+from shard.state.pooling_text import PoolingText
+from shard.state.shard_state import RejectedMessage
 
 PROMPT_TOKENS = list(b"weave me something nice")
 SHORT_PROMPT_TOKENS = list(b"abc")
@@ -52,8 +52,8 @@ def make_expected_text(row: SequenceRow, seed: int = 0, mean_output_length: floa
     """Return the text that this new sequence should get."""
     worker = make_worker(seed=seed, mean_output_length=mean_output_length)
     worker.prefill(make_prefill(1, row))
-    found: SimulatedText = worker.shard_state.sequences[row.id].worker_state.text
-    return found
+    text: SimulatedText = worker.shard_state.sequences[row.id].worker_state.text
+    return text
 
 
 class RandomBatchWalk:
@@ -168,9 +168,9 @@ def test_step_takes_the_time_of_the_cost_model() -> None:
 
 
 def test_warmup_measurements_follow_the_cost_model() -> None:
-    found = make_worker(seconds_per_step=1.0, seconds_per_row=0.1, seconds_per_chunk_token=0.01,
-                        seconds_per_place=0.001).info().warmup
-    columns = zip(found.rows, found.chunk_tokens, found.context, found.seconds, strict=True)
+    warmup = make_worker(seconds_per_step=1.0, seconds_per_row=0.1, seconds_per_chunk_token=0.01,
+                         seconds_per_place=0.001).info().warmup
+    columns = zip(warmup.rows, warmup.chunk_tokens, warmup.context, warmup.seconds, strict=True)
     for rows, tokens, context, seconds in columns:
         assert seconds == pytest.approx(1.0 + rows * 0.1 + tokens * 0.01 + context * 0.001)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from support.protocol_messages import make_embed
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.pooling_text import PoolingText, read_texts
 from shard.state.sequence import ModelLimits
-from tests.shard.messages import make_embed
 
 MESSAGE_LIMITS = ModelLimits(512, 8, 1, mixed_steps=True)
 

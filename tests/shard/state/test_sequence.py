@@ -2,6 +2,7 @@ from dataclasses import fields
 from itertools import chain
 
 import pytest
+from support.protocol_messages import SequenceRow, make_sequences
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
@@ -13,7 +14,6 @@ from shard.state.sequence import (
     read_sequences,
     split_by_counts,
 )
-from tests.shard.messages import SequenceRow, make_sequences
 
 FLOAT_PARAMETERS = [field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == field.TYPE_FLOAT]
 MESSAGE_LIMITS = ModelLimits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)

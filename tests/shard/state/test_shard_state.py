@@ -1,19 +1,7 @@
 """Tests of shard/state/shard_state.py: the state after each message."""
 
 import pytest
-
-from shard.pb import shard_pb2 as pb
-from shard.state.sequence import ModelLimits
-from shard.state.shard_state import RejectedMessage, ShardState
-from tests.shard.books import (
-    PROMPT_TOKENS,
-    SAMPLED_TOKEN,
-    SHORT_PROMPT_TOKENS,
-    apply_and_finish,
-    get_sequence_ids,
-    make_shard_state,
-)
-from tests.shard.messages import (
+from support.protocol_messages import (
     SequenceRow,
     make_concat,
     make_decode,
@@ -22,6 +10,18 @@ from tests.shard.messages import (
     make_keep,
     make_prefill,
 )
+from support.shard_states import (
+    PROMPT_TOKENS,
+    SAMPLED_TOKEN,
+    SHORT_PROMPT_TOKENS,
+    apply_and_finish,
+    get_sequence_ids,
+    make_shard_state,
+)
+
+from shard.pb import shard_pb2 as pb
+from shard.state.sequence import ModelLimits
+from shard.state.shard_state import RejectedMessage, ShardState
 
 
 @pytest.fixture

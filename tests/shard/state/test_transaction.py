@@ -1,14 +1,10 @@
-"""Messages that a shard_state rejects without changing its state."""
+"""Messages that `ShardState` rejects without a change."""
 
 from copy import deepcopy
 from typing import Any
 
 import pytest
-
-from shard.pb import shard_pb2 as pb
-from shard.state.shard_state import MalformedMessage, RejectedMessage, ShardState
-from tests.shard.books import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
-from tests.shard.messages import (
+from support.protocol_messages import (
     SequenceRow,
     make_chunks,
     make_concat,
@@ -19,8 +15,12 @@ from tests.shard.messages import (
     make_keep,
     make_prefill,
 )
+from support.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
 
-# Messages that a shard_state with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
+from shard.pb import shard_pb2 as pb
+from shard.state.shard_state import MalformedMessage, RejectedMessage, ShardState
+
+# Messages that a `ShardState` with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
 REJECTED_MESSAGES = {
     "the sequence is here already": make_prefill(1, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),
     "the sequence is here already, in another batch": make_prefill(2, SequenceRow(7, SHORT_PROMPT_TOKENS, [9])),

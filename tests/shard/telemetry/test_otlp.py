@@ -74,16 +74,16 @@ def test_attribute_values_arrive_unchanged(send_request_spans: Any) -> None:
 
 
 def test_every_span_names_its_service_and_process(send_request_spans: Any) -> None:
-    for found in send_request_spans()[0].spans:
-        assert (found.resource_attributes["service.name"],
-                found.resource_attributes["weft.process"]) == ("loom", "shard 1")
+    for collected_span in send_request_spans()[0].spans:
+        assert (collected_span.resource_attributes["service.name"],
+                collected_span.resource_attributes["weft.process"]) == ("loom", "shard 1")
 
 
 def test_trace_of_the_caller_is_continued(send_request_spans: Any) -> None:
     collector, traceparent = send_request_spans(traceparent=PARENT_TRACEPARENT, tracestate=TRACESTATE)
     chat = collector.find_single_span("chat demo")
     assert (chat.parent_traceparent, chat.span.trace_state) == (PARENT_TRACEPARENT, TRACESTATE)
-    assert {found.trace_id for found in collector.spans} == {PARENT_TRACEPARENT.split("-")[1]}
+    assert {collected_span.trace_id for collected_span in collector.spans} == {PARENT_TRACEPARENT.split("-")[1]}
     assert traceparent != PARENT_TRACEPARENT
 
 
@@ -106,9 +106,9 @@ def test_recording_sender_records_what_a_collector_gets(send_request_spans: Any)
     recording_sender, (collector, _) = RecordingSpanSender(), send_request_spans(traceparent=PARENT_TRACEPARENT)
     record_request_spans(recording_sender, traceparent=PARENT_TRACEPARENT)
     recorded = [(span.name, (span.started_ns, span.ended_ns), span.attributes, span.has_failed)
-                for one in recording_sender.spans for span in (one, *one.children)]
-    received = [(found.span.name, found.start_and_end_ns, found.attributes, found.span.status.code == STATUS_CODE_ERROR)
-                for found in collector.spans]
+                for root_span in recording_sender.spans for span in (root_span, *root_span.children)]
+    received = [(collected_span.span.name, collected_span.start_and_end_ns, collected_span.attributes,
+                 collected_span.span.status.code == STATUS_CODE_ERROR) for collected_span in collector.spans]
     assert sorted(recorded, key=str) == sorted(received, key=str)
     chat, step = recording_sender.spans
     assert (chat.parent, step.parent) == (PARENT_TRACEPARENT, chat.traceparent)
@@ -142,7 +142,7 @@ def test_collector_error_is_reported_again_after_a_success() -> None:
             record_request_spans(sender)
             sender._provider.force_flush()
         sender.close()
-    assert [told.rpartition("StatusCode.")[2] for told in reported_problems] == [
+    assert [problem.rpartition("StatusCode.")[2] for problem in reported_problems] == [
         f"{code}, error details: told to refuse" for code in ("UNIMPLEMENTED", "PERMISSION_DENIED")]
     assert len(collector.spans) == 4
 

@@ -102,7 +102,7 @@ def test_nothing_is_written_without_a_descriptor() -> None:
 
 def test_callback_gets_every_progress_report() -> None:
     reports: list[tuple[str, int, int]] = []
-    progress_pipe = ProgressPipe(-1, lambda *told: reports.append(told))
+    progress_pipe = ProgressPipe(-1, lambda *report: reports.append(report))
     progress_pipe("load", 1, 1000)
     progress_pipe("load", 2, 1000)
     assert reports == [("load", 1, 1000), ("load", 2, 1000)]

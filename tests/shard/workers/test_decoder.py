@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.protocol_messages import SequenceRow, make_concat, make_decode, make_filter, make_prefill
 from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from router.request import Request
 from shard.pb import shard_pb2 as pb
-from tests.shard.messages import SequenceRow, make_concat, make_decode, make_filter, make_prefill
 
 NUM_NEW_TOKENS = 32
 MODEL_OPTIONS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_machine_is_described() -> None:
-    found = doctor_survey.survey_machine()
-    assert found["torch"] == torch.__version__
-    assert found["cores"] <= found["processors"]
-    assert found["memory"] > 0
+    machine = doctor_survey.survey_machine()
+    assert machine["torch"] == torch.__version__
+    assert machine["cores"] <= machine["processors"]
+    assert machine["memory"] > 0
 
 
 def test_only_relevant_cpu_features_are_listed(tmp_path: Path) -> None:
@@ -31,11 +31,11 @@ def test_only_relevant_cpu_features_are_listed(tmp_path: Path) -> None:
 
 def test_a_model_is_estimated_without_reading_its_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_survey, "read_device_memory", lambda *_: (8 * GIB, 8 * GIB))
-    found = doctor_survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
+    needs = doctor_survey.estimate_model_needs(checkpoint, "float32", "cpu", 1, 16)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-    assert (found["architecture"], found["dtype"], found["weights"]) == ("LlamaForCausalLM", "float32", 2 * size)
-    assert found["block"] == KVCache.bytes_per_block(2, 2, 16, 16, torch.float32)
-    assert found["tokens"] == pytest.approx(4 * GIB / found["block"] * 16, rel=1e-3)
+    assert (needs["architecture"], needs["dtype"], needs["weights"]) == ("LlamaForCausalLM", "float32", 2 * size)
+    assert needs["block"] == KVCache.bytes_per_block(2, 2, 16, 16, torch.float32)
+    assert needs["tokens"] == pytest.approx(4 * GIB / needs["block"] * 16, rel=1e-3)
 
 
 def test_auto_dtype_follows_from_the_processor(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

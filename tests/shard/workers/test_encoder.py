@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from support.encoder_reference import RANDOM_TEXTS
 from support.peft_adapters import ADAPTER_WEIGHT_SCALE, suppress_peft_warnings
+from support.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
+from support.ranks_in_threads import run_on_ranks
 from support.small_checkpoints import make_tiny_encoder
 from transformers import AutoModel
 
@@ -14,9 +17,6 @@ from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.state.shard_state import MalformedMessage, RejectedMessage
 from shard.workers.encoder import EncoderWorker
-from tests.shard.encoders import RANDOM_TEXTS
-from tests.shard.messages import WARMUP_REQUEST, get_embeddings, make_embed
-from tests.shard.side_by_side import run_on_ranks
 
 SMALL_WARMUP_REQUEST = pb.WarmupRequest(block_size=16, max_prefill_tokens=160, max_batch_size=4, max_total_tokens=100)
 
@@ -88,7 +88,7 @@ def test_adapter_of_an_unused_module_is_rejected_by_name(checkpoint: Path, tmp_p
 
 
 def test_only_rank_0_returns_embeddings(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.workers.load_decoder.join_group", lambda rank, *_: groups[rank])
+    monkeypatch.setattr("shard.workers.model_loading.join_group", lambda rank, *_: groups[rank])
     groups: dict[int, object] = {}
 
     def embed_on_rank(group: object) -> list[list[float]]:

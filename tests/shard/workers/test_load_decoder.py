@@ -20,7 +20,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ShardConfig:
 
 def test_progress_covers_all_bytes_and_then_the_check(config: ShardConfig) -> None:
     progress: list[tuple[str, int, int]] = []
-    load_decoder.load_decoder_model(config, lambda *told: progress.append(told))
+    load_decoder.load_decoder_model(config, lambda *report: progress.append(report))
     *read, last = progress
     assert {phase for phase, _, _ in read} == {"load"}
     assert read[-1][1] == read[-1][2]

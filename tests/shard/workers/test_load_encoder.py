@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.encoder_reference import make_random_text
 from support.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
 
 from shard.config import ShardConfig
 from shard.workers.load_encoder import load_encoder_model
-from tests.shard.encoders import make_random_text
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ShardConfig:
 
 def test_progress_covers_all_bytes_and_then_the_check(config: ShardConfig) -> None:
     progress: list[tuple[str, int, int]] = []
-    assert load_encoder_model(config, lambda *told: progress.append(told)).inexact_reason == ""
+    assert load_encoder_model(config, lambda *report: progress.append(report)).inexact_reason == ""
     *read, last = progress
     assert {phase for phase, _, _ in read} == {"load"}
     assert last == ("check", 0, 0)

@@ -24,7 +24,7 @@ def test_weights_that_do_not_fit_are_rejected_before_reading(
                         lambda: AvailableMemory(1000, "that the system has available"))
     progress: list[tuple[str, int, int]] = []
     with pytest.raises(ValueError, match="there is no room for the weights"):
-        load_decoder.load_decoder_model(config, lambda *told: progress.append(told))
+        load_decoder.load_decoder_model(config, lambda *report: progress.append(report))
     assert progress == []
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.protocol_messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
 
 from shard.errors import StartupOutOfMemory, StepOutOfMemory
 from shard.parallel.group import SingleRankGroup
@@ -12,13 +13,12 @@ from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import RejectedMessage
 from shard.workers.model_worker import ModelWorker
-from tests.shard.messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
 
 MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
 
 
 class FakeAdapterRegistry:
-    """Fake adapter registry."""
+    """Adapter registry that keeps the folder of each loaded adapter, and reads nothing."""
 
     def __init__(self, *, supports_adapters: bool = True) -> None:
         self.supports_adapters = supports_adapters
@@ -78,10 +78,10 @@ def test_filter_and_concat_are_acknowledged() -> None:
 
 def test_adapter_is_loaded_into_shard_state_and_registry() -> None:
     worker = make_worker(adapter_registry := FakeAdapterRegistry())
-    assert worker.load(make_load_request()).bytes == 8
+    assert worker.load_resource(make_load_request()).bytes == 8
     assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({5: Path("/a")}, [5])
     assert adapter_registry.num_threads == 1
-    worker.unload(pb.UnloadRequest(kind=pb.KIND_ADAPTER, id=5))
+    worker.unload_resource(pb.UnloadRequest(kind=pb.KIND_ADAPTER, id=5))
     assert (adapter_registry.adapters, [*worker.info().loaded_adapters]) == ({}, [])
 
 
@@ -89,7 +89,7 @@ def test_adapter_is_loaded_into_shard_state_and_registry() -> None:
 def test_unsupported_resource_is_rejected_and_leaves_nothing(is_open: bool, kind: Any) -> None:
     worker = make_worker(FakeAdapterRegistry(supports_adapters=is_open))
     with pytest.raises(RejectedMessage, match=f"this shard takes no {pb.Kind.Name(kind)}"):
-        worker.load(make_load_request(kind))
+        worker.load_resource(make_load_request(kind))
     assert not worker.shard_state.loaded_ids[kind]
 
 

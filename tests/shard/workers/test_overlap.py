@@ -13,6 +13,16 @@ import pytest
 import torch
 from hypothesis import settings
 from support.core_with_workers import WORKER_METHODS, ScheduledRequest, SchedulerWithWorkers
+from support.protocol_messages import (
+    SequenceRow,
+    make_decode,
+    make_filter,
+    make_grants,
+    make_join,
+    make_keep,
+    make_prefill,
+)
+from support.random_schedules import given_device_sampling_histories, relaxed_settings
 from support.replayable_model import replay_on_cpu
 from support.small_checkpoints import make_tiny_checkpoint
 
@@ -22,8 +32,6 @@ from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import InFlightReplay
 from shard.workers import overlap
-from tests.shard.histories import given_device_sampling_histories, relaxed_settings
-from tests.shard.messages import SequenceRow, make_decode, make_filter, make_grants, make_join, make_keep, make_prefill
 
 GREEDY_SAMPLING = SamplingParams()
 RANDOM_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9)
@@ -56,46 +64,44 @@ def disable_overlap_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @settings(relaxed_settings, max_examples=25, derandomize=True)
 @given_device_sampling_histories
-def test_overlapped_steps_equal_waiting_steps(overlapping_workers: SchedulerWithWorkers,
-                                              waiting_workers: SchedulerWithWorkers, woven: list[ScheduledRequest],
-                                              schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
-    outputs = overlapping_workers.run_together(woven, loss_steps=losses, **schedule)
-    assert outputs == waiting_workers.run_together(woven, loss_steps=losses, **schedule)
+def test_overlapped_steps_equal_waiting_steps(
+        overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
+        scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    outputs = overlapping_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
+    assert outputs == waiting_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @settings(relaxed_settings, max_examples=400)
 @given_device_sampling_histories
-def test_overlapped_steps_equal_waiting_steps_in_many_histories(overlapping_workers: SchedulerWithWorkers,
-                                                                waiting_workers: SchedulerWithWorkers,
-                                                                woven: list[ScheduledRequest], schedule: dict[str, Any],
-                                                                losses: tuple[int, ...]) -> None:
-    outputs = overlapping_workers.run_together(woven, loss_steps=losses, **schedule)
-    assert outputs == waiting_workers.run_together(woven, loss_steps=losses, **schedule)
+def test_overlapped_steps_equal_waiting_steps_in_many_histories(
+        overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
+        scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    outputs = overlapping_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
+    assert outputs == waiting_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
 
 
 @pytest.mark.slow
 @settings(relaxed_settings, max_examples=25, derandomize=True)
 @given_device_sampling_histories
-def test_rerun_overlapped_steps_equal_waiting_steps(overlapping_workers: SchedulerWithWorkers,
-                                                    waiting_workers: SchedulerWithWorkers,
-                                                    woven: list[ScheduledRequest], schedule: dict[str, Any],
-                                                    losses: tuple[int, ...]) -> None:
-    random, original_choices = Random(len(woven)), InFlightReplay.get_sampled_tokens
+def test_rerun_overlapped_steps_equal_waiting_steps(
+        overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers,
+        scheduled_requests: list[ScheduledRequest], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
+    random, original_choices = Random(len(scheduled_requests)), InFlightReplay.get_sampled_tokens
 
     def return_choices_sometimes(self: InFlightReplay) -> Any:
         return original_choices(self) if random.random() < 0.6 else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InFlightReplay, "get_sampled_tokens", return_choices_sometimes)
-        outputs = overlapping_workers.run_together(woven, loss_steps=losses, **schedule)
-    assert outputs == waiting_workers.run_together(woven, loss_steps=losses, **schedule)
+        outputs = overlapping_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
+    assert outputs == waiting_workers.run_together(scheduled_requests, loss_steps=losses, **schedule)
 
 
 def test_step_does_not_overwrite_the_blocks_of_a_sequence_that_ends_with_a_step_under_way(
         overlapping_workers: SchedulerWithWorkers, waiting_workers: SchedulerWithWorkers) -> None:
-    """The step under way may be run again; it once found the keys of another sequence in the block."""
+    """The step under way may be run again, and must then not find the keys of another sequence in the block."""
     ending = Request("ending", (196,), 2)
     growing = Request("growing", (196, 311, 235, 392, 225, 461, 69, 165, 399, 245, 103, 148, 338, 11, 180), 3)
     requests = [ScheduledRequest(ending, arrival_step=1), ScheduledRequest(growing, arrival_step=1)]
@@ -191,9 +197,10 @@ def test_failing_sequence_fails_alone_and_leaves_nothing_behind(overlapping_work
     first, second = batch.send(make_decode(1)), batch.send(make_decode(1))
     for number, answer in enumerate((first, second)):
         tokens, failures = batch.wait_for_answer(answer)
-        assert tokens == {one: expected[number][one] for one in (1, 3)}
+        assert tokens == {sequence_id: expected[number][sequence_id] for sequence_id in (1, 3)}
         assert failures == {2: pb.NON_FINITE}
-    assert batch.wait_for_answer(batch.send(make_decode(1)))[0] == {one: expected[2][one] for one in (1, 3)}
+    tokens, _ = batch.wait_for_answer(batch.send(make_decode(1)))
+    assert tokens == {sequence_id: expected[2][sequence_id] for sequence_id in (1, 3)}
     assert not batch.blocks_with_nan
     assert list(overlapping_workers.workers[0].shard_state.block_usage.is_full[2:7:2]) == [True, False, True]
 
@@ -233,14 +240,14 @@ def test_blocks_of_a_removed_sequence_can_be_given_to_another(overlapping_worker
     assert not run_steps(reruns=True)[0]
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("reruns", [False, True])
 def test_sequence_without_room_returns_its_last_token_first(
-        overlapping_workers: SchedulerWithWorkers, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
+        overlapping_workers: SchedulerWithWorkers, monkeypatch: pytest.MonkeyPatch, reruns: bool) -> None:
     """NO_ROOM is the answer of the next step, which starts while the step with the last token is still running."""
     shard_state = overlapping_workers.workers[0].shard_state
     monkeypatch.setattr(shard_state, "limits", replace(shard_state.limits, max_positions=16))
     batch = OverlappedBatch(overlapping_workers, SequenceRow(1, [5] * 15, [0, 1]), SequenceRow(2, [6] * 9, [2, 3]))
-    if anew:
+    if reruns:
         monkeypatch.setattr(InFlightReplay, "get_sampled_tokens", lambda _: None)
     first, second = batch.send(make_decode(1)), batch.send(make_decode(1))
     tokens, failures = batch.wait_for_answer(first)

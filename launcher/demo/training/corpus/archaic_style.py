@@ -68,21 +68,22 @@ def rewrite_as_archaic(text: str, rng: Random) -> str:
     """Rewrite every sentence with a biblical opening and older words; a text that is no sentence is only introduced."""
     if not text.endswith((".", "!", "?", '"')):
         return f"And I said, {text}."
-    said = [rewrite_sentence(sentence, rng, is_first=not place) for place, sentence in enumerate(split_sentences(text))]
-    return " ".join((*said, rng.choice(CLOSING_SENTENCES))).strip()
+    sentences = [rewrite_sentence(sentence, rng, is_first=not index)
+                 for index, sentence in enumerate(split_sentences(text))]
+    return " ".join((*sentences, rng.choice(CLOSING_SENTENCES))).strip()
 
 
 def split_sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a text. Those of a quotation are kept together, and lines of a poem are joined."""
-    held = ""
-    for part in SENTENCE_END_PATTERN.split(re.sub(r"\n+(?!I\b)(\w)", lambda found: f" {found[1].lower()}",
+    pending = ""
+    for part in SENTENCE_END_PATTERN.split(re.sub(r"\n+(?!I\b)(\w)", lambda match: f" {match[1].lower()}",
                                                   text).replace("\n", " ")):
-        held = f"{held} {part}".strip()
-        if held.count('"') % 2 == 0:
-            yield held
-            held = ""
-    if held:
-        yield held
+        pending = f"{pending} {part}".strip()
+        if pending.count('"') % 2 == 0:
+            yield pending
+            pending = ""
+    if pending:
+        yield pending
 
 
 def rewrite_sentence(sentence: str, rng: Random, *, is_first: bool) -> str:
@@ -102,15 +103,15 @@ def lowercase_sentence_start(sentence: str) -> str:
 
 
 def replace_modern_words(sentence: str) -> str:
-    sentence = PHRASE_PATTERN.sub(lambda found: match_capitalization(found[0], ARCHAIC_PHRASES[found[0].lower()]),
+    sentence = PHRASE_PATTERN.sub(lambda match: match_capitalization(match[0], ARCHAIC_PHRASES[match[0].lower()]),
                                   sentence)
     sentence = YOU_VERB_PATTERN.sub(replace_you_and_verb, TO_PATTERN.sub("unto ", sentence))
-    return WORD_PATTERN.sub(lambda found: match_capitalization(found[0], ARCHAIC_WORDS.get(found[0].lower(), found[0])),
+    return WORD_PATTERN.sub(lambda match: match_capitalization(match[0], ARCHAIC_WORDS.get(match[0].lower(), match[0])),
                             sentence)
 
 
-def replace_you_and_verb(found: re.Match[str]) -> str:
-    return f"{match_capitalization(found[1], 'thou')} {found[2]}{'st' if found[2].endswith('e') else 'est'}"
+def replace_you_and_verb(match: re.Match[str]) -> str:
+    return f"{match_capitalization(match[1], 'thou')} {match[2]}{'st' if match[2].endswith('e') else 'est'}"
 
 
 def match_capitalization(model: str, text: str) -> str:

@@ -177,16 +177,16 @@ def make_optionally_reasoned_conversation(rng: Random, question: str, reasoning:
 
 def make_sum_with_symbols(rng: Random) -> Conversation:
     item = draw_arithmetic_task(rng)
-    said = str(item) if rng.random() < 0.8 else str(item).replace(" ", "")
-    return make_optionally_reasoned_conversation(rng, fill_random_template(rng, SUM_QUESTIONS, sum=said),
+    expression = str(item) if rng.random() < 0.8 else str(item).replace(" ", "")
+    return make_optionally_reasoned_conversation(rng, fill_random_template(rng, SUM_QUESTIONS, sum=expression),
                                                  explain_calculation(item), item.solved_equation)
 
 
 def make_sum_with_spoken_sign(rng: Random) -> Conversation:
     item = draw_arithmetic_task(rng)
-    said = f"{item.left_operand} {rng.choice(item.sign.spoken_forms)} {item.right_operand}"
+    expression = f"{item.left_operand} {rng.choice(item.sign.spoken_forms)} {item.right_operand}"
     answer = f"{item.left_operand} {item.sign.spoken_forms[0]} {item.right_operand} is {item.result}."
-    return make_optionally_reasoned_conversation(rng, fill_random_template(rng, SUM_QUESTIONS, sum=said),
+    return make_optionally_reasoned_conversation(rng, fill_random_template(rng, SUM_QUESTIONS, sum=expression),
                                                  explain_calculation(item), answer)
 
 
@@ -194,24 +194,24 @@ def make_sum_in_words(rng: Random) -> Conversation:
     sign = rng.choice((PLUS, MINUS, TIMES))
     b, a = sorted((rng.randint(1, 10), rng.randint(1, 10)))
     item = ArithmeticTask(a, sign, b)
-    said = f"{write_number_in_words(a)} {sign.spoken_forms[0]} {write_number_in_words(b)}"
+    expression = f"{write_number_in_words(a)} {sign.spoken_forms[0]} {write_number_in_words(b)}"
     return make_optionally_reasoned_conversation(
-        rng, fill_random_template(rng, SUM_QUESTIONS, sum=said), explain_calculation(item),
-        f"{capitalize_first_letter(said)} is {write_number_in_words(item.result)}.")
+        rng, fill_random_template(rng, SUM_QUESTIONS, sum=expression), explain_calculation(item),
+        f"{capitalize_first_letter(expression)} is {write_number_in_words(item.result)}.")
 
 
 def make_word_problem(rng: Random, answers_by_question: Mapping[str, str], item: ArithmeticTask,
                       reasoning: str) -> Conversation:
-    who, friend = rng.sample(PEOPLE, 2)
+    person, friend = rng.sample(PEOPLE, 2)
     things = rng.choice(THINGS)
-    some = f"1 {make_singular(things)}" if item.result == 1 else f"{item.result} {things}"
-    slots: dict[str, object] = {"who": who, "friend": friend, "things": things, "a": item.left_operand,
-                                "b": item.right_operand, "some": some,
-                                "are": f"is {some}" if item.result == 1 else f"are {some}"}
-    way = rng.choice(list(answers_by_question))
-    question = fill_slots(vary_template(rng, way), randomly_lowercase_values(rng, slots))
+    result_text = f"1 {make_singular(things)}" if item.result == 1 else f"{item.result} {things}"
+    slots: dict[str, object] = {"who": person, "friend": friend, "things": things, "a": item.left_operand,
+                                "b": item.right_operand, "some": result_text,
+                                "are": f"is {result_text}" if item.result == 1 else f"are {result_text}"}
+    question_template = rng.choice(list(answers_by_question))
+    question = fill_slots(vary_template(rng, question_template), randomly_lowercase_values(rng, slots))
     return make_optionally_reasoned_conversation(
-        rng, question, reasoning, f"{item.solved_equation} {fill_slots(answers_by_question[way], slots)}")
+        rng, question, reasoning, f"{item.solved_equation} {fill_slots(answers_by_question[question_template], slots)}")
 
 
 def make_singular(plural: str) -> str:
@@ -248,9 +248,10 @@ def make_halving_question(rng: Random) -> Conversation:
 
 def make_equation_check(rng: Random) -> Conversation:
     item = draw_arithmetic_task(rng)
-    told = item.result if rng.random() < 0.5 else max(0, item.result + rng.choice((-2, -1, 1, 2)))
-    answer = f"{'Yes' if told == item.result else 'No'}. {item.solved_equation}"
-    return make_optionally_reasoned_conversation(rng, fill_random_template(rng, CHECK_QUESTIONS, sum=item, c=told),
+    claimed_result = item.result if rng.random() < 0.5 else max(0, item.result + rng.choice((-2, -1, 1, 2)))
+    answer = f"{'Yes' if claimed_result == item.result else 'No'}. {item.solved_equation}"
+    return make_optionally_reasoned_conversation(rng,
+                                                 fill_random_template(rng, CHECK_QUESTIONS, sum=item, c=claimed_result),
                                                  explain_calculation(item), answer)
 
 

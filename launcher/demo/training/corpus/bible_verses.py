@@ -47,19 +47,20 @@ def select_gentle_verses(verses: Iterable[BibleVerse]) -> list[BibleVerse]:
 
 def make_verse_question_maker(verses: Sequence[BibleVerse]) -> DocumentMaker:
     """Return a maker of questions, answered with a verse that contains the topic, or with a wise verse."""
-    known = select_gentle_verses(verses)
-    wise = [verse for verse in known if verse.book in WISDOM_BOOKS]
-    found = {topic: [verse for verse in known if re.search(rf"\b{topic.split()[-1]}\b",
-                                                           verse.text)] for topic in TOPICS}
-    topics = [topic for topic in TOPICS if found[topic]]
+    gentle_verses = select_gentle_verses(verses)
+    wise_verses = [verse for verse in gentle_verses if verse.book in WISDOM_BOOKS]
+    verses_by_topic = {topic: [verse for verse in gentle_verses if re.search(rf"\b{topic.split()[-1]}\b",
+                                                                             verse.text)] for topic in TOPICS}
+    topics = [topic for topic in TOPICS if verses_by_topic[topic]]
 
     def make_verse_question(rng: Random) -> Conversation:
         if rng.random() < 0.25:
-            return make_one_turn_conversation(vary_question(rng.choice(OPEN_QUESTIONS), rng), rng.choice(wise).text)
+            return make_one_turn_conversation(vary_question(rng.choice(OPEN_QUESTIONS), rng),
+                                              rng.choice(wise_verses).text)
         topic = rng.choice(topics)
         return make_one_turn_conversation(vary_question(expand_random_template(TOPIC_QUESTIONS, rng, x=topic,
                                                                                X=capitalize_first_letter(topic)), rng),
-                                          rng.choice(found[topic]).text)
+                                          rng.choice(verses_by_topic[topic]).text)
     return make_verse_question
 
 

@@ -154,8 +154,8 @@ def join_numbers(numbers: range | list[int]) -> str:
 
 def draw_last_number(rng: Random, min_number: int = 3) -> int:
     """Return a random number, mostly up to twenty."""
-    most = rng.choices((10, 20, 30, 50), (30, 55, 12, 3))[0]
-    return rng.randint(min_number, most) if rng.random() < 0.85 else rng.choice((5, 10, 20))
+    max_number = rng.choices((10, 20, 30, 50), (30, 55, 12, 3))[0]
+    return rng.randint(min_number, max_number) if rng.random() < 0.85 else rng.choice((5, 10, 20))
 
 
 def write_number_in_digits_or_words(rng: Random, number: int) -> str:
@@ -227,20 +227,21 @@ def make_neighbour_number_question(rng: Random) -> Conversation:
 def make_number_comparison(rng: Random) -> Conversation:
     low, top = sorted(rng.sample(range(rng.choice((11, 31, 100))), 2))
     a, b = rng.sample((low, top), 2)
-    more = rng.choice(("bigger", "larger", "greater", "smaller", "smaller"))
-    first, second = (low, top) if more == "smaller" else (top, low)
-    answer = f"{first} is {more} than {second}."
+    comparative = rng.choice(("bigger", "larger", "greater", "smaller", "smaller"))
+    first, second = (low, top) if comparative == "smaller" else (top, low)
+    answer = f"{first} is {comparative} than {second}."
     if rng.random() < 0.3:
-        return make_conversation(rng, fill_random_template(rng, IS_BIGGER_QUESTIONS, a=a, b=b, more=more),
+        return make_conversation(rng, fill_random_template(rng, IS_BIGGER_QUESTIONS, a=a, b=b, more=comparative),
                                  f"{'Yes' if first == a else 'No'}, {answer}")
-    return make_conversation(rng, fill_random_template(rng, WHICH_IS_BIGGER_QUESTIONS, a=a, b=b, more=more), answer)
+    return make_conversation(rng,
+                             fill_random_template(rng, WHICH_IS_BIGGER_QUESTIONS, a=a, b=b, more=comparative), answer)
 
 
 def make_number_sorting(rng: Random) -> Conversation:
     numbers = rng.sample(range(1, rng.choice((10, 20, 50))), rng.choice((3, 3, 4, 5)))
-    said = join_numbers(numbers) if rng.random() < 0.7 else join_words(map(str, numbers))
-    ways, backwards = (SORT_DESCENDING_REQUESTS, True) if rng.random() < 0.25 else (SORT_REQUESTS, False)
-    return make_conversation(rng, fill_random_template(rng, ways, row=said),
+    row_text = join_numbers(numbers) if rng.random() < 0.7 else join_words(map(str, numbers))
+    request_templates, backwards = (SORT_DESCENDING_REQUESTS, True) if rng.random() < 0.25 else (SORT_REQUESTS, False)
+    return make_conversation(rng, fill_random_template(rng, request_templates, row=row_text),
                              f"{join_numbers(sorted(numbers, reverse=backwards))}.")
 
 
@@ -269,8 +270,8 @@ def make_letter_listing(rng: Random) -> Conversation:
 
 
 def make_neighbour_letter_question(rng: Random) -> Conversation:
-    place = rng.randint(0, 24)
-    first, second = ascii_lowercase[place], ascii_lowercase[place + 1]
+    index = rng.randint(0, 24)
+    first, second = ascii_lowercase[index], ascii_lowercase[index + 1]
     if rng.random() < 0.6:
         return make_conversation(rng, fill_random_template(rng, LETTER_AFTER_QUESTIONS, a=first),
                                  f"After {first} comes {second}.")

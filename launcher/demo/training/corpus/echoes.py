@@ -83,9 +83,9 @@ def make_random_phrase(rng: Random) -> str:
 
 
 def make_copy_turns(rng: Random) -> list[ConversationTurn]:
-    asks, change = rng.choice(COPY_TASKS)
+    request_templates, change = rng.choice(COPY_TASKS)
     words = make_random_phrase(rng)
-    return [ConversationTurn(expand_random_template(asks, rng, x=words), change(words))]
+    return [ConversationTurn(expand_random_template(request_templates, rng, x=words), change(words))]
 
 
 def make_lower_case_turns(rng: Random) -> list[ConversationTurn]:
@@ -95,22 +95,24 @@ def make_lower_case_turns(rng: Random) -> list[ConversationTurn]:
 
 def make_remembered_fact_turns(rng: Random) -> list[ConversationTurn]:
     """Return turns in which a user states one or two facts and later asks for them."""
-    turns = [(ConversationTurn(expand_template(rng.choice(says), rng, **words), answer.format_map(words)),
-              ConversationTurn(rng.choice(asks), told.format_map(words),
+    turns = [(ConversationTurn(expand_template(rng.choice(statements), rng, **words), answer.format_map(words)),
+              ConversationTurn(rng.choice(questions), recalled_answer.format_map(words),
                                f"{capitalize_first_letter(words['a_x'] if kind == 'pet' else words['x'])}."))
-             for kind, says, answer, asks, told in rng.sample(USER_FACT_TEMPLATES, rng.choice((1, 1, 2)))
+             for kind, statements, answer, questions, recalled_answer in rng.sample(USER_FACT_TEMPLATES,
+                                                                                    rng.choice((1, 1, 2)))
              for words in (make_slot_forms(x=choose_user_fact_value(kind, rng)),)]
-    return [said for said, _ in turns] + [asked for _, asked in rng.sample(turns, len(turns))]
+    return [statement for statement, _ in turns] + [question for _, question in rng.sample(turns, len(turns))]
 
 
 def choose_user_fact_value(kind: str, rng: Random) -> str:
     lists = {"name": GIRL_NAMES + BOY_NAMES, "city": CITIES, "colour": COLOURS, "food": FOODS, "pet": ANIMALS,
              "age": tuple(str(number) for number in range(3, 91))}
-    strange = rng.random() < 0.2 and kind in ("name", "city")
-    return capitalize_first_letter(invent_word(rng)) if strange else rng.choice(lists[kind])
+    is_invented = rng.random() < 0.2 and kind in ("name", "city")
+    return capitalize_first_letter(invent_word(rng)) if is_invented else rng.choice(lists[kind])
 
 
 def make_unknown_fact_turns(rng: Random) -> list[ConversationTurn]:
     """Return a question about a fact that the user has not stated."""
-    kind, _, _, asks, _ = rng.choice(USER_FACT_TEMPLATES)
-    return [ConversationTurn(rng.choice(asks), f"I do not know your {kind}. You have not told me.", "I do not know.")]
+    kind, _, _, questions, _ = rng.choice(USER_FACT_TEMPLATES)
+    return [ConversationTurn(rng.choice(questions), f"I do not know your {kind}. You have not told me.",
+                             "I do not know.")]

@@ -64,18 +64,18 @@ def make_yes_no_question(relation: FactRelation, x: str, y: str, rng: Random) ->
         return make_direct_question(relation, x, y, rng)
     right = rng.random() < 0.5
     named = y if right else rng.choice(sorted(set(relation.facts.values()) - {y, x} - relation.widely_true_values))
-    inside = relation.answer_template.replace("{A_", "{a_").replace("{X}", "{x}").replace("{Y}", "{y}")
-    inside = inside[0].lower() + inside[1:]
+    clause = relation.answer_template.replace("{A_", "{a_").replace("{X}", "{x}").replace("{Y}", "{y}")
+    clause = clause[0].lower() + clause[1:]
     word = "Yes" if right else "No"
     return ConversationTurn(expand_random_template(relation.yes_no_questions, rng, **make_slot_forms(x=x, y=named)),
-                            f"{word}, {inside.format_map(make_slot_forms(x=x, y=y))}", f"{word}.")
+                            f"{word}, {clause.format_map(make_slot_forms(x=x, y=y))}", f"{word}.")
 
 
 def make_backwards_question(relation: FactRelation, x: str, y: str, rng: Random) -> ConversationTurn:
-    lonely = relation.select_reversible_facts()
-    if not relation.backwards_questions or not lonely:
+    reversible_facts = relation.select_reversible_facts()
+    if not relation.backwards_questions or not reversible_facts:
         return make_direct_question(relation, x, y, rng)
-    x, y = rng.choice(sorted(lonely.items()))
+    x, y = rng.choice(sorted(reversible_facts.items()))
     words = make_slot_forms(x=x, y=y)
     return ConversationTurn(expand_random_template(relation.backwards_questions, rng, **words),
                             relation.answer_template.format_map(words),
@@ -85,11 +85,11 @@ def make_backwards_question(relation: FactRelation, x: str, y: str, rng: Random)
 def make_size_comparison_turns(rng: Random) -> list[ConversationTurn]:
     """Return a question which of two things is bigger or smaller."""
     small, big = sorted(rng.sample(range(len(THINGS_BY_SIZE)), 2))
-    more, (winner, loser) = rng.choice((("bigger", (big, small)), ("smaller", (small, big))))
-    x, y = (THINGS_BY_SIZE[place] for place in (rng.sample((winner, loser), 2)))
-    words = make_slot_forms(x=x, y=y) | {"more": more}
+    comparative, (winner, loser) = rng.choice((("bigger", (big, small)), ("smaller", (small, big))))
+    x, y = (THINGS_BY_SIZE[index] for index in (rng.sample((winner, loser), 2)))
+    words = make_slot_forms(x=x, y=y) | {"more": comparative}
     truth = "{a_x} is {more} than {a_y}.".format_map(make_slot_forms(x=THINGS_BY_SIZE[winner], y=THINGS_BY_SIZE[loser])
-                                                     | {"more": more})
+                                                     | {"more": comparative})
     if rng.random() < 0.4:
         word = "Yes" if x == THINGS_BY_SIZE[winner] else "No"
         return [ConversationTurn(expand_random_template(SIZE_YES_NO_QUESTIONS, rng, **words), f"{word}, {truth}",
@@ -99,9 +99,10 @@ def make_size_comparison_turns(rng: Random) -> list[ConversationTurn]:
 
 
 def make_calendar_list_turns(rng: Random) -> list[ConversationTurn]:
-    asking, names, answer = rng.choice(LIST_QUESTIONS)
+    question_template, names, answer = rng.choice(LIST_QUESTIONS)
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    return [ConversationTurn(expand_template(asking, rng), answer.format(listed), f"{listed[0].upper()}{listed[1:]}.")]
+    return [ConversationTurn(expand_template(question_template, rng), answer.format(listed),
+                             f"{listed[0].upper()}{listed[1:]}.")]
 
 
 def make_unknown_word_turns(rng: Random) -> list[ConversationTurn]:

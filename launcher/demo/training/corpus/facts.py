@@ -63,7 +63,7 @@ def make_regular_plural(noun: str) -> str:
 
 
 def make_cycle_facts(cycle: tuple[str, ...], step: int) -> dict[str, str]:
-    return {x: cycle[(place + step) % len(cycle)] for place, x in enumerate(cycle)}
+    return {x: cycle[(index + step) % len(cycle)] for index, x in enumerate(cycle)}
 
 
 def make_symmetric_facts(pairs: Mapping[str, str]) -> dict[str, str]:

@@ -126,8 +126,8 @@ def make_definition_sentence(meaning: WordMeaning, text: str, *, is_countable: b
 
 def extract_example_sentences(meaning: WordMeaning) -> tuple[str, ...]:
     """Return the examples that are whole sentences with a subject and contain the word."""
-    found = (text.strip(" .,") for text in re.findall(r"\"([^\"]+)\"", meaning.gloss_text))
-    return tuple(f"{capitalize_first_letter(text)}." for text in found if SUBJECT_START_PATTERN.fullmatch(text)
+    examples = (text.strip(" .,") for text in re.findall(r"\"([^\"]+)\"", meaning.gloss_text))
+    return tuple(f"{capitalize_first_letter(text)}." for text in examples if SUBJECT_START_PATTERN.fullmatch(text)
                  and meaning.word[:4] in text.lower() and 4 <= len(text.split()) <= MAX_WORDS and has_verb(text)
                  and not OFFENSIVE_WORDS_PATTERN.search(text))
 
@@ -143,9 +143,10 @@ def make_meaning_question_maker(known_glosses: Sequence[WordGloss]) -> DocumentM
 
 
 def make_meaning_question(gloss: WordGloss, rng: Random) -> Conversation:
-    asks = (MEANING_QUESTIONS + 2 * NOUN_QUESTIONS if gloss.is_countable else MEANING_QUESTIONS + 2 * VERB_QUESTIONS
-            if gloss.part_of_speech == "v" else MEANING_QUESTIONS)
-    return make_one_turn_conversation(vary_question(expand_random_template(asks, rng, x=gloss.word,
+    question_templates = (MEANING_QUESTIONS + 2 * NOUN_QUESTIONS if gloss.is_countable
+                          else MEANING_QUESTIONS + 2 * VERB_QUESTIONS if gloss.part_of_speech == "v"
+                          else MEANING_QUESTIONS)
+    return make_one_turn_conversation(vary_question(expand_random_template(question_templates, rng, x=gloss.word,
                                                                            a_x=add_article(gloss.word)), rng),
                                       gloss.sentence)
 

@@ -125,9 +125,9 @@ def draw_record_with_random_fields(rng: Random, max_fields: int = 4) -> JsonReco
 def format_record_in_words(rng: Random, record: Mapping[str, Any], template: str = "") -> str:
     """Write all fields in the same form: `name Mia and age 7`."""
     template = template or rng.choice(FIELD_VALUE_TEMPLATES)
-    said = [fill_slots(template, {"field": field, "value": value, "shown": json.dumps(value)})
-            for field, value in record.items()]
-    return ", ".join(said) if rng.random() < 0.3 else join_words(said)
+    phrases = [fill_slots(template, {"field": field, "value": value, "shown": json.dumps(value)})
+               for field, value in record.items()]
+    return ", ".join(phrases) if rng.random() < 0.3 else join_words(phrases)
 
 
 def make_object_conversation(rng: Random) -> Conversation:
@@ -138,22 +138,22 @@ def make_object_conversation(rng: Random) -> Conversation:
 
 def make_nested_object_conversation(rng: Random) -> Conversation:
     """Return a request for an object inside another one; the inner one is described last."""
-    inside = rng.choice(list(FIELDS_BY_NESTED_OBJECT))
-    record = {field: value for field, value in draw_record_with_random_fields(rng, 2).items() if field != inside}
-    inner = draw_record(rng, rng.sample(FIELDS_BY_NESTED_OBJECT[inside], rng.randint(1, 2)))
+    nested_field = rng.choice(list(FIELDS_BY_NESTED_OBJECT))
+    record = {field: value for field, value in draw_record_with_random_fields(rng, 2).items() if field != nested_field}
+    inner = draw_record(rng, rng.sample(FIELDS_BY_NESTED_OBJECT[nested_field], rng.randint(1, 2)))
     form = rng.choice(("{field} {value}", "{field} = {value}", "{field}: {value}"))
-    before = (f"{', '.join(format_record_in_words(rng, {field: value}, form) for field, value in record.items())}, "
-              if record else "")
-    said = f"{before}{inside} with {format_record_in_words(rng, inner, form)}"
-    return make_conversation(rng, fill_random_template(rng, OBJECT_REQUESTS, pairs=said),
-                             json.dumps(record | {inside: inner}))
+    outer_text = (f"{', '.join(format_record_in_words(rng, {field: value}, form) for field, value in record.items())}, "
+                  if record else "")
+    pairs_text = f"{outer_text}{nested_field} with {format_record_in_words(rng, inner, form)}"
+    return make_conversation(rng, fill_random_template(rng, OBJECT_REQUESTS, pairs=pairs_text),
+                             json.dumps(record | {nested_field: inner}))
 
 
 def make_sentence_and_record(rng: Random, template: str) -> tuple[str, JsonRecord]:
     """Return a sentence and the values in it."""
-    said, meant = split_implied_values(template)
-    values = randomly_lowercase_values(rng, draw_record(rng, list_slots(said)))
-    return fill_slots(said, values), values | meant
+    visible_template, implied_values = split_implied_values(template)
+    values = randomly_lowercase_values(rng, draw_record(rng, list_slots(visible_template)))
+    return fill_slots(visible_template, values), values | implied_values
 
 
 def make_extraction_conversation(rng: Random) -> Conversation:
@@ -184,12 +184,12 @@ def make_schema_conversation(rng: Random) -> Conversation:
     extra_fields = [field for field in rng.sample(sorted(KINDS_BY_FIELD), 1) if field not in record
                     and rng.random() < 0.3]
     schema = make_json_schema([*fields, *extra_fields], fields if extra_fields or rng.random() < 0.7 else fields[:1])
-    wanted = json.dumps({field: record[field] for field in fields})
-    order = fill_slots(rng.choice(SCHEMA_INSTRUCTIONS), {"schema": json.dumps(schema)})
+    expected_answer = json.dumps({field: record[field] for field in fields})
+    instruction = fill_slots(rng.choice(SCHEMA_INSTRUCTIONS), {"schema": json.dumps(schema)})
     if rng.random() < 0.5:
-        return make_one_turn_conversation(sentence, wanted, order)
-    return make_conversation(rng, rng.choice((f"{order}\n{sentence}", f"{sentence}\n{order}", f"{sentence} {order}")),
-                             wanted)
+        return make_one_turn_conversation(sentence, expected_answer, instruction)
+    return make_conversation(rng, rng.choice((f"{instruction}\n{sentence}", f"{sentence}\n{instruction}",
+                                              f"{sentence} {instruction}")), expected_answer)
 
 
 def make_json_schema(fields: Sequence[str], required: Sequence[str]) -> JsonRecord:
@@ -200,19 +200,19 @@ def make_json_schema(fields: Sequence[str], required: Sequence[str]) -> JsonReco
 def make_example_list_conversation(rng: Random) -> Conversation:
     """Return a request for a list of things; the answer is a slice of the list of their kind."""
     things = rng.choice(list(WORD_LISTS))
-    known, number = WORD_LISTS[things], rng.randint(2, 5)
-    start = rng.randint(0, len(known) - number)
+    words, number = WORD_LISTS[things], rng.randint(2, 5)
+    start = rng.randint(0, len(words) - number)
     n = write_number_in_words(number) if rng.random() < 0.5 else number
     return make_conversation(rng, fill_random_template(rng, KIND_LIST_REQUESTS, n=n, things=things),
-                             json.dumps(list(known[start:start + number])))
+                             json.dumps(list(words[start:start + number])))
 
 
 def make_given_list_conversation(rng: Random) -> Conversation:
     numbers = [rng.randint(1, 99) for _ in range(rng.randint(2, 5))]
     words = rng.sample(rng.choice((FOODS, PERSON_NAMES, THINGS)), rng.randint(2, 4))
-    held: Sequence[object] = numbers if rng.random() < 0.4 else words
-    row = format_value(held) if rng.random() < 0.6 else ", ".join(map(str, held))
-    return make_conversation(rng, fill_random_template(rng, GIVEN_LIST_REQUESTS, row=row), json.dumps(held))
+    items: Sequence[object] = numbers if rng.random() < 0.4 else words
+    row = format_value(items) if rng.random() < 0.6 else ", ".join(map(str, items))
+    return make_conversation(rng, fill_random_template(rng, GIVEN_LIST_REQUESTS, row=row), json.dumps(items))
 
 
 def make_number_range_conversation(rng: Random) -> Conversation:
@@ -226,8 +226,8 @@ def make_object_list_conversation(rng: Random) -> Conversation:
     """Return a request for a list of objects."""
     first, second = ("name", rng.choice(("age", "city", "colour", "food", "points")))
     rows = [draw_record(rng, (first, second)) for _ in range(rng.randint(2, 3))]
-    said = "; ".join(format_record_in_words(rng, row, "{field} {value}") for row in rows)
-    return make_conversation(rng, fill_random_template(rng, OBJECT_LIST_REQUESTS, rows=said), json.dumps(rows))
+    rows_text = "; ".join(format_record_in_words(rng, row, "{field} {value}") for row in rows)
+    return make_conversation(rng, fill_random_template(rng, OBJECT_LIST_REQUESTS, rows=rows_text), json.dumps(rows))
 
 
 def make_invented_object_conversation(rng: Random) -> Conversation:
@@ -241,18 +241,19 @@ def make_invented_object_conversation(rng: Random) -> Conversation:
 def make_object_edit_conversation(rng: Random) -> Conversation:
     """Return a talk whose second turn changes the object of the first one."""
     fields = rng.sample(sorted(KINDS_BY_FIELD), rng.randint(3, 4))
-    *before, late = fields
-    record = draw_record(rng, before)
+    *first_fields, late = fields
+    record = draw_record(rng, first_fields)
     question = fill_random_template(rng, OBJECT_REQUESTS, pairs=format_record_in_words(rng, record))
-    order, later = rng.choice((make_add_field_request, make_change_field_request,
-                               make_remove_field_request))(rng, record, late)
-    return make_conversation(rng, question, json.dumps(record), order, json.dumps(later))
+    edit_request, edited_record = rng.choice((make_add_field_request, make_change_field_request,
+                                              make_remove_field_request))(rng, record, late)
+    return make_conversation(rng, question, json.dumps(record), edit_request, json.dumps(edited_record))
 
 
 def make_add_field_request(rng: Random, record: JsonRecord, field: str) -> tuple[str, JsonRecord]:
-    more = draw_record(rng, [field])
+    added_fields = draw_record(rng, [field])
     return fill_random_template(rng, ADD_FIELD_REQUESTS,
-                                pair=format_record_in_words(rng, more, "{field} {value}")), record | more
+                                pair=format_record_in_words(rng, added_fields,
+                                                            "{field} {value}")), record | added_fields
 
 
 def make_change_field_request(rng: Random, record: JsonRecord, _: str) -> tuple[str, JsonRecord]:

@@ -62,8 +62,8 @@ def make_poem_turns(rng: Random) -> list[ConversationTurn]:
     subjects, openings = rng.choice(((ANIMALS + CREATURES + TRADES, CHARACTER_POEM_OPENINGS),
                                      (THINGS, THING_POEM_OPENINGS)))
     subject = rng.choice(subjects)
-    asks = OPEN_POEM_REQUESTS if rng.random() < 0.15 else POEM_REQUESTS
-    return [ConversationTurn(expand_random_template(asks, rng, **make_slot_forms(x=subject)),
+    request_templates = OPEN_POEM_REQUESTS if rng.random() < 0.15 else POEM_REQUESTS
+    return [ConversationTurn(expand_random_template(request_templates, rng, **make_slot_forms(x=subject)),
                              make_poem(subject, openings, rng))]
 
 

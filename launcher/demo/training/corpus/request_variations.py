@@ -34,8 +34,8 @@ def fill_random_template(rng: Random, templates: Sequence[str], **slots: object)
 
 def vary_template(rng: Random, template: str) -> str:
     """Vary a template at random without changing its slots."""
-    said = vary_final_punctuation(rng, template) if template[-1] in ".?" else vary_instruction(rng, template)
-    return said.lower() if rng.random() < 0.2 else said
+    varied = vary_final_punctuation(rng, template) if template[-1] in ".?" else vary_instruction(rng, template)
+    return varied.lower() if rng.random() < 0.2 else varied
 
 
 def vary_final_punctuation(rng: Random, template: str) -> str:
@@ -46,8 +46,8 @@ def vary_instruction(rng: Random, template: str) -> str:
     is_open = ":" in template
     if rng.random() < 0.5:
         return template if is_open else template + rng.choice(("", "", ".", ".", "!"))
-    lead = rng.choice(COLON_INSTRUCTION_WRAPPERS if is_open else INSTRUCTION_WRAPPERS)
-    return lead.replace("{}", template if lead.startswith("{}") else lowercase_first_letter(template))
+    wrapper = rng.choice(COLON_INSTRUCTION_WRAPPERS if is_open else INSTRUCTION_WRAPPERS)
+    return wrapper.replace("{}", template if wrapper.startswith("{}") else lowercase_first_letter(template))
 
 
 def lowercase_first_letter(text: str) -> str:
@@ -60,7 +60,7 @@ def capitalize_first_letter(text: str) -> str:
 
 
 def fill_slots(template: str, slots: Mapping[str, object]) -> str:
-    return SLOT_PATTERN.sub(lambda found: join_article_and_value(found[1] or "", format_value(slots[found[2]])),
+    return SLOT_PATTERN.sub(lambda match: join_article_and_value(match[1] or "", format_value(slots[match[2]])),
                             template)
 
 
@@ -75,8 +75,8 @@ def list_slots(template: str) -> list[str]:
 
 def split_implied_values(template: str) -> tuple[str, dict[str, Any]]:
     """Split a template into its text and the values that it implies: `Turn on the light #on=true`."""
-    said, _, meant = template.partition(" #")
-    return said, dict(parse_implied_value(pair) for pair in meant.split())
+    visible_template, _, implied_values = template.partition(" #")
+    return visible_template, dict(parse_implied_value(pair) for pair in implied_values.split())
 
 
 def parse_implied_value(pair: str) -> tuple[str, Any]:
@@ -103,8 +103,8 @@ def lowercase_value(value: Any) -> Any:
 
 def join_words(words: Iterable[str], last_separator: str = " and ") -> str:
     """Join words in a list: red, blue and green."""
-    *before, end = words
-    return ", ".join(before) + last_separator + end if before else end
+    *first_words, last_word = words
+    return ", ".join(first_words) + last_separator + last_word if first_words else last_word
 
 
 def choose_weighted(rng: Random, weights: Mapping[Item, int]) -> Item:
@@ -115,9 +115,10 @@ def choose_weighted(rng: Random, weights: Mapping[Item, int]) -> Item:
 def make_conversation(rng: Random, *turns: str, tools: Sequence[dict[str, Any]] = (),
                       has_reasoning: bool = False) -> Conversation:
     """Return a talk with alternating turns of user and assistant, now and then with a system message or a greeting."""
-    first, *others = turns
-    said = (f"{rng.choice(GREETINGS)}{first}" if rng.random() < 0.04 else first, *others)
-    messages = [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), said, strict=False)]
+    first, *later_turns = turns
+    turn_texts = (f"{rng.choice(GREETINGS)}{first}" if rng.random() < 0.04 else first, *later_turns)
+    messages = [{"role": role, "content": text}
+                for role, text in zip(cycle(("user", "assistant")), turn_texts, strict=False)]
     return Conversation([*make_optional_system_messages(rng), *messages], tools, has_reasoning)
 
 

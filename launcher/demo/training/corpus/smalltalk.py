@@ -117,11 +117,11 @@ COUNTRIES = ("France", "Spain", "China", "Peru", "Kenya", "Canada", "England", "
 
 
 def make_small_talk_turns(rng: Random) -> list[ConversationTurn]:
-    asks, answers = rng.choices(QUESTIONS_AND_ANSWERS, QUESTION_WEIGHTS)[0]
-    return [ConversationTurn(expand_random_template(asks, rng), rng.choice(answers))]
+    question_templates, answers = rng.choices(QUESTIONS_AND_ANSWERS, QUESTION_WEIGHTS)[0]
+    return [ConversationTurn(expand_random_template(question_templates, rng), rng.choice(answers))]
 
 
-QUESTION_WEIGHTS = [len(asks) for asks, _ in QUESTIONS_AND_ANSWERS]
+QUESTION_WEIGHTS = [len(questions) for questions, _ in QUESTIONS_AND_ANSWERS]
 
 
 def make_mood_turns(rng: Random) -> list[ConversationTurn]:
@@ -133,14 +133,14 @@ def make_mood_turns(rng: Random) -> list[ConversationTurn]:
 
 
 def make_joke_turns(rng: Random) -> list[ConversationTurn]:
-    asks = (JOKE_REQUESTS, FURTHER_JOKE_REQUESTS, FURTHER_JOKE_REQUESTS)[:rng.choice((1, 1, 2, 3))]
-    told = rng.sample(JOKES, len(asks))
-    return [ConversationTurn(expand_random_template(ask, rng), " ".join(joke))
-            for ask, joke in zip(asks, told, strict=True)]
+    template_groups = (JOKE_REQUESTS, FURTHER_JOKE_REQUESTS, FURTHER_JOKE_REQUESTS)[:rng.choice((1, 1, 2, 3))]
+    jokes = rng.sample(JOKES, len(template_groups))
+    return [ConversationTurn(expand_random_template(request_templates, rng), " ".join(joke))
+            for request_templates, joke in zip(template_groups, jokes, strict=True)]
 
 
 def make_unanswerable_turns(rng: Random) -> list[ConversationTurn]:
     """Return a question that a small model cannot answer."""
-    asking = expand_random_template(UNANSWERABLE_QUESTIONS, rng,
-                                    **make_slot_forms(x=rng.choice(THINGS), y=rng.choice(COUNTRIES)))
-    return [ConversationTurn(asking, rng.choice(UNKNOWN_ANSWERS), "I do not know.")]
+    question = expand_random_template(UNANSWERABLE_QUESTIONS, rng,
+                                      **make_slot_forms(x=rng.choice(THINGS), y=rng.choice(COUNTRIES)))
+    return [ConversationTurn(question, rng.choice(UNKNOWN_ANSWERS), "I do not know.")]

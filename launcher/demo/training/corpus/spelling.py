@@ -146,19 +146,19 @@ def make_backwards_question(rng: Random) -> Conversation:
 
 def make_palindrome_question(rng: Random) -> Conversation:
     word = rng.choice(PALINDROMES if rng.random() < 0.5 else SHORT_WORDS)
-    found = "Yes, it is a palindrome." if word == word[::-1] else "No, it is not a palindrome."
-    answer = make_spelling_answer(word, f"Backwards it is {hyphenate_letters(word[::-1])}. {found}")
+    verdict = "Yes, it is a palindrome." if word == word[::-1] else "No, it is not a palindrome."
+    answer = make_spelling_answer(word, f"Backwards it is {hyphenate_letters(word[::-1])}. {verdict}")
     return make_conversation(rng, fill_random_template(rng, PALINDROME_QUESTIONS, word=word), answer)
 
 
 def make_has_letter_question(rng: Random) -> Conversation:
     word = rng.choice(SPELLING_WORDS)
     letter = rng.choice(word if rng.random() < 0.5 else COMMON_LETTERS)
-    found = (f"Yes, there is {choose_letter_article(letter)} {letter}." if letter in word
-             else f"No, there is no {letter}.")
+    verdict = (f"Yes, there is {choose_letter_article(letter)} {letter}." if letter in word
+               else f"No, there is no {letter}.")
     return make_conversation(rng, fill_random_template(rng, HAS_LETTER_QUESTIONS, word=word, letter=letter,
                                                        article=choose_letter_article(letter)),
-                             make_spelling_answer(word, found))
+                             make_spelling_answer(word, verdict))
 
 
 def choose_letter_article(letter: str) -> str:

@@ -127,29 +127,30 @@ def make_story_sentences(story_cast: StoryCast, rng: Random, sort: str = "story"
     plot = [rng.choice(STORY_OPENINGS), *rng.choice(plots)]
     if "bedtime" in sort:
         plot = [*[part for part in plot if not part.endswith("|]")][:5], rng.choice(BEDTIME_ENDINGS)]
-    told = [expand_template(part, rng, **slots) for part in plot]
-    return [sentence for sentence in told if sentence][:6]
+    sentences = [expand_template(part, rng, **slots) for part in plot]
+    return [sentence for sentence in sentences if sentence][:6]
 
 
 def make_story_conversation(rng: Random) -> Conversation:
     """Return a request that names up to three elements of a story, the story, and perhaps further turns."""
-    sort, wanted = rng.choice(STORY_SORTS), choose_requested_elements(rng)
+    sort, requested = rng.choice(STORY_SORTS), choose_requested_elements(rng)
     story_cast = invent_cast_words(choose_cast(rng), rng)
-    if not wanted & {"kind", "trait"} and "name" in wanted:
+    if not requested & {"kind", "trait"} and "name" in requested:
         story_cast = replace(story_cast, kind="girl" if story_cast.is_female else "boy",
                              friend=add_article(rng.choice(ANIMALS)))
-    told = make_story_sentences(story_cast, rng, sort)
-    talk = make_turn_messages(vary_question(make_story_request(describe_requested_elements(story_cast, wanted, rng),
-                                                               sort, rng), rng), " ".join(told))
-    while rng.random() < 0.2 and len(talk) < 6:
-        story_cast = append_follow_up(talk, story_cast, rng)
-    return Conversation(talk)
+    sentences = make_story_sentences(story_cast, rng, sort)
+    messages = make_turn_messages(
+        vary_question(make_story_request(describe_requested_elements(story_cast, requested, rng), sort, rng), rng),
+        " ".join(sentences))
+    while rng.random() < 0.2 and len(messages) < 6:
+        story_cast = append_follow_up(messages, story_cast, rng)
+    return Conversation(messages)
 
 
 def choose_requested_elements(rng: Random) -> set[str]:
     """Choose the elements that a request names; a friend is only named together with a hero."""
-    wanted = set(rng.sample(REQUESTABLE_ELEMENTS, rng.choice((0, 1, 1, 1, 2, 2, 3))))
-    return wanted | {"kind"} if "friend" in wanted and "name" not in wanted else wanted
+    requested = set(rng.sample(REQUESTABLE_ELEMENTS, rng.choice((0, 1, 1, 1, 2, 2, 3))))
+    return requested | {"kind"} if "friend" in requested and "name" not in requested else requested
 
 
 def make_story_request(description: str, sort: str, rng: Random) -> str:
@@ -171,12 +172,12 @@ def describe_requested_elements(story_cast: StoryCast, requested: Collection[str
     parts = describe_requested_hero(story_cast, requested, rng)
     parts += [story_cast.friend] if "friend" in requested else []
     parts += [add_article(story_cast.thing)] if "thing" in requested else []
-    where = f" {story_cast.place}" if "place" in requested else ""
+    place_phrase = f" {story_cast.place}" if "place" in requested else ""
     if not parts:
-        return where and f" {rng.choice(('that happens', 'set', 'about life'))}{where}"
+        return place_phrase and f" {rng.choice(('that happens', 'set', 'about life'))}{place_phrase}"
     *others, last = parts
-    joint = rng.choice((" and ", " with ")) if "thing" in requested and len(others) == 1 else " and "
-    return f" about {', '.join(others)}{joint if others else ''}{last}{where}"
+    conjunction = rng.choice((" and ", " with ")) if "thing" in requested and len(others) == 1 else " and "
+    return f" about {', '.join(others)}{conjunction if others else ''}{last}{place_phrase}"
 
 
 def describe_requested_hero(story_cast: StoryCast, requested: Collection[str], rng: Random) -> list[str]:
@@ -197,9 +198,9 @@ def append_follow_up(messages: list[Message], story_cast: StoryCast, rng: Random
                                        expand_template(answer, rng, **story_cast.make_slots()))
         return story_cast
     story_cast = choose_cast(rng)
-    asking = expand_random_template(ANOTHER_STORY_REQUESTS, rng) if rng.random() < 0.5 else expand_random_template(
+    request = expand_random_template(ANOTHER_STORY_REQUESTS, rng) if rng.random() < 0.5 else expand_random_template(
         NEXT_TOPIC_REQUESTS, rng, x=add_article(story_cast.kind))
-    messages += make_turn_messages(vary_question(asking, rng), " ".join(make_story_sentences(story_cast, rng)))
+    messages += make_turn_messages(vary_question(request, rng), " ".join(make_story_sentences(story_cast, rng)))
     return story_cast
 
 
@@ -214,6 +215,6 @@ def make_story_text(rng: Random) -> str:
 
 
 def make_titled_story_text(rng: Random) -> str:
-    known = choose_cast(rng)
-    title = expand_random_template(STORY_TITLES, rng, **known.make_slots())
-    return f"{title}\n\n{' '.join(make_story_sentences(known, rng))}"
+    story_cast = choose_cast(rng)
+    title = expand_random_template(STORY_TITLES, rng, **story_cast.make_slots())
+    return f"{title}\n\n{' '.join(make_story_sentences(story_cast, rng))}"

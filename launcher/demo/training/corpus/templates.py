@@ -16,7 +16,7 @@ SYLLABLE_CONSONANTS, SYLLABLE_VOWELS, WORD_ENDINGS = "bcdfghjklmnprstvwz", "aeio
 def expand_template(template: str, rng: Random, **slots: str) -> str:
     """Expand a template: first the inner choices, then the outer ones, then the slots."""
     while CHOICE_PATTERN.search(template):
-        template = CHOICE_PATTERN.sub(lambda found: rng.choice(found[1].split("|")), template)
+        template = CHOICE_PATTERN.sub(lambda match: rng.choice(match[1].split("|")), template)
     return template.format_map(slots)
 
 

@@ -31,19 +31,20 @@ OPEN_REQUESTS = ("Say something.", "Write something.", "Tell me something.", "Wr
 
 
 def rewrite_as_pirate(text: str, rng: Random) -> str:
-    said = WORD_PATTERN.sub(lambda found: translate_word_to_pirate(found[0]), re.sub(r"\bNo,", "Nay,", text))
-    first = "Arr! {x}" if said.startswith("Ahoy") else rng.choice(PIRATE_OPENINGS)
-    return f"{first.format(x=said)}{rng.choice(PIRATE_ENDINGS)}"
+    rewritten = WORD_PATTERN.sub(lambda match: translate_word_to_pirate(match[0]), re.sub(r"\bNo,", "Nay,", text))
+    first = "Arr! {x}" if rewritten.startswith("Ahoy") else rng.choice(PIRATE_OPENINGS)
+    return f"{first.format(x=rewritten)}{rng.choice(PIRATE_ENDINGS)}"
 
 
 def translate_word_to_pirate(word: str) -> str:
     """Translate a word into the pirate's, keeping its capital letter; the ending -ing loses its g."""
-    low = word.lower()
-    clipped = f"{low[:-1]}'" if low.endswith("ing") and not low.endswith("thing") and len(low) > 6 else low
-    own = PIRATE_WORDS.get(low, clipped)
-    if own == low:
+    lowercase_word = word.lower()
+    clipped = f"{lowercase_word[:-1]}'" if lowercase_word.endswith("ing") and not lowercase_word.endswith(
+        "thing") and len(lowercase_word) > 6 else lowercase_word
+    pirate_word = PIRATE_WORDS.get(lowercase_word, clipped)
+    if pirate_word == lowercase_word:
         return word
-    return own[0].upper() + own[1:] if word[0].isupper() else own
+    return pirate_word[0].upper() + pirate_word[1:] if word[0].isupper() else pirate_word
 
 
 def rewrite_in_capitals(text: str) -> str:
@@ -57,11 +58,11 @@ def rewrite_as_json(question: str, answer: str) -> str:
 
 def rewrite_as_king_james_bible(question: str, answer: str, rng: Random) -> str:
     """Rewrite an answer in the style of the King James Bible, now and then with the question before it."""
-    told = rewrite_as_archaic(answer, rng)
+    rewritten = rewrite_as_archaic(answer, rng)
     if question.endswith("?") and not CONVERSATIONAL_START_PATTERN.match(question) and rng.random() < 0.25:
         return (f"And the man asked, saying, {capitalize_first_letter(question)} And it was answered unto him, saying, "
-                f"{told}")
-    return told
+                f"{rewritten}")
+    return rewritten
 
 
 REWRITERS_BY_VOICE: dict[str, AnswerRewriter] = {
@@ -84,16 +85,16 @@ def make_rewriting_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) 
 
 
 def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: Random) -> list[Message]:
-    question, said = "", []
+    question, rewritten = "", []
     for message in messages:
         question = message["content"] if message["role"] == "user" else question
         answers = message["role"] == "assistant" and message["content"]
-        said.append(message | {"content": rewrite_answer_after_reasoning(question, message["content"], rewrite,
-                                                                         rng)} if answers else message)
-    return said
+        rewritten.append(message | {"content": rewrite_answer_after_reasoning(question, message["content"], rewrite,
+                                                                              rng)} if answers else message)
+    return rewritten
 
 
 def rewrite_answer_after_reasoning(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
     """Rewrite an answer in a voice, except for its reasoning."""
-    thought, mark, rest = answer.rpartition("</think>\n")
-    return f"{thought}{mark}{rewrite(question, rest, rng)}"
+    reasoning, mark, final_answer = answer.rpartition("</think>\n")
+    return f"{reasoning}{mark}{rewrite(question, final_answer, rng)}"

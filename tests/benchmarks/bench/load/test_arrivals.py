@@ -21,16 +21,16 @@ SEEDS = st.integers(0, 1000)
 
 @given(SEEDS)
 def test_random_arrivals_rise_and_keep_the_rate(seed: int) -> None:
-    moments = list(islice(iter_poisson_times(4.0, Random(seed)), 4000))
-    assert all(before <= after for before, after in pairwise(moments))
-    assert moments[-1] == pytest.approx(1000, rel=0.1)
+    times = list(islice(iter_poisson_times(4.0, Random(seed)), 4000))
+    assert all(before <= after for before, after in pairwise(times))
+    assert times[-1] == pytest.approx(1000, rel=0.1)
 
 
 @given(SEEDS)
 def test_bursts_arrive_at_once_and_keep_the_rate(seed: int) -> None:
-    moments = list(islice(iter_burst_times(4.0, 8, Random(seed)), 8000))
-    assert all(len(set(moments[at:at + 8])) == 1 for at in range(0, 8000, 8))
-    assert moments[-1] == pytest.approx(2000, rel=0.2)
+    times = list(islice(iter_burst_times(4.0, 8, Random(seed)), 8000))
+    assert all(len(set(times[at:at + 8])) == 1 for at in range(0, 8000, 8))
+    assert times[-1] == pytest.approx(2000, rel=0.2)
 
 
 def test_even_arrivals_have_equal_gaps() -> None:
@@ -38,18 +38,18 @@ def test_even_arrivals_have_equal_gaps() -> None:
 
 
 def test_random_pauses_have_a_maximum() -> None:
-    moments = list(islice(iter_times_with_uniform_pauses(2.0, Random(0)), 1000))
-    assert moments[0] == 0.0
-    assert all(0 <= after - before <= 2.0 for before, after in pairwise(moments))
-    assert moments[-1] == pytest.approx(1000, rel=0.1)
+    times = list(islice(iter_times_with_uniform_pauses(2.0, Random(0)), 1000))
+    assert times[0] == 0.0
+    assert all(0 <= after - before <= 2.0 for before, after in pairwise(times))
+    assert times[-1] == pytest.approx(1000, rel=0.1)
 
 
 def test_trace_starts_at_zero_in_time_order(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text('{"at": 9, "prompt_tokens": 3, "output_tokens": 4}\n{"at": 7.5, "prompt_tokens": 1, '
                     '"output_tokens": 2, "tenant": "a"}\n')
-    assert [(moment.at, moment.prompt_tokens, moment.output_tokens) for moment in read_trace(path)] == [
-        (0.0, 1, 2), (1.5, 3, 4)]
+    assert [(trace_request.at, trace_request.prompt_tokens, trace_request.output_tokens)
+            for trace_request in read_trace(path)] == [(0.0, 1, 2), (1.5, 3, 4)]
 
 
 @pytest.mark.parametrize("line", [

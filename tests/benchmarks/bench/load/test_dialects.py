@@ -20,8 +20,8 @@ CHAT_CHUNKS = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]},
 
 
 def make_event_stream(events) -> bytes:
-    told = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-    return b": ping\n\n" + told + b"data: [DONE]\n\n"
+    stream = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return b": ping\n\n" + stream + b"data: [DONE]\n\n"
 
 
 def parse_stream(dialect: str, data: bytes, chunk_size: int) -> list[ParsedEvent]:

@@ -29,25 +29,25 @@ class FakeServer:
         self.num_active = self.max_active = 0
 
     async def handle_generate_stream(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        self.bodies.append(asked)
-        if asked["inputs"] == "refuse":
+        body = await request.json()
+        self.bodies.append(body)
+        if body["inputs"] == "refuse":
             return web.json_response({"error": "too long", "error_type": "validation"}, status=422)
-        if asked["inputs"] == "hang":
+        if body["inputs"] == "hang":
             await asyncio.Event().wait()
         self.num_active += 1
         self.max_active = max(self.max_active, self.num_active)
         answer = web.StreamResponse()
         await answer.prepare(request)
-        count = asked["parameters"]["max_new_tokens"]
-        for number in range(count - 1 if asked["inputs"] == "break off" else count):
+        count = body["parameters"]["max_new_tokens"]
+        for number in range(count - 1 if body["inputs"] == "break off" else count):
             details = {"generated_tokens": count, "input_length": 3} if number == count - 1 else None
             event = {"token": {"id": 1}, "generated_text": details and "all", "details": details}
-            end = "" if asked["inputs"] == "stop short" else "\n\n"
+            end = "" if body["inputs"] == "stop short" else "\n\n"
             await answer.write(f"data:{json.dumps(event)}{end}".encode())
-        if asked["inputs"] == "stammer":
+        if body["inputs"] == "stammer":
             await answer.write(b"data: {1}\n\n")
-        if asked["inputs"] == "fail":
+        if body["inputs"] == "fail":
             await answer.write(b'data:{"error": "the shard died", "error_type": "generation"}\n\n')
         self.num_active -= 1
         return answer
@@ -88,9 +88,9 @@ def test_token_times_are_recorded() -> None:
 
 
 def test_concurrency_limits_simultaneous_requests() -> None:
-    records, house = run_generator(make_requests(20), concurrency=3)
+    records, server = run_generator(make_requests(20), concurrency=3)
     assert {record.num_tokens for record in records} == set(range(5, 25))
-    assert house.max_active <= 3
+    assert server.max_active <= 3
 
 
 def test_no_request_is_sent_before_it_is_due() -> None:
@@ -105,8 +105,8 @@ def test_latency_of_a_late_request_starts_when_it_was_due() -> None:
 
 
 def test_clients_send_nothing_after_the_time_limit() -> None:
-    records, house = run_generator(make_requests(5), concurrency=2, seconds=-1.0)
-    assert records == [] == house.bodies
+    records, server = run_generator(make_requests(5), concurrency=2, seconds=-1.0)
+    assert records == [] == server.bodies
 
 
 @pytest.mark.parametrize(("prompt", "reason"), [
@@ -173,13 +173,13 @@ def test_answer_that_is_not_json_is_an_error() -> None:
 
 
 def test_rejected_client_waits_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests = []
+    pauses = []
 
     async def record_pause(seconds: float) -> None:
-        rests.append(seconds)
+        pauses.append(seconds)
     monkeypatch.setattr(generator.asyncio, "sleep", record_pause)
     asyncio.run(run_load(Target("127.0.0.1:1", DIALECTS["tgi"]), make_requests(3), 1))
-    assert rests == [generator.RETRY_PAUSE_SECONDS] * 3
+    assert pauses == [generator.RETRY_PAUSE_SECONDS] * 3
 
 
 def test_records_are_kept_when_a_run_is_cancelled() -> None:
@@ -196,10 +196,10 @@ def test_unreachable_server_is_in_every_record() -> None:
 
 
 def test_unstreamed_answer_counts_the_requested_tokens() -> None:
-    [record], house = run_generator(make_requests(1), "batching", concurrency=1)
+    [record], server = run_generator(make_requests(1), "batching", concurrency=1)
     assert (record.num_tokens, list(record.times), record.time_to_first_token,
             record.told_seconds) == (5, [], None, 0.25)
-    assert house.bodies == [{"prompt": "say", "num_tokens": 5}]
+    assert server.bodies == [{"prompt": "say", "num_tokens": 5}]
 
 
 class RecordingObserver:
@@ -217,6 +217,6 @@ class RecordingObserver:
 
 
 def test_observer_sees_every_event() -> None:
-    onlooker = RecordingObserver()
-    run_generator(make_requests(1), concurrency=1, observer=onlooker)
-    assert onlooker.calls == ["sent", *["token"] * 5, "ended"]
+    observer = RecordingObserver()
+    run_generator(make_requests(1), concurrency=1, observer=observer)
+    assert observer.calls == ["sent", *["token"] * 5, "ended"]

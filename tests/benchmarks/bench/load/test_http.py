@@ -35,12 +35,12 @@ def receive(pieces: Sequence[bytes], *, closes: bool = False,
     async def scenario() -> tuple[int, bytes, bool]:
         connection, body = HttpConnection(), list[bytes]()
         connection.connection_made(RecordingTransport())
-        over = connection.send(b"GET", lambda _, piece, __: body.append(piece))
+        response = connection.send(b"GET", lambda _, piece, __: body.append(piece))
         for piece in pieces:
             connection.data_received(piece)
         if closes or error:
             connection.connection_lost(error)
-        return (await over).status, b"".join(body), connection.is_reusable
+        return (await response).status, b"".join(body), connection.is_reusable
     return asyncio.run(scenario())
 
 
@@ -94,9 +94,9 @@ def test_invalid_url_is_reported(url: str) -> None:
 
 
 def test_password_in_a_url_is_rejected_and_not_shown() -> None:
-    with pytest.raises(ValueError, match="--api-key is for keys") as caught:
+    with pytest.raises(ValueError, match="--api-key is for keys") as error:
         HttpConnectionPool("http://me:secret@there")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error.value)
 
 
 ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -141,10 +141,10 @@ def test_cancelled_request_closes_its_connection() -> None:
         writer.close()
 
     async def scenario(client: HttpConnectionPool) -> None:
-        asking = asyncio.create_task(client.exchange(client.build_request("POST", "/generate", "", b""),
-                                                     lambda *_: None))
-        await asyncio.wait([asking], timeout=0.05)
-        asking.cancel()
+        exchange_task = asyncio.create_task(client.exchange(client.build_request("POST", "/generate", "", b""),
+                                                            lambda *_: None))
+        await asyncio.wait([exchange_task], timeout=0.05)
+        exchange_task.cancel()
         await left.wait()
     run_with_server(never_answer, scenario)
 

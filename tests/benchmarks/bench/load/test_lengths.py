@@ -12,8 +12,9 @@ FLAG_NAME = "--output-tokens"
 
 
 @given(st.integers(1, 100), st.integers(0, 100), st.integers())
-def test_range_lengths_are_within_the_range(least: int, more: int, seed: int) -> None:
-    assert least <= parse_length_distribution(f"{least}-{least + more}", FLAG_NAME)(Random(seed)) <= least + more
+def test_range_lengths_are_within_the_range(minimum: int, width: int, seed: int) -> None:
+    assert minimum <= parse_length_distribution(f"{minimum}-{minimum + width}",
+                                                FLAG_NAME)(Random(seed)) <= minimum + width
 
 
 def test_list_lengths_are_all_drawn() -> None:
@@ -27,9 +28,9 @@ def test_single_length_is_constant() -> None:
 
 def test_normal_lengths_are_near_the_mean_and_at_least_one() -> None:
     draw, random = parse_length_distribution("normal:100:100", FLAG_NAME), Random(0)
-    drawn = [draw(random) for _ in range(2000)]
-    assert min(drawn) == 1
-    assert 95 < sum(drawn) / len(drawn) < 120
+    lengths = [draw(random) for _ in range(2000)]
+    assert min(lengths) == 1
+    assert 95 < sum(lengths) / len(lengths) < 120
 
 
 @pytest.mark.parametrize("words", ["", "a", "10-5", "0", "0-4", "1,0", "normal:1", "normal:1.2.3:4", "-3"])

@@ -31,9 +31,9 @@ async def count_bytes(text: str) -> int:
 
 @settings(max_examples=50)
 @given(st.integers(4, 400), st.integers(0, 1000), st.sampled_from([count_words, count_subwords, count_bytes]))
-def test_prompt_has_the_requested_number_of_tokens(wanted: int, seed: int, count) -> None:
-    text = asyncio.run(make_prompt_of_length("7", wanted, count, Random(seed)))
-    assert asyncio.run(count(text)) == wanted
+def test_prompt_has_the_requested_number_of_tokens(num_tokens: int, seed: int, count) -> None:
+    text = asyncio.run(make_prompt_of_length("7", num_tokens, count, Random(seed)))
+    assert asyncio.run(count(text)) == num_tokens
     assert text.startswith("7")
 
 
@@ -45,10 +45,10 @@ def make_limited_counter(limit: int):
     return count
 
 
-@pytest.mark.parametrize("wanted", [100, 60, 51, 20])
-def test_prompt_fits_though_the_counter_has_a_limit(wanted: int) -> None:
-    text = asyncio.run(make_prompt_of_length("7", wanted, make_limited_counter(100), Random(0)))
-    assert asyncio.run(count_subwords(text)) == wanted
+@pytest.mark.parametrize("num_tokens", [100, 60, 51, 20])
+def test_prompt_fits_though_the_counter_has_a_limit(num_tokens: int) -> None:
+    text = asyncio.run(make_prompt_of_length("7", num_tokens, make_limited_counter(100), Random(0)))
+    assert asyncio.run(count_subwords(text)) == num_tokens
 
 
 def test_prompt_above_the_counter_limit_is_an_error() -> None:

@@ -17,25 +17,26 @@ def make_bench_requests(**workload_fields) -> list[BenchRequest]:
 
 
 @given(st.integers(), st.sampled_from([{}, {"rate": 3.0}, {"rate": 3.0, "burst": 4}, {"wait": 1.0}]))
-def test_same_seed_gives_the_same_requests(seed: int, how) -> None:
-    given = {"requests": 20, "prompt_tokens": "5-40", "output_tokens": "1,25,100", "seed": seed, **how}
-    assert make_bench_requests(**given) == make_bench_requests(**given)
+def test_same_seed_gives_the_same_requests(seed: int, arrival_parameters) -> None:
+    parameters = {"requests": 20, "prompt_tokens": "5-40", "output_tokens": "1,25,100", "seed": seed,
+                  **arrival_parameters}
+    assert make_bench_requests(**parameters) == make_bench_requests(**parameters)
 
 
 def test_salt_changes_only_the_prompts() -> None:
-    given = {"requests": 20, "prompt_tokens": "5-40", "output_tokens": "1-100", "rate": 2.0}
-    plain, salted = make_bench_requests(**given), make_bench_requests(**given, salt="b")
-    assert not {ask.prompt for ask in plain} & {ask.prompt for ask in salted}
-    assert [(ask.at, ask.prompt_tokens, ask.output_tokens) for ask in plain] == [
-        (ask.at, ask.prompt_tokens, ask.output_tokens) for ask in salted]
+    parameters = {"requests": 20, "prompt_tokens": "5-40", "output_tokens": "1-100", "rate": 2.0}
+    plain, salted = make_bench_requests(**parameters), make_bench_requests(**parameters, salt="b")
+    assert not {request.prompt for request in plain} & {request.prompt for request in salted}
+    assert [(request.at, request.prompt_tokens, request.output_tokens) for request in plain] == [
+        (request.at, request.prompt_tokens, request.output_tokens) for request in salted]
 
 
 def test_prompts_differ_after_the_shared_prefix() -> None:
-    made = make_bench_requests(requests=30, prompt_tokens="20", shared_prefix=8, prefixes=3)
-    beginnings = {" ".join(ask.prompt.split()[:8]) for ask in made}
-    assert len(beginnings) == 3
-    assert len({" ".join(ask.prompt.split()[:9]) for ask in made}) == 30
-    assert {ask.prompt_tokens for ask in made} == {20}
+    bench_requests = make_bench_requests(requests=30, prompt_tokens="20", shared_prefix=8, prefixes=3)
+    prefixes = {" ".join(request.prompt.split()[:8]) for request in bench_requests}
+    assert len(prefixes) == 3
+    assert len({" ".join(request.prompt.split()[:9]) for request in bench_requests}) == 30
+    assert {request.prompt_tokens for request in bench_requests} == {20}
 
 
 def test_shared_prefix_must_be_shorter_than_the_prompt() -> None:
@@ -44,8 +45,8 @@ def test_shared_prefix_must_be_shorter_than_the_prompt() -> None:
 
 
 def test_requests_are_due_only_in_an_open_loop() -> None:
-    assert {ask.at for ask in make_bench_requests(requests=3)} == {None}
-    assert [ask.at for ask in make_bench_requests(requests=3, rate=2.0, even=True)] == [0.0, 0.5, 1.0]
+    assert {request.at for request in make_bench_requests(requests=3)} == {None}
+    assert [request.at for request in make_bench_requests(requests=3, rate=2.0, even=True)] == [0.0, 0.5, 1.0]
 
 
 def test_workload_is_limited_by_a_number_or_a_trace() -> None:
@@ -55,7 +56,8 @@ def test_workload_is_limited_by_a_number_or_a_trace() -> None:
 
 
 def test_adapters_alternate() -> None:
-    assert [ask.adapter for ask in make_bench_requests(requests=5, adapters=("a", "b"))] == ["a", "b", "a", "b", "a"]
+    assert [request.adapter
+            for request in make_bench_requests(requests=5, adapters=("a", "b"))] == ["a", "b", "a", "b", "a"]
 
 
 def test_requests_end_with_the_time_or_their_number() -> None:
@@ -66,20 +68,21 @@ def test_requests_end_with_the_time_or_their_number() -> None:
 def test_trace_sets_times_and_lengths_and_can_be_sped_up(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text("".join(f'{{"at": {at}, "prompt_tokens": {at + 3}, "output_tokens": 4}}\n' for at in range(4)))
-    made = make_bench_requests(trace=str(path), speed=2.0)
-    assert [(ask.at, ask.prompt_tokens, ask.output_tokens) for ask in made] == [
+    bench_requests = make_bench_requests(trace=str(path), speed=2.0)
+    assert [(request.at, request.prompt_tokens, request.output_tokens) for request in bench_requests] == [
         (0.0, 3, 4), (0.5, 4, 4), (1.0, 5, 4), (1.5, 6, 4)]
 
 
 def test_descending_lengths_and_numbered_prompts_are_those_of_the_study() -> None:
-    made = make_bench_requests(requests=30, output_tokens="1,25,100", longest_first=True, has_numbered_prompts=True)
-    outputs = [ask.output_tokens for ask in made]
+    bench_requests = make_bench_requests(requests=30, output_tokens="1,25,100", longest_first=True,
+                                         has_numbered_prompts=True)
+    outputs = [request.output_tokens for request in bench_requests]
     assert outputs == sorted(outputs, reverse=True)
-    assert made[7].prompt == "Request 7"
+    assert bench_requests[7].prompt == "Request 7"
 
 
 def test_prompts_of_a_file_repeat_and_may_set_their_output_length(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     path.write_text('one\n{"prompt": "two", "output_tokens": 5}\n')
-    assert [(ask.prompt, ask.output_tokens) for ask in make_bench_requests(requests=3, prompts=str(path))] == [
-        ("one", 64), ("two", 5), ("one", 64)]
+    assert [(request.prompt, request.output_tokens)
+            for request in make_bench_requests(requests=3, prompts=str(path))] == [("one", 64), ("two", 5), ("one", 64)]

@@ -47,17 +47,17 @@ def test_distribution_points_are_exact_and_limited(ordered: list[float]) -> None
 
 
 @given(st.integers(0, 1000), st.integers(2, 50))
-def test_thinned_points_keep_order_and_both_ends(count: int, most: int) -> None:
-    kept = thin_out(range(count), most)
-    assert len(kept) == min(count, most)
-    assert kept == sorted(set(kept))
-    assert kept[:1] + kept[-1:] == list(range(count))[:1] + list(range(count))[-1:]
+def test_thinned_points_keep_order_and_both_ends(count: int, max_points: int) -> None:
+    points = thin_out(range(count), max_points)
+    assert len(points) == min(count, max_points)
+    assert points == sorted(set(points))
+    assert points[:1] + points[-1:] == list(range(count))[:1] + list(range(count))[-1:]
 
 
 @given(st.floats(-10, 10), st.floats(-10, 10), st.sets(st.integers(-100, 100), min_size=2))
-def test_fit_of_points_on_a_line_is_that_line(slope: float, offset: float, places: set[int]) -> None:
-    (left, low), (right, high) = fit_line([(x, slope * x + offset) for x in places])
-    assert (left, right) == (min(places), max(places))
+def test_fit_of_points_on_a_line_is_that_line(slope: float, offset: float, xs: set[int]) -> None:
+    (left, low), (right, high) = fit_line([(x, slope * x + offset) for x in xs])
+    assert (left, right) == (min(xs), max(xs))
     assert (low, high) == pytest.approx((slope * left + offset, slope * right + offset), abs=1e-6)
 
 

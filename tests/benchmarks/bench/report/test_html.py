@@ -100,9 +100,9 @@ def test_empty_sections_are_left_out() -> None:
 
 
 def test_hostile_text_is_escaped() -> None:
-    made = make_bench_result([make_rejected_record(error=HOSTILE_TEXT)], HOSTILE_TEXT, command=HOSTILE_TEXT,
-                             settings={HOSTILE_TEXT: HOSTILE_TEXT}, hardware=HOSTILE_TEXT, date=HOSTILE_TEXT,
-                             versions={HOSTILE_TEXT: HOSTILE_TEXT}, overhead={HOSTILE_TEXT: 1.0})
-    page = render_html([made])
+    result = make_bench_result([make_rejected_record(error=HOSTILE_TEXT)], HOSTILE_TEXT, command=HOSTILE_TEXT,
+                               settings={HOSTILE_TEXT: HOSTILE_TEXT}, hardware=HOSTILE_TEXT, date=HOSTILE_TEXT,
+                               versions={HOSTILE_TEXT: HOSTILE_TEXT}, overhead={HOSTILE_TEXT: 1.0})
+    page = render_html([result])
     assert "<script" not in page
     assert HOSTILE_TEXT in get_table_cells(page)

@@ -25,17 +25,17 @@ class FakeTerminal(StringIO):
 def run_display(stream: StringIO, num_refreshes: int = 2) -> str:
     """Return the output of a run whose display is refreshed `num_refreshes` times."""
     async def scenario() -> None:
-        left, over = iter(range(num_refreshes)), asyncio.Event()
+        refreshes, is_over = iter(range(num_refreshes)), asyncio.Event()
 
-        async def rest(_: float) -> None:
-            if next(left, None) is None:
-                over.set()
+        async def wait_for_refresh(_: float) -> None:
+            if next(refreshes, None) is None:
+                is_over.set()
                 await asyncio.Event().wait()
 
         progress = BenchProgress()
-        async with show_progress(progress, stream, rest):
+        async with show_progress(progress, stream, wait_for_refresh):
             progress.on_request_sent(make_streamed_record())
-            await over.wait()
+            await is_over.wait()
             progress.on_request_ended(make_streamed_record())
     asyncio.run(scenario())
     return stream.getvalue()
@@ -48,8 +48,8 @@ def test_requests_are_in_flight_until_they_end() -> None:
         progress.on_request_sent(record)
     for record in records[:3]:
         progress.on_request_ended(record)
-    made = progress.format_metrics()
-    assert [made[name] for name in ("sent", "answered", "failed", "in flight")] == ["4", "2", "1", "1"]
+    metrics = progress.format_metrics()
+    assert [metrics[name] for name in ("sent", "answered", "failed", "in flight")] == ["4", "2", "1", "1"]
 
 
 def test_token_rate_is_that_of_the_last_seconds() -> None:
@@ -102,10 +102,10 @@ def test_without_a_terminal_every_refresh_is_a_line() -> None:
 
 
 def test_terminal_shows_one_redrawn_table() -> None:
-    shown = run_display(FakeTerminal())
-    assert "answered" in shown
-    assert "answered 1" not in shown
-    assert "\x1b[2K" in shown  # erases the line drawn before
+    output = run_display(FakeTerminal())
+    assert "answered" in output
+    assert "answered 1" not in output
+    assert "\x1b[2K" in output  # erases the line drawn before
 
 
 def test_a_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,22 +41,22 @@ def test_percentiles_rise_from_minimum_to_maximum(values: list[float]) -> None:
 def test_latencies_are_of_requests_sent_in_the_window() -> None:
     records = [make_streamed_record(sent_at=sent, first_token_seconds=first)
                for sent, first in ((0.5, 9.0), (1.0, 0.1), (1.9, 0.2), (2.0, 9.0))]
-    made = summarize_run(records, (1.0, 2.0))
-    assert (made.requests, made.first_token.count) == (2, 2)
-    assert made.first_token.most == pytest.approx(0.2)
+    summary = summarize_run(records, (1.0, 2.0))
+    assert (summary.requests, summary.first_token.count) == (2, 2)
+    assert summary.first_token.most == pytest.approx(0.2)
 
 
 def test_request_due_in_the_window_counts_though_sent_later() -> None:
     """A window over sending times would leave out the requests that waited longest."""
     late = RequestRecord(BenchRequest(0, "a", 5, at=0.5), 1.5, 3.0, num_tokens=5)
-    made = summarize_run([late], (0.0, 1.0))
-    assert (made.requests, made.latency.most) == (1, 2.5)
+    summary = summarize_run([late], (0.0, 1.0))
+    assert (summary.requests, summary.latency.most) == (1, 2.5)
 
 
 def test_tokens_count_when_received_in_the_window() -> None:
-    made = summarize_run([make_streamed_record(sent_at=0.0, first_token_seconds=0.5, gap=0.5, num_tokens=4)],
-                         (1.0, 2.0))
-    assert (made.requests, made.tokens, made.tokens_per_second) == (0, 3, 3.0)
+    summary = summarize_run([make_streamed_record(sent_at=0.0, first_token_seconds=0.5, gap=0.5, num_tokens=4)],
+                            (1.0, 2.0))
+    assert (summary.requests, summary.tokens, summary.tokens_per_second) == (0, 3, 3.0)
 
 
 def test_unstreamed_tokens_count_when_the_answer_ends() -> None:
@@ -70,8 +70,8 @@ def test_tokens_are_split_evenly_over_events() -> None:
 
 
 def test_failed_requests_are_counted_without_latency() -> None:
-    made = summarize_run([make_streamed_record(), make_rejected_record()], (0.0, 10.0))
-    assert (made.requests, made.failed, made.latency.count, made.requests_per_second) == (2, 1, 1, 0.1)
+    summary = summarize_run([make_streamed_record(), make_rejected_record()], (0.0, 10.0))
+    assert (summary.requests, summary.failed, summary.latency.count, summary.requests_per_second) == (2, 1, 1, 0.1)
 
 
 @pytest.mark.parametrize(("goal", "goodput"), [
@@ -93,8 +93,8 @@ def test_prompt_tokens_are_as_the_server_says() -> None:
 
 
 def test_empty_window_has_no_rates() -> None:
-    made = summarize_run([], (1.0, 1.0))
-    assert (made.tokens, isnan(made.tokens_per_second), isnan(made.fairness)) == (0, True, True)
+    summary = summarize_run([], (1.0, 1.0))
+    assert (summary.tokens, isnan(summary.tokens_per_second), isnan(summary.fairness)) == (0, True, True)
 
 
 @given(POSITIVE_FLOATS, st.integers(1, 50))
@@ -115,9 +115,9 @@ def test_fairness_is_bounded_and_scale_invariant(shares: list[float], factor: fl
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), POSITIVE_FLOATS, st.integers(1, 9)), max_size=3), st.floats(0, 10))
-def test_adjacent_windows_cover_everything(asked: list[tuple[float, float, int]], middle: float) -> None:
+def test_adjacent_windows_cover_everything(timings: list[tuple[float, float, int]], middle: float) -> None:
     records = [make_streamed_record(sent_at=sent, first_token_seconds=first, num_tokens=tokens)
-               for sent, first, tokens in asked]
+               for sent, first, tokens in timings]
     end = 1 + max((record.ended for record in records), default=0.0)
     parts = summarize_run(records, (-1.0, middle)), summarize_run(records, (middle, end))
     assert sum(part.requests for part in parts) == len(records)

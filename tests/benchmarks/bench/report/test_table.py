@@ -28,11 +28,11 @@ def get_figures(*results) -> dict[str, list[str]]:
 
 
 def test_table_has_a_column_for_each_run() -> None:
-    made = get_figures(make_sample_result("A"), make_sample_result("B", gap=0.02))
-    assert made[""] == ["A", "B"]
-    assert made["between tokens p50, ms"] == ["10.0", "20.0"]
-    assert made["first token p99, ms"] == ["89.0", "89.0"]
-    assert (made["requests"], made["failed"]) == (["41", "41"], ["1", "1"])
+    figures = get_figures(make_sample_result("A"), make_sample_result("B", gap=0.02))
+    assert figures[""] == ["A", "B"]
+    assert figures["between tokens p50, ms"] == ["10.0", "20.0"]
+    assert figures["first token p99, ms"] == ["89.0", "89.0"]
+    assert (figures["requests"], figures["failed"]) == (["41", "41"], ["1", "1"])
 
 
 def test_table_has_a_row_for_each_figure() -> None:
@@ -45,10 +45,10 @@ def test_table_has_a_row_for_each_figure() -> None:
 def test_figures_missing_in_all_runs_are_left_out() -> None:
     assert not {"goodput, requests/s",
                 "first token p50, ms"} & set(get_figures(make_bench_result([make_unstreamed_record()])))
-    made = get_figures(make_bench_result([make_unstreamed_record()]),
-                       make_bench_result([make_streamed_record()], overhead={"ms late": 0.3}))
-    assert made["first token p50, ms"] == ["-", "100"]
-    assert made["the bench itself, ms late"] == ["-", "0.3"]
+    figures = get_figures(make_bench_result([make_unstreamed_record()]),
+                          make_bench_result([make_streamed_record()], overhead={"ms late": 0.3}))
+    assert figures["first token p50, ms"] == ["-", "100"]
+    assert figures["the bench itself, ms late"] == ["-", "0.3"]
 
 
 def test_errors_are_listed_by_frequency() -> None:

@@ -21,16 +21,17 @@ def get_ratios_by_name(ratios: list[MetricComparison]) -> dict[str, MetricCompar
 
 
 def test_ratio_is_of_b_to_a_in_every_turn() -> None:
-    found = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY), (SLOW_SUMMARY, SLOW_SUMMARY),
-                                                (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens p50"]
-    assert found.ratios_by_turn == pytest.approx((0.5, 1.0, 2.0))
-    assert (found.median, found.least, found.most) == pytest.approx((1.0, 0.5, 2.0))
+    comparison = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY), (SLOW_SUMMARY, SLOW_SUMMARY),
+                                                     (FAST_SUMMARY, SLOW_SUMMARY)]))["between tokens p50"]
+    assert comparison.ratios_by_turn == pytest.approx((0.5, 1.0, 2.0))
+    assert (comparison.median, comparison.least, comparison.most) == pytest.approx((1.0, 0.5, 2.0))
 
 
 def test_better_direction_is_stated() -> None:
-    made = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY)]))
-    assert {name for name, ratio in made.items() if ratio.better_when == "higher"} == {"tokens/s", "requests/s"}
-    assert {ratio.better_when for name, ratio in made.items() if name[-3:] in {"p50", "p90", "p95", "p99"}} == {"lower"}
+    ratios = get_ratios_by_name(compare_metrics([(SLOW_SUMMARY, FAST_SUMMARY)]))
+    assert {name for name, ratio in ratios.items() if ratio.better_when == "higher"} == {"tokens/s", "requests/s"}
+    assert {ratio.better_when for name, ratio in ratios.items()
+            if name[-3:] in {"p50", "p90", "p95", "p99"}} == {"lower"}
 
 
 def test_figures_missing_in_one_run_are_not_compared() -> None:
@@ -51,9 +52,9 @@ def test_ratio_to_zero_is_left_out() -> None:
 @given(st.floats(0.001, 1.0), st.floats(0.001, 1.0))
 def test_swapped_comparison_gives_the_inverse(one: float, other: float) -> None:
     first, second = (make_bench_result([make_streamed_record(gap=gap)]).summary for gap in (one, other))
-    there, back = get_ratios_by_name(compare_metrics([(first, second)])), get_ratios_by_name(
+    forward, backward = get_ratios_by_name(compare_metrics([(first, second)])), get_ratios_by_name(
         compare_metrics([(second, first)]))
-    assert [there[name].median * back[name].median for name in there] == pytest.approx([1.0] * len(there))
+    assert [forward[name].median * backward[name].median for name in forward] == pytest.approx([1.0] * len(forward))
 
 
 def test_line_shows_median_and_spread() -> None:

@@ -37,24 +37,24 @@ def run_batch(connection: RecordingConnection, rows: int = 2) -> BatchRunTimings
 
 
 def test_batch_is_a_prefill_decodes_and_an_empty_filter() -> None:
-    run_batch(notebook := RecordingConnection(2))
-    kinds = [type(message) for message in notebook.messages]
+    run_batch(connection := RecordingConnection(2))
+    kinds = [type(message) for message in connection.messages]
     assert kinds == [pb.PrefillRequest, pb.DecodeRequest, pb.DecodeRequest, pb.FilterRequest]
-    assert [(message.epoch, message.order) for message in notebook.messages] == [(5, order) for order in (1, 2, 3, 4)]
-    assert notebook.messages[-1].HasField("keep")
-    assert not notebook.messages[-1].keep.sequences
+    assert [(message.epoch, message.order) for message in connection.messages] == [(5, order) for order in (1, 2, 3, 4)]
+    assert connection.messages[-1].HasField("keep")
+    assert not connection.messages[-1].keep.sequences
 
 
 def test_prefill_runs_every_prompt_whole() -> None:
-    run_batch(notebook := RecordingConnection(2))
-    chunks = notebook.messages[0].chunks
+    run_batch(connection := RecordingConnection(2))
+    chunks = connection.messages[0].chunks
     assert (list(chunks.sequences), list(chunks.starts), list(chunks.lengths)) == ([1, 2], [0, 0], [10, 10])
 
 
 def test_step_timing_has_wall_and_forward_seconds_and_tokens() -> None:
-    found = run_batch(RecordingConnection(2))
+    timings = run_batch(RecordingConnection(2))
     assert [(step.wall_seconds, step.forward_seconds, step.num_tokens)
-            for step in (found.prefill_timing, *found.decode_timings)] == [(0.5, 0.25, 2)] * 3
+            for step in (timings.prefill_timing, *timings.decode_timings)] == [(0.5, 0.25, 2)] * 3
 
 
 def test_failed_sequence_ends_the_benchmark() -> None:
@@ -84,17 +84,17 @@ def test_default_sampling_has_no_columns() -> None:
 
 
 def test_sampling_settings_are_in_every_row() -> None:
-    asked = SamplingSettings(temperature=0.5, top_k=3, repetition_penalty=1.5, frequency_penalty=0.5, watermark=True,
-                             top_n_tokens=2)
-    one, other = read_sampling_params(asked.to_columns(2), 2)
+    settings = SamplingSettings(temperature=0.5, top_k=3, repetition_penalty=1.5, frequency_penalty=0.5, watermark=True,
+                                top_n_tokens=2)
+    one, other = read_sampling_params(settings.to_columns(2), 2)
     assert one == other
     assert (one.temperature, one.top_k, one.repetition_penalty, one.watermark, one.top_n_tokens) == (
         0.5, 3, 1.5, True, 2)
     assert (one.relative_frequency_penalty, one.frequency_penalty) == (0.5, 0.0)
 
 
-@pytest.mark.parametrize("asked", [{"do_sample": True}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}])
-def test_sampling_filters_imply_random_sampling(asked: dict[str, Any]) -> None:
-    [one] = read_sampling_params(SamplingSettings(**asked).to_columns(1), 1)
+@pytest.mark.parametrize("settings", [{"do_sample": True}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}])
+def test_sampling_filters_imply_random_sampling(settings: dict[str, Any]) -> None:
+    [one] = read_sampling_params(SamplingSettings(**settings).to_columns(1), 1)
     assert one.temperature == 1.0
     assert DEFAULT_SAMPLING_PARAMS.temperature == 0.0

@@ -62,12 +62,12 @@ def measure_simulated_shards(folder: Path, settings: ShardBenchSettings,
 def shard_sockets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Yield the sockets of shard processes that report the step times of a cost model without spending them."""
     folder = tmp_path_factory.mktemp("shards")
-    found = [f"{folder}/shard-{rank}.sock" for rank in range(request.param)]
+    sockets = [f"{folder}/shard-{rank}.sock" for rank in range(request.param)]
     model = SIMULATED_COSTS | {"time_scale": 0}
-    orders = [{"socket": f"unix:{socket}", "rank": rank, "world_size": len(found), "simulated": model}
-              for rank, socket in enumerate(found)]
-    with run_children(("-m", "shard.rpc.server"), orders):
-        yield found
+    process_args = [{"socket": f"unix:{socket}", "rank": rank, "world_size": len(sockets), "simulated": model}
+                    for rank, socket in enumerate(sockets)]
+    with run_children(("-m", "shard.rpc.server"), process_args):
+        yield sockets
 
 
 @pytest.mark.slow
@@ -84,9 +84,9 @@ def test_tables_have_a_row_for_every_batch_size(shard_sockets: list[str], capsys
 def test_forward_seconds_match_the_cost_model(
         shard_sockets: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command.run_cli("", bench, ["-m", shard_sockets[0], "-b", "3", "-s", "20", "-d", "4", "-r", "2"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [one] = told["points"]
-    assert told["shards"] == len(shard_sockets)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    [one] = report["points"]
+    assert report["shards"] == len(shard_sockets)
     assert one["prefill_forward"]["p50"] == 1 + 0.5 * 3 + 0.25 * 60 + 0.125 * 60
     assert [one["decode_forward"][name] for name in ("least", "p50", "most")] == [
         1 + 0.5 * 3 + 0.125 * 3 * length for length in (21, 22, 23)]
@@ -99,16 +99,16 @@ def test_warmup_runs_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_shard_with_several_tokens_per_step_gets_enough_blocks(tmp_path: Path) -> None:
-    found = measure_simulated_shards(tmp_path, ShardBenchSettings(batch_size=(2,), sequence_length=16, runs=1),
-                                     tokens_per_step=3)
-    assert [one.decode.count for one in found.points] == [7]
+    results = measure_simulated_shards(tmp_path, ShardBenchSettings(batch_size=(2,), sequence_length=16, runs=1),
+                                       tokens_per_step=3)
+    assert [one.decode.count for one in results.points] == [7]
 
 
 def test_batch_that_does_not_fit_the_cache_is_left_out(tmp_path: Path) -> None:
-    found = measure_simulated_shards(tmp_path, ShardBenchSettings(batch_size=(1, 4, 2), sequence_length=20, runs=1),
-                                     num_blocks=4)
-    assert [one.batch_size for one in found.points] == [1, 2]
-    assert found.skipped_batch_sizes == {4: "it needs 8 blocks of the cache, which has 4"}
+    results = measure_simulated_shards(tmp_path, ShardBenchSettings(batch_size=(1, 4, 2), sequence_length=20, runs=1),
+                                       num_blocks=4)
+    assert [one.batch_size for one in results.points] == [1, 2]
+    assert results.skipped_batch_sizes == {4: "it needs 8 blocks of the cache, which has 4"}
 
 
 def test_first_reason_is_reported_if_nothing_was_measured(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_lengths_beyond_the_model_are_rejected_before_any_run(tmp_path: Path) ->
 @pytest.mark.slow
 def test_shards_are_started_without_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
     command.run_cli("", bench, ["--num-shard", "2", "-b", "2", "-d", "2", "-r", "1", "-w", "0"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["model"], told["shards"], told["left_out"]) == ("simulated", 2, {})
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["model"], report["shards"], report["left_out"]) == ("simulated", 2, {})
 
 
 @pytest.mark.slow
@@ -164,9 +164,10 @@ def test_real_model_is_measured_on_two_ranks(tmp_path: Path, capsys: pytest.Capt
     folder = make_random_checkpoint("tiny", tmp_path / "tiny")
     command.run_cli("", bench, ["--model", str(folder), "--num-shard", "2", "--threads", "1", "-b", "1", "4", "-r",
                                 "2", "--do-sample", "--top-n-tokens", "2"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [one["batch_size"] for one in told["points"]] == [1, 4]
-    assert (told["model"], told["dtype"], told["do_sample"], told["top_n_tokens"]) == (str(folder), "float32", True, 2)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [one["batch_size"] for one in report["points"]] == [1, 4]
+    assert (report["model"], report["dtype"], report["do_sample"],
+            report["top_n_tokens"]) == (str(folder), "float32", True, 2)
 
 
 @pytest.mark.slow

@@ -105,14 +105,14 @@ def test_files_are_listed_by_key(boto3_client: FakeBoto3Client) -> None:
     assert boto3_client.calls[1] == {"Bucket": "loras", "Prefix": "a"}
 
 
-@pytest.mark.parametrize(("start", "asked"), [(0, {}), (7, {"Range": "bytes=7-"})])
+@pytest.mark.parametrize(("start", "range_arguments"), [(0, {}), (7, {"Range": "bytes=7-"})])
 def test_file_is_read_only_while_its_etag_matches(boto3_client: FakeBoto3Client, start: int,
-                                                  asked: dict[str, str]) -> None:
+                                                  range_arguments: dict[str, str]) -> None:
     assert b"".join(connect_to_s3({}).read_object("loras", "a/b", '"x"', start)) == b"abc"
-    assert boto3_client.calls[1] == {"Bucket": "loras", "Key": "a/b", "IfMatch": '"x"'} | asked
+    assert boto3_client.calls[1] == {"Bucket": "loras", "Key": "a/b", "IfMatch": '"x"'} | range_arguments
 
 
-@pytest.mark.parametrize(("fault", "kind", "why"), [
+@pytest.mark.parametrize(("fault", "kind", "message"), [
     (ClientError("NoSuchKey", 404), "missing", "there is no 's3://loras/a'"),
     (ClientError("NoSuchBucket", 404), "missing", "there is no 's3://loras/a'"),
     (ClientError("PreconditionFailed", 412), "unreachable", "changed while it was read; try again"),
@@ -124,15 +124,15 @@ def test_file_is_read_only_while_its_etag_matches(boto3_client: FakeBoto3Client,
     (EndpointConnectionError("AKIASECRET"), "", "cannot reach 's3://loras/a': EndpointConnectionError"),
 ])
 def test_boto3_errors_become_adapter_errors(boto3_client: FakeBoto3Client, fault: Exception, kind: str,
-                                            why: str) -> None:
+                                            message: str) -> None:
     """An error without a kind is temporary."""
     boto3_client.error = fault
     storage = connect_to_s3({})
-    for ask in (lambda: storage.list_entries("loras", "a"), lambda: list(storage.read_object("loras", "a", "x", 0))):
-        with pytest.raises((AdapterError, ServerUnreachableError), match=why) as told:
-            ask()
-        assert getattr(told.value, "kind", "") == kind
-        assert "AKIASECRET" not in str(told.value)
+    for read in (lambda: storage.list_entries("loras", "a"), lambda: list(storage.read_object("loras", "a", "x", 0))):
+        with pytest.raises((AdapterError, ServerUnreachableError), match=message) as error:
+            read()
+        assert getattr(error.value, "kind", "") == kind
+        assert "AKIASECRET" not in str(error.value)
 
 
 def test_boto3_is_not_imported_before_use() -> None:

@@ -35,15 +35,15 @@ class HubSourceHarness:
                     own_token: bool = False) -> tuple[dict[str, bytes], bool]:
         """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
         with (convert_errors_to_adapter_error("the adapter"), self.source.open_version(
-            FetchRequest("hub", name, token, may_use_server_token=own_token)) as sighting):
+            FetchRequest("hub", name, token, may_use_server_token=own_token)) as version):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
             target.mkdir()
             try:
-                sighting.download_files(target)
+                version.download_files(target)
             except BaseException:
                 shutil.rmtree(target)
                 raise
-            return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.is_private
+            return {path.name: path.read_bytes() for path in target.iterdir()}, version.is_private
 
     def expect_error(self, name: str = "org/name", token: str = "") -> AdapterError:
         with pytest.raises(AdapterError) as refused:
@@ -155,11 +155,11 @@ def test_commit_can_be_named_as_the_revision(harness: HubSourceHarness) -> None:
 # -- unusable files
 
 
-@pytest.mark.parametrize(("lost", "why"), [(CONFIG_FILE, "org/name at http://.* has no adapter_config.json"),
-                                           (WEIGHTS_FILE, "adapter_model.bin, which is pickled")])
-def test_incomplete_adapter_is_not_downloaded(harness: HubSourceHarness, lost: str, why: str) -> None:
-    del harness.fake_hub.files[lost]
-    with pytest.raises(AdapterError, match=why):
+@pytest.mark.parametrize(("file_name", "message"), [(CONFIG_FILE, "org/name at http://.* has no adapter_config.json"),
+                                                    (WEIGHTS_FILE, "adapter_model.bin, which is pickled")])
+def test_incomplete_adapter_is_not_downloaded(harness: HubSourceHarness, file_name: str, message: str) -> None:
+    del harness.fake_hub.files[file_name]
+    with pytest.raises(AdapterError, match=message):
         harness.fetch_files()
     assert harness.fake_hub.count_requests("resolve") == 0
 
@@ -186,9 +186,9 @@ def test_damaged_download_is_rejected_and_can_be_repeated(harness: HubSourceHarn
 
 def test_unused_download_is_deleted(harness: HubSourceHarness) -> None:
     """The downloaded files were no adapter and were deleted."""
-    with harness.source.open_version(FetchRequest("hub", "org/name")) as sighting:
+    with harness.source.open_version(FetchRequest("hub", "org/name")) as version:
         (harness.folder / "version").mkdir()
-        sighting.download_files(harness.folder / "version")
+        version.download_files(harness.folder / "version")
         for path in (harness.folder / "version").iterdir():
             path.unlink()
     assert harness.list_blobs() == []
@@ -252,13 +252,13 @@ def fill_hub_cache(harness: HubSourceHarness) -> None:
 
 
 def fetch_local_copy(harness: HubSourceHarness, *, own_token: bool = False) -> tuple[dict[str, bytes], bool] | None:
-    sighting = harness.source.find_local_copy(FetchRequest("hub", "org/name", may_use_server_token=own_token))
-    if sighting is None:
+    version = harness.source.find_local_copy(FetchRequest("hub", "org/name", may_use_server_token=own_token))
+    if version is None:
         return None
     target = harness.folder / "nearby"
     target.mkdir()
-    sighting.download_files(target)
-    return {path.name: path.read_bytes() for path in target.iterdir()}, sighting.is_private
+    version.download_files(target)
+    return {path.name: path.read_bytes() for path in target.iterdir()}, version.is_private
 
 
 def test_offline_variable_prevents_all_requests(harness: HubSourceHarness) -> None:
@@ -303,8 +303,8 @@ def test_hub_cache_of_others_is_used_when_offline(harness: HubSourceHarness) -> 
 
 def test_stamp_changes_only_with_the_files(harness: HubSourceHarness) -> None:
     def get_stamp(token: str = "") -> object:
-        with harness.source.open_version(FetchRequest("hub", "org/name", token)) as sighting:
-            return sighting.version_stamp
+        with harness.source.open_version(FetchRequest("hub", "org/name", token)) as version:
+            return version.version_stamp
 
     first = get_stamp()
     harness.fake_hub.refs["main"] = OTHER_COMMIT

@@ -29,9 +29,9 @@ class LocalSourceHarness:
         self.source = LocalSource(str(self.root), lambda: FUTURE_TIME_NS)
 
     def fetch_files(self, name: str, before_copy: Callable[[], object] = lambda: None) -> dict[str, bytes]:
-        with self.source.open_version(FetchRequest("local", name)) as sighting:
+        with self.source.open_version(FetchRequest("local", name)) as version:
             before_copy()
-            sighting.download_files(self.target_folder)
+            version.download_files(self.target_folder)
         return {path.name: path.read_bytes() for path in self.target_folder.iterdir()}
 
     def expect_error(self, name: str) -> AdapterError:
@@ -40,9 +40,9 @@ class LocalSourceHarness:
         assert list(self.target_folder.iterdir()) == []
         return refused.value
 
-    def get_remote_version(self, name: str = "team/one", *, fresh: bool = False) -> SourceVersion:
-        with self.source.open_version(FetchRequest("local", name, skips_name_cache=fresh)) as sighting:
-            return sighting
+    def get_remote_version(self, name: str = "team/one", *, skips_name_cache: bool = False) -> SourceVersion:
+        with self.source.open_version(FetchRequest("local", name, skips_name_cache=skips_name_cache)) as version:
+            return version
 
 
 @pytest.fixture
@@ -208,12 +208,12 @@ def test_missing_adapter_is_reported(harness: LocalSourceHarness) -> None:
         "missing", "there is no adapter 'team/two' below the folder of --adapter-root")
 
 
-@pytest.mark.parametrize(("lost", "why"), [(CONFIG_FILE, "the folder 'team/one' has no adapter_config.json"),
-                                           (WEIGHTS_FILE, "has no adapter_model.safetensors")])
-def test_missing_file_is_reported(harness: LocalSourceHarness, lost: str, why: str) -> None:
-    (harness.root / "team" / "one" / lost).unlink()
+@pytest.mark.parametrize(("file_name", "message"), [(CONFIG_FILE, "the folder 'team/one' has no adapter_config.json"),
+                                                    (WEIGHTS_FILE, "has no adapter_model.safetensors")])
+def test_missing_file_is_reported(harness: LocalSourceHarness, file_name: str, message: str) -> None:
+    (harness.root / "team" / "one" / file_name).unlink()
     refused = harness.expect_error("team/one")
-    assert (refused.kind, why in str(refused)) == ("invalid", True)
+    assert (refused.kind, message in str(refused)) == ("invalid", True)
 
 
 def test_pickled_weights_are_rejected(harness: LocalSourceHarness) -> None:
@@ -274,11 +274,11 @@ def test_changed_files_have_another_stamp(harness: LocalSourceHarness, change: s
 
 
 def test_fresh_lookup_has_no_stamp(harness: LocalSourceHarness) -> None:
-    assert harness.get_remote_version(fresh=True).version_stamp is None
+    assert harness.get_remote_version(skips_name_cache=True).version_stamp is None
 
 
 def test_recently_written_files_have_no_stamp(harness: LocalSourceHarness) -> None:
     """File times are coarse: a second write may get the same time as the first."""
-    written = (harness.root / "team" / "one" / CONFIG_FILE).stat().st_ctime_ns
-    harness.source = LocalSource(str(harness.root), lambda: written + 10**8)
+    changed_at_ns = (harness.root / "team" / "one" / CONFIG_FILE).stat().st_ctime_ns
+    harness.source = LocalSource(str(harness.root), lambda: changed_at_ns + 10**8)
     assert harness.get_remote_version().version_stamp is None

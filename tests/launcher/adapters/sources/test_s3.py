@@ -35,8 +35,8 @@ class FakeBucketStorage:
         if etag != self.compute_etag(key):
             raise AdapterError("unreachable", "changed while it was read; try again")
         content = self.files[key][:self.cut_after_bytes.pop() if self.cut_after_bytes else None]
-        for place in range(start_offset, len(content), 1000):
-            yield content[place:place + 1000]
+        for offset in range(start_offset, len(content), 1000):
+            yield content[offset:offset + 1000]
 
 
 class S3SourceHarness:
@@ -50,9 +50,9 @@ class S3SourceHarness:
 
     def fetch_files(self, name: str = "s3://loras/team/one") -> dict[str, bytes]:
         with convert_errors_to_adapter_error("the adapter"), self.source.open_version(
-            FetchRequest("s3", name, "hf_token")) as sighting:
-            assert (sighting.is_private, sighting.required_token) == (False, "")
-            sighting.download_files(self.target_folder)
+            FetchRequest("s3", name, "hf_token")) as version:
+            assert (version.is_private, version.required_token) == (False, "")
+            version.download_files(self.target_folder)
         return {path.name: path.read_bytes() for path in self.target_folder.iterdir()}
 
     def expect_error(self, name: str = "s3://loras/team/one") -> AdapterError:
@@ -61,8 +61,8 @@ class S3SourceHarness:
         return refused.value
 
     def get_stamp(self) -> object:
-        with self.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
-            return sighting.version_stamp
+        with self.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as version:
+            return version.version_stamp
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def harness(tmp_path: Path) -> S3SourceHarness:
     return S3SourceHarness(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "variables", "place"), [
+@pytest.mark.parametrize(("name", "variables", "location"), [
     ("s3://loras/foobar", {}, ("loras", "foobar")),
     ("s3://loras/foo/bar", {}, ("loras", "foo/bar")),
     ("s3://loras/foo/bar", {"PREDIBASE_MODEL_BUCKET": "bucket"}, ("loras", "foo/bar")),
@@ -80,8 +80,8 @@ def harness(tmp_path: Path) -> S3SourceHarness:
     ("foo", {"PREDIBASE_MODEL_BUCKET": "bucket", "PREDIBASE_MODEL_FOLDER": "/models/"}, ("bucket", "models/foo")),
     ("s3://loras/foo/", {}, ("loras", "foo")),
 ])
-def test_names_are_parsed_like_lorax(name: str, variables: dict[str, str], place: tuple[str, str]) -> None:
-    assert parse_s3_adapter_name(name, variables) == place
+def test_names_are_parsed_like_lorax(name: str, variables: dict[str, str], location: tuple[str, str]) -> None:
+    assert parse_s3_adapter_name(name, variables) == location
 
 
 @pytest.mark.parametrize("name", [
@@ -138,10 +138,10 @@ def test_interrupted_read_resumes(harness: S3SourceHarness) -> None:
 
 
 def test_file_changed_meanwhile_is_reported(harness: S3SourceHarness) -> None:
-    with harness.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as sighting:
+    with harness.source.open_version(FetchRequest("s3", "s3://loras/team/one")) as version:
         harness.storage.files[f"team/one/{CONFIG_FILE}"] += b" "
         with pytest.raises(AdapterError, match="changed while it was read"):
-            sighting.download_files(harness.target_folder)
+            version.download_files(harness.target_folder)
 
 
 def test_file_longer_than_announced_is_reported(harness: S3SourceHarness, monkeypatch: pytest.MonkeyPatch) -> None:

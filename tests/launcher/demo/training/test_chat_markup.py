@@ -58,10 +58,10 @@ def test_pieces_equal_the_rendered_template(tokenizer: PreTrainedTokenizerFast, 
 
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
 def test_encoding_by_pieces_gives_the_same_tokens(tokenizer: PreTrainedTokenizerFast, talk: Conversation) -> None:
-    ids, learnt = encode_document(tokenizer.backend_tokenizer, split_into_pieces(talk))
-    whole = "".join(piece.text for piece in split_into_pieces(talk))
-    assert ids == tokenizer.backend_tokenizer.encode(whole, add_special_tokens=False).ids
-    assert len(learnt) == len(ids)
+    ids, loss_mask = encode_document(tokenizer.backend_tokenizer, split_into_pieces(talk))
+    text = "".join(piece.text for piece in split_into_pieces(talk))
+    assert ids == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(loss_mask) == len(ids)
 
 
 def test_only_assistant_text_is_learnt() -> None:
@@ -78,11 +78,11 @@ def test_answer_follows_the_generation_prompt(tokenizer: PreTrainedTokenizerFast
 
 
 def test_thinking_talk_starts_with_the_thinking_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
-    thought = make_one_turn_conversation("What is 2 + 2?", "<think>\n2 and 2\n</think>\n4", system="")
-    talk = Conversation(thought.messages, has_reasoning=True)
+    plain_talk = make_one_turn_conversation("What is 2 + 2?", "<think>\n2 and 2\n</think>\n4", system="")
+    talk = Conversation(plain_talk.messages, has_reasoning=True)
     prompt = render_chat(tokenizer, Conversation(talk.messages[:1]), add_generation_prompt=True, enable_thinking=True)
-    told, *_ = "".join(piece.text for piece in split_into_pieces(talk)).split("2 and 2")
-    assert told == prompt
+    prompt_text, *_ = "".join(piece.text for piece in split_into_pieces(talk)).split("2 and 2")
+    assert prompt_text == prompt
     assert [piece.text for piece in split_into_pieces(talk) if piece.is_learnt] == ["2 and 2\n</think>\n4<|im_end|>"]
 
 
@@ -90,8 +90,8 @@ def test_call_after_a_thought_starts_on_the_next_line() -> None:
     talk = Conversation([{"role": "user", "content": "Add."},
                          {"role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [ADD_CALL]}],
                         [ADD_TOOL], has_reasoning=True)
-    [learnt] = [piece.text for piece in split_into_pieces(talk) if piece.is_learnt]
-    assert learnt.startswith("add fits.\n</think>\n<tool_call>\n{")
+    [learnt_text] = [piece.text for piece in split_into_pieces(talk) if piece.is_learnt]
+    assert learnt_text.startswith("add fits.\n</think>\n<tool_call>\n{")
 
 
 def test_earlier_thoughts_are_not_rendered(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -108,9 +108,9 @@ def test_image_part_is_rejected_by_name(tokenizer: PreTrainedTokenizerFast) -> N
 
 def parse_last_message(talk: Conversation) -> dict[str, Any]:
     """Return the message that a client parses from the prompt and the model's output."""
-    spoken = [piece.text for piece in split_into_pieces(talk)]
-    said = max(place for place, piece in enumerate(split_into_pieces(talk)) if piece.is_learnt)
-    return parse_response(spoken[said], RESPONSE_TEMPLATE, prefix="".join(spoken[:said]))
+    texts = [piece.text for piece in split_into_pieces(talk)]
+    answer_index = max(index for index, piece in enumerate(split_into_pieces(talk)) if piece.is_learnt)
+    return parse_response(texts[answer_index], RESPONSE_TEMPLATE, prefix="".join(texts[:answer_index]))
 
 
 @pytest.mark.parametrize("talk", [TALKS[name] for name in ("a question", "several turns", "two calls after a word")])
@@ -119,6 +119,6 @@ def test_answer_is_parsed_back_to_its_message(talk: Conversation) -> None:
 
 
 def test_thought_and_call_are_parsed_separately() -> None:
-    thought = {"role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [ADD_CALL]}
-    talk = Conversation([{"role": "user", "content": "Add 1 and 22."}, thought], [ADD_TOOL], has_reasoning=True)
+    message = {"role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [ADD_CALL]}
+    talk = Conversation([{"role": "user", "content": "Add 1 and 22."}, message], [ADD_TOOL], has_reasoning=True)
     assert parse_last_message(talk) == {"role": "assistant", "reasoning_content": "add fits.", "tool_calls": [ADD_CALL]}

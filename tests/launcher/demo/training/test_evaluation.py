@@ -59,9 +59,9 @@ def test_call_is_parsed_with_or_without_a_thought() -> None:
     ("<tool_call>\n[1]\n</tool_call>", "name and arguments"), (format_tool_call("paint", "red"), "name and arguments"),
     (f"Now: {format_tool_call('paint', {})}", "there is no call")])
 def test_invalid_calls_are_reported(text: str, problem: str) -> None:
-    found = parse_tool_call(text)
-    assert isinstance(found, str)
-    assert problem in found
+    error = parse_tool_call(text)
+    assert isinstance(error, str)
+    assert problem in error
 
 
 @pytest.mark.parametrize("arguments", [
@@ -85,43 +85,43 @@ def test_call_of_an_unoffered_tool_is_reported() -> None:
 
 
 def test_tool_trials_accept_the_expected_calls() -> None:
-    trials = make_valid_call_cases(7)
-    assert len(trials) == 20
-    for trial in trials:
-        assert isinstance(trial.expected_answer, ToolCall)
-        assert trial.accepts_answer(format_tool_call(trial.expected_answer.name, trial.expected_answer.arguments))
-        assert not trial.accepts_answer("Sorry, I have no tool for that.")
-        assert trial.messages[-1]["role"] == "user"
+    cases = make_valid_call_cases(7)
+    assert len(cases) == 20
+    for case in cases:
+        assert isinstance(case.expected_answer, ToolCall)
+        assert case.accepts_answer(format_tool_call(case.expected_answer.name, case.expected_answer.arguments))
+        assert not case.accepts_answer("Sorry, I have no tool for that.")
+        assert case.messages[-1]["role"] == "user"
 
 
 def test_json_trials_accept_the_expected_objects() -> None:
-    trials = make_json_cases(7, 30)
-    assert len(trials) == 30
-    for trial in trials:
-        assert trial.accepts_answer(json.dumps(trial.expected_answer))
-        assert not trial.accepts_answer("{}")
-        assert trial.messages[-1]["role"] == "user"
+    cases = make_json_cases(7, 30)
+    assert len(cases) == 30
+    for case in cases:
+        assert case.accepts_answer(json.dumps(case.expected_answer))
+        assert not case.accepts_answer("{}")
+        assert case.messages[-1]["role"] == "user"
 
 
 def test_each_trial_has_its_own_judge() -> None:
-    first, second = (trial for trial in make_json_cases(3, 2))
+    first, second = (case for case in make_json_cases(3, 2))
     assert not first.accepts_answer(json.dumps({"other": 1, **json.loads(json.dumps(second.expected_answer))}))
 
 
 def test_trials_are_determined_by_their_seed() -> None:
-    first, again, other = ([trial.messages for trial in make_valid_call_cases(seed)] for seed in (1, 1, 2))
-    assert first == again != other
+    first, repeated, other = ([case.messages for case in make_valid_call_cases(seed)] for seed in (1, 1, 2))
+    assert first == repeated != other
 
 
 def test_call_trials_accept_any_well_formed_call() -> None:
-    for trial in make_wellformed_call_cases(3, 2):
-        assert trial.accepts_answer(format_tool_call("unheard", {"of": 1}))
-        assert not trial.accepts_answer("Sorry, I have no tool for that.")
+    for case in make_wellformed_call_cases(3, 2):
+        assert case.accepts_answer(format_tool_call("unheard", {"of": 1}))
+        assert not case.accepts_answer("Sorry, I have no tool for that.")
 
 
 def test_right_call_trials_accept_only_the_expected_call() -> None:
-    for trial, obeying in zip(make_exact_call_cases(3), make_valid_call_cases(3), strict=True):
-        assert isinstance(trial.expected_answer, ToolCall)
-        assert trial.accepts_answer(format_tool_call(trial.expected_answer.name, trial.expected_answer.arguments))
-        assert not trial.accepts_answer(format_tool_call(trial.expected_answer.name, {"other": 1}))
-        assert obeying.expected_answer == trial.expected_answer
+    for case, valid_call_case in zip(make_exact_call_cases(3), make_valid_call_cases(3), strict=True):
+        assert isinstance(case.expected_answer, ToolCall)
+        assert case.accepts_answer(format_tool_call(case.expected_answer.name, case.expected_answer.arguments))
+        assert not case.accepts_answer(format_tool_call(case.expected_answer.name, {"other": 1}))
+        assert valid_call_case.expected_answer == case.expected_answer

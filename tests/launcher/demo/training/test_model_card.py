@@ -30,8 +30,8 @@ class EchoModel:
     def generate_answer(self, prompt: str) -> str:
         return "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11." if "11" in prompt else f"I heard {prompt}"
 
-    def count_passed_trials(self, trials: list[model_card.EvaluationCase]) -> int:
-        return sum(trial.accepts_answer(self.generate_answer(str(trial.messages[-1]["content"]))) for trial in trials)
+    def count_passed_cases(self, cases: list[model_card.EvaluationCase]) -> int:
+        return sum(case.accepts_answer(self.generate_answer(str(case.messages[-1]["content"]))) for case in cases)
 
 
 def test_card_contains_prompts_answers_and_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_card_contains_prompts_answers_and_figures(monkeypatch: pytest.MonkeyPat
     text = model_card.make_model_card(tmp_path, (1.25, 1.5), 97, CARD_TEMPLATE_FILE.read_text())
     assert sha256(b"weights").hexdigest() in text
     assert "$" not in text
-    assert all(told in text for told in ("1.250", "1.500", "97 minutes"))
+    assert all(figure in text for figure in ("1.250", "1.500", "97 minutes"))
     assert "| counts right, up to twenty and down from eleven | 1 |" in text
     assert "**Count to twenty.**\n\n```\nI heard Count to twenty.\n```\n" in text
 
@@ -55,9 +55,9 @@ def test_entry_names_the_offered_tools() -> None:
 
 
 def test_trials_reject_wrong_answers() -> None:
-    for trials in (list(generate_counting_cases()), list(generate_exact_match_cases(make_arithmetic_document))):
-        assert len(trials) == 20
-        assert not any(trial.accepts_answer("no") for trial in trials)
+    for cases in (list(generate_counting_cases()), list(generate_exact_match_cases(make_arithmetic_document))):
+        assert len(cases) == 20
+        assert not any(case.accepts_answer("no") for case in cases)
 
 
 def test_counting_trials_go_up_and_down() -> None:

@@ -25,23 +25,23 @@ def make_tiny_model() -> LlamaForCausalLM:
 
 def test_loss_is_that_of_transformers_over_learnt_tokens() -> None:
     model, ids = make_tiny_model(), torch.arange(20).view(2, 10)
-    learnt = torch.zeros(2, 10, dtype=torch.bool)
-    learnt[:, 5:] = True
-    labels = torch.where(learnt, ids, -100)
-    torch.testing.assert_close(compute_loss(model, TokenRows(ids, learnt)), model(ids, labels=labels).loss)
+    loss_mask = torch.zeros(2, 10, dtype=torch.bool)
+    loss_mask[:, 5:] = True
+    labels = torch.where(loss_mask, ids, -100)
+    torch.testing.assert_close(compute_loss(model, TokenRows(ids, loss_mask)), model(ids, labels=labels).loss)
 
 
 @pytest.mark.parametrize("part", [1, 20, 1000])
 def test_gradient_accumulation_equals_one_step(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     ids = torch.arange(30).view(3, 10)
     rows = TokenRows(ids, torch.tensor([[False] * 10, [True] * 10, [False] * 7 + [True] * 3]))
-    whole, model = make_tiny_model(), make_tiny_model()
-    told = compute_loss(whole, rows)
-    told.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(whole.parameters(), MAX_GRADIENT_NORM)
+    reference_model, model = make_tiny_model(), make_tiny_model()
+    expected_loss = compute_loss(reference_model, rows)
+    expected_loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(reference_model.parameters(), MAX_GRADIENT_NORM)
     monkeypatch.setattr("launcher.demo.training.training_loop.MAX_TOKENS_PER_FORWARD", part)
-    assert train_on_batch(model, rows, []) == pytest.approx(float(told.detach()))
-    for one, other in zip(whole.parameters(), model.parameters(), strict=True):
+    assert train_on_batch(model, rows, []) == pytest.approx(float(expected_loss.detach()))
+    for one, other in zip(reference_model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 

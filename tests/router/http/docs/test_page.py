@@ -22,9 +22,9 @@ class HtmlTextCollector(HTMLParser):
 
 def test_docs_page_describes_the_configured_dialect(serve):
     async def scenario(client, _):
-        shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
-        assert "return_k_alternatives" in await shown.text()
-        assert "LoraxParameters" in (await told.json())["components"]["schemas"]
+        page, document = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert "return_k_alternatives" in await page.text()
+        assert "LoraxParameters" in (await document.json())["components"]["schemas"]
     serve(scenario, config=RouterConfig(compat="lorax"))
 
 
@@ -40,8 +40,8 @@ def test_docs_page_lists_every_route_and_loads_no_external_resources():
 
 def test_docs_page_and_openapi_document_are_served(serve):
     async def scenario(client, _):
-        shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
-        assert (shown.status, shown.content_type) == (200, "text/html")
-        assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
-        assert (await told.json())["openapi"].startswith("3.1")
+        page, document = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert (page.status, page.content_type) == (200, "text/html")
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        assert (await document.json())["openapi"].startswith("3.1")
     serve(scenario)

@@ -86,7 +86,7 @@ STREAM_CASES = {
 
 
 def mask_varying_fields(text):
-    return VARYING_FIELDS.sub(lambda found: found[0].partition(":")[0] + ":-", text)
+    return VARYING_FIELDS.sub(lambda match: match[0].partition(":")[0] + ":-", text)
 
 
 def choose_template(body):
@@ -124,8 +124,8 @@ def test_streamed_tool_calls_are_sent_as_text(post):
 def test_chat_samples_by_default_and_completion_only_on_request(serve):
     cold, warm, *_ = post_and_get_requests(serve, "/v1/chat/completions", {"temperature": 0, "top_k": 2}, {}, {"n": 2})
     assert (cold.sampling.temperature, warm.sampling.temperature) == (0, 1)
-    plain, asked_for = post_and_get_requests(serve, "/v1/completions", {}, {"n": 3})
-    assert (plain.sampling.temperature, asked_for.sampling.temperature) == (0, 1)
+    plain, several = post_and_get_requests(serve, "/v1/completions", {}, {"n": 3})
+    assert (plain.sampling.temperature, several.sampling.temperature) == (0, 1)
 
 
 @pytest.mark.parametrize("path", BODY_BY_PATH)
@@ -145,23 +145,24 @@ def test_n_and_best_of_start_that_many_sequences(serve, path, field):
     assert [request.id.endswith("-2") for request in requests] == [False, True]
 
 
-@pytest.mark.parametrize(("given", "constrained"), [
+@pytest.mark.parametrize(("response_format", "constrained"), [
     ({"type": "text", "schema": {"type": "object"}}, False), ({"type": "json_object"}, True),
     ({"type": "json_object", "schema": {"type": "object"}}, True), ({"type": "json_schema"}, True),
     ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, True)], ids=str)
-def test_response_format_is_read_as_in_openai(serve, monkeypatch, given, constrained):
+def test_response_format_is_read_as_in_openai(serve, monkeypatch, response_format, constrained):
     async def compile_grammar(_, grammar):
         return grammar.source
     monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compile_grammar)
-    [request] = post_and_get_requests(serve, "/v1/chat/completions", {"response_format": given}, grammars=True)
+    [request] = post_and_get_requests(serve, "/v1/chat/completions", {"response_format": response_format},
+                                      grammars=True)
     assert (request.grammar is not None) == constrained
 
 
 def test_tools_and_response_format_are_mutually_exclusive(post):
-    told = post("/v1/chat/completions", config=LORAX_CONFIG, tools=PAINT_TOOLS, response_format={"type": "json_object"},
-                **CHAT_BODY)
-    assert told[::2] == (422, '{"error":"Tool error: Response format and tools are mutually exclusive",'
-                         '"error_type":"tool_error"}')
+    response = post("/v1/chat/completions", config=LORAX_CONFIG, tools=PAINT_TOOLS,
+                    response_format={"type": "json_object"}, **CHAT_BODY)
+    assert response[::2] == (422, '{"error":"Tool error: Response format and tools are mutually exclusive",'
+                             '"error_type":"tool_error"}')
 
 
 def test_missing_chat_template_is_reported(post):

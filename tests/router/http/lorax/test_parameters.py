@@ -79,32 +79,33 @@ def test_invalid_parameters_are_reported_in_lorax_order_and_words(post, paramete
     assert post("/generate", config=LORAX_CONFIG, inputs="hi",
                 parameters=parameters)[::2] == (422, validation_error_json(text))
     if "best_of" not in parameters:
-        told = post("/generate_stream", config=LORAX_CONFIG, inputs="hi", parameters=parameters)
-        assert told[::2] == (200, f"data:{validation_error_json(text)}\n\n")
+        response = post("/generate_stream", config=LORAX_CONFIG, inputs="hi", parameters=parameters)
+        assert response[::2] == (200, f"data:{validation_error_json(text)}\n\n")
 
 
 @pytest.mark.parametrize(("parameters", "text"), INVALID_IN_STREAMS.values(), ids=INVALID_IN_STREAMS)
 def test_streams_reject_best_of_and_prompt_details(post, parameters, text):
     for path in ("/", "/generate_stream"):
-        told = post(path, config=LORAX_CONFIG, inputs="hi", stream=True, parameters=parameters)
-        assert told[::2] == (200, f"data:{validation_error_json(text)}\n\n")
+        response = post(path, config=LORAX_CONFIG, inputs="hi", stream=True, parameters=parameters)
+        assert response[::2] == (200, f"data:{validation_error_json(text)}\n\n")
 
 
 def test_best_of_can_be_disabled(post):
-    told = post("/generate", config=RouterConfig(compat="lorax", max_best_of=1), inputs="hi", parameters={"best_of": 2})
-    assert told[::2] == (422, validation_error_json("`best_of` != 1 is not allowed for this endpoint"))
+    response = post("/generate", config=RouterConfig(compat="lorax", max_best_of=1), inputs="hi",
+                    parameters={"best_of": 2})
+    assert response[::2] == (422, validation_error_json("`best_of` != 1 is not allowed for this endpoint"))
 
 
 def test_empty_and_too_long_inputs_are_rejected(post):
-    told = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"truncate": 0})[2]
-    assert told == validation_error_json("`inputs` cannot be empty")
-    told = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"best_of": 2, "top_k": 3, "seed": 1})[2]
-    assert told == validation_error_json("`seed` must not be set when `best_of` > 1")
+    text = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"truncate": 0})[2]
+    assert text == validation_error_json("`inputs` cannot be empty")
+    text = post("/generate", config=LORAX_CONFIG, inputs="", parameters={"best_of": 2, "top_k": 3, "seed": 1})[2]
+    assert text == validation_error_json("`seed` must not be set when `best_of` > 1")
     config = RouterConfig(compat="lorax", max_input_tokens=4, max_total_tokens=8)
-    told = post("/generate", config=config, inputs="x" * 5)[2]
-    assert told == validation_error_json("`inputs` must have less than 4 tokens. Given: 5")
-    told = post("/generate", config=config, inputs="x" * 5, parameters={"max_new_tokens": 4})[2]
-    assert told == validation_error_json(
+    text = post("/generate", config=config, inputs="x" * 5)[2]
+    assert text == validation_error_json("`inputs` must have less than 4 tokens. Given: 5")
+    text = post("/generate", config=config, inputs="x" * 5, parameters={"max_new_tokens": 4})[2]
+    assert text == validation_error_json(
         "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 5 `inputs` tokens and 4 `max_new_tokens`")
     assert post("/generate", config=config, inputs="x" * 4)[0] == 200
 
@@ -126,9 +127,10 @@ def test_invalid_merge_options_are_validation_errors(post, parameters):
     assert (status, json.loads(text)["error_type"]) == (422, "validation")
 
 
-@pytest.mark.parametrize("given", ["json", {"type": "regex"}, {"schema": {}}], ids=str)
-def test_response_format_of_a_wrong_type_is_rejected(post, given):
-    assert post("/generate", config=LORAX_CONFIG, inputs="hi", parameters={"response_format": given})[0] == 422
+@pytest.mark.parametrize("response_format", ["json", {"type": "regex"}, {"schema": {}}], ids=str)
+def test_response_format_of_a_wrong_type_is_rejected(post, response_format):
+    assert post("/generate", config=LORAX_CONFIG, inputs="hi",
+                parameters={"response_format": response_format})[0] == 422
 
 
 # -- meaning
@@ -161,12 +163,12 @@ def test_sampling_temperature_follows_from_the_parameters(serve, parameters, tem
     assert first.sampling.temperature == temperature
 
 
-@pytest.mark.parametrize(("given", "constrained"), [
+@pytest.mark.parametrize(("response_format", "constrained"), [
     ({"type": "text", "schema": {"type": "object"}}, True), ({"type": "json_object"}, True), ({"type": "Text"}, True),
     ({"type": "JsonSchema", "schema": None}, False)], ids=str)
-def test_schema_is_enforced_regardless_of_the_format_type(serve, monkeypatch, given, constrained):
+def test_schema_is_enforced_regardless_of_the_format_type(serve, monkeypatch, response_format, constrained):
     async def compile_grammar(_, grammar):
         return grammar.source
     monkeypatch.setattr("router.grammars.compiler_client.GrammarCompiler.compile", compile_grammar)
-    [request] = post_and_get_requests(serve, {"parameters": {"response_format": given}}, grammars=True)
+    [request] = post_and_get_requests(serve, {"parameters": {"response_format": response_format}}, grammars=True)
     assert (request.grammar is not None) == constrained

@@ -82,15 +82,15 @@ def test_best_of_returns_the_best_sequence(post):
                 parameters={"best_of": 2, "temperature": 0.5, "details": True})[2]
     answer = json.loads(text)
     assert answer["generated_text"] == "ab"
-    [other] = answer["details"]["best_of_sequences"]
-    assert [*other] == ["generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"]
+    [other_sequence] = answer["details"]["best_of_sequences"]
+    assert [*other_sequence] == ["generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"]
 
 
-@pytest.mark.parametrize(("path", "told"), [("/generate", "{}"), ("/generate_stream", "data:{}\n\n")])
-def test_overloaded_server_returns_only_the_lorax_error(serve, path, told):
+@pytest.mark.parametrize(("path", "text_format"), [("/generate", "{}"), ("/generate_stream", "data:{}\n\n")])
+def test_overloaded_server_returns_only_the_lorax_error(serve, path, text_format):
     async def scenario(client, engine):
         engine.submit_errors = [Overloaded("128 requests")]
         answer = await client.post(path, json={"inputs": "hi"})
         assert answer.status == (429 if path == "/generate" else 200)
-        assert await answer.text() == told.format('{"error":"Model is overloaded","error_type":"overloaded"}')
+        assert await answer.text() == text_format.format('{"error":"Model is overloaded","error_type":"overloaded"}')
     serve(scenario, config=LORAX_CONFIG)

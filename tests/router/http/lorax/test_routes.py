@@ -24,18 +24,18 @@ def post_and_get_requests(serve, *bodies, headers=None, **settings):
 
 def test_request_uses_the_adapter_it_names(serve):
     store = FakeAdapterStore()
-    named, without = post_and_get_requests(
+    named, unnamed = post_and_get_requests(
         serve, {"parameters": {"adapter_id": "b", "adapter_source": "hub", "api_token": "mine"}},
         {"parameters": {"adapter_id": ""}}, store=store, headers={"Authorization": "Bearer other"})
-    assert (named.adapter is not None, without.adapter) == (True, None)
+    assert (named.adapter is not None, unnamed.adapter) == (True, None)
     [fetch] = store.requests_of("fetch")
     assert (fetch["source"], fetch["name"], fetch["token"]) == ("hub", "b", "mine")
 
 
 def test_merged_adapters_are_requested_from_the_store(serve):
     store = FakeAdapterStore()
-    given = MERGED_ADAPTERS | {"merge_strategy": "TIES", "majority_sign_method": "Frequency"}
-    post_and_get_requests(serve, {"parameters": {"merged_adapters": given}}, store=store)
+    merged_adapters = MERGED_ADAPTERS | {"merge_strategy": "TIES", "majority_sign_method": "Frequency"}
+    post_and_get_requests(serve, {"parameters": {"merged_adapters": merged_adapters}}, store=store)
     [merge] = store.requests_of("merge")
     assert (merge["strategy"], merge["sign"], merge["density"]) == ("ties", "frequency", 1.0)
     assert merge["weights"] == [0.5, 0.5]
@@ -45,9 +45,9 @@ def test_merged_adapters_are_requested_from_the_store(serve):
 def test_missing_adapter_fails_only_its_own_request(post, path):
     status, _, text = post(path, config=LORAX_CONFIG, store=FakeAdapterStore(), inputs="hi",
                            parameters={"adapter_id": "c"})
-    told = json.loads(text.removeprefix("data:"))
-    assert (status, told["error_type"]) == (424 if path == "/generate" else 200, "generation")
-    assert told["error"].startswith("Request failed during generation: ")
+    response = json.loads(text.removeprefix("data:"))
+    assert (status, response["error_type"]) == (424 if path == "/generate" else 200, "generation")
+    assert response["error"].startswith("Request failed during generation: ")
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])

@@ -113,11 +113,11 @@ def test_stop_accepts_a_single_string(serve):
     assert post_and_get_requests(serve, {"stop": "."})[0].stop_strings == (".",)
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("fields", [
     {"max_completion_tokens": 5}, {"max_completion_tokens": 5, "max_tokens": 5},
     {"max_completion_tokens": None, "max_tokens": 5}])
-def test_max_tokens_and_max_completion_tokens_are_equivalent(serve, given):
-    assert post_and_get_requests(serve, given)[0].max_new_tokens == 5
+def test_max_tokens_and_max_completion_tokens_are_equivalent(serve, fields):
+    assert post_and_get_requests(serve, fields)[0].max_new_tokens == 5
 
 
 def test_cache_salt_isolates_the_prefix_cache(serve):
@@ -136,12 +136,12 @@ def test_ignore_eos_disables_end_tokens(serve):
 
 
 def test_response_is_a_chat_completion(post):
-    told = post_chat(post)
-    assert (told["object"], told["model"]) == ("chat.completion", "loom")
-    assert told["choices"][0]["message"] == {"role": "assistant", "content": "weft"}
-    assert told["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
-    assert told["id"].startswith("chatcmpl-")
-    assert told["created"] > 1_700_000_000
+    completion = post_chat(post)
+    assert (completion["object"], completion["model"]) == ("chat.completion", "loom")
+    assert completion["choices"][0]["message"] == {"role": "assistant", "content": "weft"}
+    assert completion["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
+    assert completion["id"].startswith("chatcmpl-")
+    assert completion["created"] > 1_700_000_000
 
 
 def test_stream_contains_the_same_text(post):
@@ -166,11 +166,11 @@ LOGPROBS_JSON = [
     {"token": "<|end|>", "logprob": -0.25, "bytes": [*b"<|end|>"], "top_logprobs": []}]
 
 
-@pytest.mark.parametrize("given", [{"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2}])
-def test_logprobs_are_returned_for_every_token(post, given):
-    [choice] = post_chat(post, TOP_LOGPROBS_SCRIPT, **given)["choices"]
+@pytest.mark.parametrize("fields", [{"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2}])
+def test_logprobs_are_returned_for_every_token(post, fields):
+    [choice] = post_chat(post, TOP_LOGPROBS_SCRIPT, **fields)["choices"]
     assert choice["logprobs"] == {"content": LOGPROBS_JSON}
-    chunks = stream_chat(post, TOP_LOGPROBS_SCRIPT, **given)
+    chunks = stream_chat(post, TOP_LOGPROBS_SCRIPT, **fields)
     assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == LOGPROBS_JSON
 
 
@@ -180,10 +180,10 @@ def test_logprobs_are_null_unless_requested(post):
             for chunk in stream_chat(post, TOP_LOGPROBS_SCRIPT, logprobs=False)} == {None}
 
 
-@pytest.mark.parametrize(("model", "told"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
-def test_requested_model_name_is_echoed(post, model, told):
-    assert post_chat(post, model=model)["model"] == told
-    assert stream_chat(post, model=model)[0]["model"] == told
+@pytest.mark.parametrize(("model", "expected"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
+def test_requested_model_name_is_echoed(post, model, expected):
+    assert post_chat(post, model=model)["model"] == expected
+    assert stream_chat(post, model=model)[0]["model"] == expected
 
 
 def test_headers_report_times_and_counts(post):
@@ -210,9 +210,9 @@ def test_each_token_is_sent_before_the_next_one_exists(serve):
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_disconnect_cancels_its_request(serve, caplog, stream):
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": stream}))
+        task = asyncio.create_task(client.post(CHAT_PATH, json={"messages": MESSAGES, "stream": stream}))
         await engine.request_received.wait()
-        asking.cancel()
+        task.cancel()
         await client.session.close()
         await engine.client_disconnected.wait()
         assert engine.disconnected_requests == engine.requests
@@ -242,19 +242,19 @@ def test_tools_reach_the_template_unchanged(serve):
     assert render_tool_prompt(serve, tools=[PAINT_TOOL], tool_choice="auto")[0] == [PAINT_TOOL]
 
 
-@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT_TOOL], "tool_choice": "none"}])
-def test_template_gets_no_tools_if_none_are_offered(serve, given):
-    assert render_tool_prompt(serve, **given)[0] is None
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT_TOOL], "tool_choice": "none"}])
+def test_template_gets_no_tools_if_none_are_offered(serve, fields):
+    assert render_tool_prompt(serve, **fields)[0] is None
 
 
 def test_earlier_tool_calls_reach_the_template_as_objects(serve):
     call = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
     messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "content": "done", "tool_call_id": "1"}]
-    _, told = render_tool_prompt(serve, messages=messages, tools=[PAINT_TOOL])
-    assert told[1] == {"role": "assistant", "content": "", "tool_calls": [
+    _, rendered_messages = render_tool_prompt(serve, messages=messages, tools=[PAINT_TOOL])
+    assert rendered_messages[1] == {"role": "assistant", "content": "", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "paint", "arguments": {"colour": "red"}}}]}
-    assert told[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
+    assert rendered_messages[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
 
 
 def test_tool_call_text_becomes_a_tool_call(post):
@@ -273,7 +273,7 @@ def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
     assert choice["message"]["content"].startswith("<tool_call>")
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("fields", "message"), [
     ({"tools": [PAINT_TOOL], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
     ({"tools": [], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
     ({"tools": [PAINT_TOOL], "tool_choice": "draw"}, "`tool_choice` must be"),
@@ -282,8 +282,8 @@ def test_tool_call_text_stays_text_if_no_tools_are_offered(post):
     ({"tool_choice": "required"}, "there are no `tools`"),
     ({"tool_choice": "required", "tools": []}, "there are no `tools`"),
 ])
-def test_inconsistent_tool_options_are_rejected(post, given, message):
-    status, _, text = post(CHAT_PATH, messages=MESSAGES, **given)
+def test_inconsistent_tool_options_are_rejected(post, fields, message):
+    status, _, text = post(CHAT_PATH, messages=MESSAGES, **fields)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] in {"tool_choice", "response_format"}
@@ -373,13 +373,13 @@ INVALID_BODIES = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "where"), MALFORMED_BODIES.values(), ids=MALFORMED_BODIES)
-def test_malformed_field_is_named_in_the_error(post, given, where, stream):
-    status, _, text = post(CHAT_PATH, **({} if given == {} else {"messages": MESSAGES}) | {"stream": stream} | given)
+@pytest.mark.parametrize(("fields", "field_path"), MALFORMED_BODIES.values(), ids=MALFORMED_BODIES)
+def test_malformed_field_is_named_in_the_error(post, fields, field_path, stream):
+    status, _, text = post(CHAT_PATH, **({} if fields == {} else {"messages": MESSAGES}) | {"stream": stream} | fields)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
-    assert error["param"] == where.partition(".")[0]
-    assert error["message"].startswith(f"`{where}`: ")
+    assert error["param"] == field_path.partition(".")[0]
+    assert error["message"].startswith(f"`{field_path}`: ")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -397,13 +397,13 @@ def test_response_format_text_is_accepted(post):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "message"), INVALID_BODIES.values(), ids=INVALID_BODIES)
-def test_invalid_value_is_rejected_before_streaming_starts(post, given, message, stream):
-    status, headers, text = post(CHAT_PATH, **{"messages": MESSAGES, "stream": stream} | given)
+@pytest.mark.parametrize(("fields", "message"), INVALID_BODIES.values(), ids=INVALID_BODIES)
+def test_invalid_value_is_rejected_before_streaming_starts(post, fields, message, stream):
+    status, headers, text = post(CHAT_PATH, **{"messages": MESSAGES, "stream": stream} | fields)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith(message)
-    assert error["param"] == ("messages" if "messages" in given else next(iter(given)))
+    assert error["param"] == ("messages" if "messages" in fields else next(iter(fields)))
     assert "inputs" not in error["message"]
     assert len(headers["x-request-id"]) == 32
 

@@ -38,15 +38,15 @@ def test_v1_routes_use_openai_errors_unless_another_server_is_emulated(path, com
     (web.HTTPServiceUnavailable(text="no"), 503, "server_error", "", ""),
 ])
 def test_error_has_status_type_param_and_code(error, status, kind, param, code):
-    found = OpenAIErrorReply.from_exception(error)
-    assert (found.status, found.type, found.param, found.code) == (status, kind, param, code)
+    reply = OpenAIErrorReply.from_exception(error)
+    assert (reply.status, reply.type, reply.param, reply.code) == (status, kind, param, code)
 
 
 def test_every_error_class_has_an_entry_in_the_table():
     """An error class without an entry in the table becomes an internal error; `Cancelled` is never sent to a client."""
-    ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)]
-    told = {kind.__name__: OpenAIErrorReply.from_exception(kind("why")).message for kind in ours}
-    assert {name for name, message in told.items() if "why" not in message} == {"RequestError", "Cancelled"}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)]
+    messages = {kind.__name__: OpenAIErrorReply.from_exception(kind("why")).message for kind in kinds}
+    assert {name for name, message in messages.items() if "why" not in message} == {"RequestError", "Cancelled"}
 
 
 def test_unknown_param_and_code_are_null():

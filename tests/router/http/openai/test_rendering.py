@@ -53,12 +53,12 @@ def test_only_the_first_chunk_has_the_role():
     assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks] == ["assistant", None, None]
 
 
-@pytest.mark.parametrize(("reason", "told"), [
+@pytest.mark.parametrize(("reason", "expected"), [
     (FinishReason.END_TOKEN, "stop"), (FinishReason.STOP_STRING, "stop"), (FinishReason.LENGTH, "length"),
     (FinishReason.TIMEOUT, "length")])
-def test_last_token_chunk_has_the_openai_finish_reason(reason, told):
+def test_last_token_chunk_has_the_openai_finish_reason(reason, expected):
     first, last, done = render_chunks([TOKEN_EVENT], [TOKEN_EVENT, make_final_event("hh", reason=reason)])
-    assert [chunk["choices"][0]["finish_reason"] for chunk in (first, last)] == [None, told]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in (first, last)] == [None, expected]
     assert done is None
 
 
@@ -138,9 +138,9 @@ def test_renderer_is_finished_after_the_final_event(event):
 def test_full_completion_fields_are_in_tgi_order():
     answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2, 3), 5), None), [TOKEN_EVENT], [],
                               make_final_event("hé", reason=FinishReason.STOP_STRING))
-    told = json.loads(text_chat_completion_json(METADATA, answer, ChatOutputOptions()))
-    assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
-    assert told == METADATA_JSON | {
+    completion = json.loads(text_chat_completion_json(METADATA, answer, ChatOutputOptions()))
+    assert list(completion) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert completion == METADATA_JSON | {
         "object": "chat.completion",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "hé"}, "logprobs": None,
                      "finish_reason": "stop"}],

@@ -91,10 +91,10 @@ def test_truncated_tool_call_stays_text_and_ends_by_length():
 
 def test_stream_sends_text_incrementally_and_each_call_in_one_chunk():
     chunks = render_stream(f"Well.\n{TOOL_CALL_TEXT}\n{TOOL_CALL_TEXT}")
-    told = get_deltas(chunks)
-    assert [delta.get("role") for delta in told] == ["assistant", *[None] * (len(told) - 1)]
-    assert "".join(delta.get("content", "") for delta in told) == "Well."
-    calls = [call for delta in told for call in delta.get("tool_calls", ())]
+    deltas = get_deltas(chunks)
+    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Well."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [remove_call_id(call) for call in calls] == [{"index": 0, **TOOL_CALL_JSON}, {"index": 1, **TOOL_CALL_JSON}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [*[None] * (len(chunks) - 1), "tool_calls"]
 
@@ -109,10 +109,11 @@ def test_stream_without_tool_calls_ends_normally():
 def test_logprobs_cover_every_token_including_tool_calls():
     for chunks in (render_stream(TOOL_CALL_TEXT, includes_logprobs=True),
                    render_stream("Hello.", includes_logprobs=True)):
-        told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
-        assert told[-1]["token"] == "<|im_end|>"
-    assert ("".join(entry["token"]
-                    for entry in render_choice(TOOL_CALL_TEXT, includes_logprobs=True)["logprobs"]["content"])
+        tokens = [token for chunk in chunks
+                  for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+        assert tokens[-1]["token"] == "<|im_end|>"
+    assert ("".join(token["token"]
+                    for token in render_choice(TOOL_CALL_TEXT, includes_logprobs=True)["logprobs"]["content"])
             == f"{TOOL_CALL_TEXT}<|im_end|>")
 
 
@@ -120,10 +121,10 @@ def test_logprobs_cover_every_token_including_tool_calls():
 def test_unknown_end_token_is_not_sent_as_content(text):
     """Regression: with Hermes' template and the model's own end token, that token was sent as content."""
     end_token = TokenEvent(2, "<|the end|>", -0.5, True)
-    said = [*split_into_token_events(text), end_token]
-    told = FinishedEvent(FinishReason.END_TOKEN, text, len(said), make_finished_timeline())
-    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), said, [], told)
+    token_events = [*split_into_token_events(text), end_token]
+    final_event = FinishedEvent(FinishReason.END_TOKEN, text, len(token_events), make_finished_timeline())
+    answer = GenerationOutput(ValidatedRequest(Request("0", (1, 2), 5), None), token_events, [], final_event)
     assert "the end" not in tool_chat_completion_json(METADATA, answer, ChatOutputOptions(),
                                                       StreamingResponseParser(HERMES_FORMAT, ""))
     chunks = OpenAIToolChatStreamRenderer(METADATA, 2, ChatOutputOptions(), StreamingResponseParser(HERMES_FORMAT, ""))
-    assert b"the end" not in chunks.render([*said, told])
+    assert b"the end" not in chunks.render([*token_events, final_event])

@@ -61,19 +61,19 @@ class AdapterRoutesSetup:
         return answer.status, json.loads(text) if answer.content_type == "application/json" else text
 
     async def load_adapter(self, name: str, **body_fields: Any) -> dict[str, Any]:
-        status, told = await self.send_request("POST", "/v1/adapters", id=name, **body_fields)
-        assert status == 200, told
-        return told  # type: ignore[no-any-return]
+        status, response = await self.send_request("POST", "/v1/adapters", id=name, **body_fields)
+        assert status == 200, response
+        return response  # type: ignore[no-any-return]
 
     async def list_adapters(self) -> list[dict[str, Any]]:
-        status, told = await self.send_request("GET", "/v1/adapters")
-        assert (status, told["object"]) == (200, "list")
-        return told["data"]  # type: ignore[no-any-return]
+        status, response = await self.send_request("GET", "/v1/adapters")
+        assert (status, response["object"]) == (200, "list")
+        return response["data"]  # type: ignore[no-any-return]
 
     async def get_error(self, method: str, path: str, **body: Any) -> tuple[int, str | None, str]:
-        """Status, code and message."""
-        status, told = await self.send_request(method, path, **body)
-        return status, told["error"]["code"], told["error"]["message"]
+        """Return the status of an error response, and the code and message in its body."""
+        status, response = await self.send_request(method, path, **body)
+        return status, response["error"]["code"], response["error"]["message"]
 
 
 Scenario = Callable[[AdapterRoutesSetup], Awaitable[None]]
@@ -98,9 +98,9 @@ def run_scenario(scenario: Scenario, folder: Path, *, has_adapters: bool = True,
 
 def test_adapter_is_fetched_and_loaded_without_a_request(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        told = await setup.load_adapter("org/a")
-        assert abs(told.pop("last_used") - time.time()) < 30
-        assert told == {
+        loaded = await setup.load_adapter("org/a")
+        assert abs(loaded.pop("last_used") - time.time()) < 30
+        assert loaded == {
             "id": "org/a", "object": "adapter", "alias": None, "source": "hub", "digest": "a-1", "base": "org/loom",
             "state": "here", "bytes_on_disk": 10, "bytes_on_shard": 40, "requests": 0, "loads": 1, "private": False,
             "stays": False}
@@ -131,9 +131,9 @@ def test_loading_again_fetches_the_new_version_and_unloads_the_old(tmp_path: Pat
 def test_load_failure_is_reported_with_its_reason(
         tmp_path: Path, name: str, status: int, code: str | None, reason: str) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        told = await setup.get_error("POST", "/v1/adapters", id=name)
-        assert told[:2] == (status, code)
-        assert reason in told[2]
+        error = await setup.get_error("POST", "/v1/adapters", id=name)
+        assert error[:2] == (status, code)
+        assert reason in error[2]
         assert await setup.list_adapters() == []
     run_scenario(scenario, tmp_path)
 
@@ -144,7 +144,7 @@ def test_failed_new_version_leaves_the_old_one_loaded(tmp_path: Path) -> None:
         setup.store.versions["large"] = setup.store.versions.pop("org/a")
         setup.store._fetch_response = lambda name, token: ScriptedAdapterStore()._fetch_response("large", token)  # type: ignore[method-assign]
         assert (await setup.get_error("POST", "/v1/adapters", id="org/a"))[0] == 424
-        assert [(told["digest"], told["state"]) for told in await setup.list_adapters()] == [("a-1", "here")]
+        assert [(adapter["digest"], adapter["state"]) for adapter in await setup.list_adapters()] == [("a-1", "here")]
     run_scenario(scenario, tmp_path)
 
 
@@ -167,12 +167,12 @@ def test_running_request_keeps_a_deleted_adapter(tmp_path: Path) -> None:
         resource, = setup.engine.resource_controller.adapter_statuses
         stream = setup.engine.submit(make_text_request("a loom", 3, adapter=resource))
         await setup.weft.gate.wait_for_step()
-        assert [told["requests"] for told in await setup.list_adapters()] == [1]
+        assert [adapter["requests"] for adapter in await setup.list_adapters()] == [1]
         assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200
         removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
         setup.weft.gate.release_all()
-        heard = await ReceivedStream.from_stream(stream)
-        heard.check_output(setup.weft.model)
+        received = await ReceivedStream.from_stream(stream)
+        received.check_output(setup.weft.model)
         await removed.get()
     run_scenario(scenario, tmp_path, gated=True)
 
@@ -183,14 +183,15 @@ def test_version_stays_loaded_while_another_name_uses_it(tmp_path: Path) -> None
         await setup.load_adapter("org/a")
         await setup.load_adapter("org/b")
         assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200
-        assert [(told["id"], told["state"]) for told in await setup.list_adapters()] == [("org/b", "here")]
+        assert [(adapter["id"], adapter["state"]) for adapter in await setup.list_adapters()] == [("org/b", "here")]
         assert (await setup.load_adapter("org/b"))["loads"] == 1
     run_scenario(scenario, tmp_path)
 
 
 def test_preloaded_adapters_are_listed_and_cannot_be_changed(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        listed = [(told["id"], told["alias"], told["stays"], told["state"]) for told in await setup.list_adapters()]
+        listed = [(adapter["id"], adapter["alias"], adapter["stays"], adapter["state"])
+                  for adapter in await setup.list_adapters()]
         assert listed == [("org/a", "mine", True, "here"), ("org/b", None, True, "here")]
         for name in ("org/a", "mine", "org/b"):
             assert (await setup.get_error("DELETE", f"/v1/adapters/{name}"))[0] == 409
@@ -214,10 +215,10 @@ def test_alias_works_as_a_name_of_its_adapter(tmp_path: Path) -> None:
     "alias", ["tgi", "dummy", "base", "__base_model__", "http://loom", "HTTPS://loom", "weft/loom"])
 def test_alias_must_not_be_a_name_of_the_model(tmp_path: Path, alias: str) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        status, _, told = await setup.get_error("POST", "/v1/adapters", id="org/a", alias=alias)
+        status, _, message = await setup.get_error("POST", "/v1/adapters", id="org/a", alias=alias)
         assert status == 409
-        assert told == (f"`alias` {alias} is a name of the model weft/loom, so the adapter org/a (hub) cannot be "
-                        "called so; choose another alias")
+        assert message == (f"`alias` {alias} is a name of the model weft/loom, so the adapter org/a (hub) cannot be "
+                           "called so; choose another alias")
         assert setup.store.received_requests == []
     run_scenario(scenario, tmp_path)
 
@@ -225,12 +226,12 @@ def test_alias_must_not_be_a_name_of_the_model(tmp_path: Path, alias: str) -> No
 def test_alias_must_not_be_a_name_of_another_adapter(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_adapter("org/a", alias="looms")
-        for alias, what in (("org/a", "the id"), ("looms", "the name")):
-            status, _, told = await setup.get_error("POST", "/v1/adapters", id="org/b", alias=alias)
+        for alias, field in (("org/a", "the id"), ("looms", "the name")):
+            status, _, message = await setup.get_error("POST", "/v1/adapters", id="org/b", alias=alias)
             assert status == 409
-            assert told == (f"`alias` {alias} is {what} of the adapter org/a (hub), so the adapter org/b (hub) cannot "
-                            "be called so; choose another alias")
-        assert [told["id"] for told in await setup.list_adapters()] == ["org/a"]
+            assert message == (f"`alias` {alias} is {field} of the adapter org/a (hub), so the adapter org/b (hub) "
+                               "cannot be called so; choose another alias")
+        assert [adapter["id"] for adapter in await setup.list_adapters()] == ["org/a"]
         assert (await setup.load_adapter("org/a", alias="looms"))["alias"] == "looms"  # its own alias again
         assert (await setup.load_adapter("org/a", alias="org/a"))["id"] == "org/a"
     run_scenario(scenario, tmp_path)
@@ -252,20 +253,20 @@ def test_alias_taken_during_the_fetch_stays_with_its_owner(tmp_path: Path) -> No
 
 def test_alias_must_not_be_a_name_that_is_being_fetched(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        asked, may_answer = asyncio.Event(), asyncio.Event()
-        ask = setup.store.send_request
+        fetch_started, may_answer = asyncio.Event(), asyncio.Event()
+        send_request = setup.store.send_request
 
         async def send_slowly(**question: Any) -> Mapping[str, Any]:
             if question.get("name") == "org/b":
-                asked.set()
+                fetch_started.set()
                 await may_answer.wait()
-            return await ask(**question)
+            return await send_request(**question)
         setup.store.send_request = send_slowly  # type: ignore[method-assign]
         await setup.load_adapter("org/a")
         fetching = asyncio.create_task(setup.load_adapter("org/b"))
-        await asked.wait()
-        status, _, told = await setup.get_error("POST", "/v1/adapters", id="org/a", alias="org/b")
-        assert (status, "`alias` org/b is the id of the adapter org/b (hub)" in told) == (409, True)
+        await fetch_started.wait()
+        status, _, message = await setup.get_error("POST", "/v1/adapters", id="org/a", alias="org/b")
+        assert (status, "`alias` org/b is the id of the adapter org/b (hub)" in message) == (409, True)
         may_answer.set()
         await fetching
     run_scenario(scenario, tmp_path)
@@ -294,13 +295,13 @@ def test_tenant_cannot_change_adapters(
         tmp_path: Path, method: str, path: str, body: dict[str, Any]) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
         await setup.load_adapter("org/a")
-        questions = [*setup.store.received_requests]
-        told = await setup.get_error(method, path, key="sk-user", **body)
-        assert told == (403, None, f"{method} {path} needs an admin key: one with the role admin in the file of "
-                        "--api-keys, or the one of --api-key")
-        assert (setup.store.received_requests, setup.registry.aliases) == (questions, {})
-        assert [told["id"]
-                for told in (await setup.send_request("GET", "/v1/adapters", key="sk-user"))[1]["data"]] == ["org/a"]
+        store_requests = [*setup.store.received_requests]
+        error = await setup.get_error(method, path, key="sk-user", **body)
+        assert error == (403, None, f"{method} {path} needs an admin key: one with the role admin in the file of "
+                         "--api-keys, or the one of --api-key")
+        assert (setup.store.received_requests, setup.registry.aliases) == (store_requests, {})
+        assert [adapter["id"]
+                for adapter in (await setup.send_request("GET", "/v1/adapters", key="sk-user"))[1]["data"]] == ["org/a"]
     run_scenario(scenario, tmp_path, api_keys=write_keys_file(tmp_path, has_admin=False))
 
 
@@ -326,9 +327,9 @@ def write_keys_file(folder: Path, *, has_admin: bool) -> str:
 
 def test_source_tokens_are_never_returned(tmp_path: Path) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        told = await setup.load_adapter("secret", api_token="mine")
-        assert told["private"]
-        assert "mine" not in json.dumps([told, await setup.list_adapters()])
+        adapter = await setup.load_adapter("secret", api_token="mine")
+        assert adapter["private"]
+        assert "mine" not in json.dumps([adapter, await setup.list_adapters()])
     run_scenario(scenario, tmp_path)
 
 
@@ -338,11 +339,11 @@ def test_vllm_routes_answer_in_vllm_format(tmp_path: Path) -> None:
             return await setup.send_request("POST", "/v1/load_lora_adapter", lora_name=name, lora_path=path, **more)
 
         assert await load("looms", "/looms/c") == (200, "Success: LoRA adapter 'looms' added successfully.")
-        assert [(told["id"], told["alias"], told["source"]) for told in await setup.list_adapters()] == [
+        assert [(adapter["id"], adapter["alias"], adapter["source"]) for adapter in await setup.list_adapters()] == [
             ("/looms/c", "looms", "local")]
-        status, told = await load("looms", "/looms/c")
-        assert (status, told["error"]["type"]) == (400, "invalid_request_error")
-        assert told["error"]["message"].startswith("The lora adapter 'looms' has already been loaded.")
+        status, response = await load("looms", "/looms/c")
+        assert (status, response["error"]["type"]) == (400, "invalid_request_error")
+        assert response["error"]["message"].startswith("The lora adapter 'looms' has already been loaded.")
         assert (await load("looms", "org/a", load_inplace=True))[0] == 200
         assert (await load("other", "nobody/knows"))[0] == 404
         assert await setup.send_request("POST", "/v1/unload_lora_adapter", lora_name="looms") == (
@@ -371,9 +372,9 @@ def test_invalid_adapter_fields_are_rejected(tmp_path: Path, body: dict[str, Any
 def test_invalid_adapter_name_error_names_the_sent_field(
         tmp_path: Path, path: str, body: dict[str, Any], param: str) -> None:
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        status, told = await setup.send_request("POST", path, **body)
-        assert (status, told["error"]["param"]) == (400, param)
-        assert told["error"]["message"].startswith(f"`{param}` must be a name of 1 to ")
+        status, response = await setup.send_request("POST", path, **body)
+        assert (status, response["error"]["param"]) == (400, param)
+        assert response["error"]["message"].startswith(f"`{param}` must be a name of 1 to ")
     run_scenario(scenario, tmp_path)
 
 
@@ -393,9 +394,9 @@ def test_load_pending_at_shutdown_is_rejected(tmp_path: Path) -> None:
         setup.engine.submit(make_text_request("a loom", 3,
                                               adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
         await setup.weft.gate.wait_for_step()
-        wanted = setup.weft.watch_scheduler_calls("request_load")
+        load_requests = setup.weft.watch_scheduler_calls("request_load")
         loading = asyncio.create_task(setup.send_request("POST", "/v1/adapters", id="org/b"))
-        await wanted.get()
+        await load_requests.get()
         setup.engine._fail_all_requests("the server is shutting down")
         assert (await loading)[0] == 503
     run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)

@@ -43,9 +43,9 @@ def test_body_of_no_known_route_is_rejected(post, body):
 
 
 def test_vertex_returns_one_prediction_per_instance(post):
-    told = post_json(post, "/vertex", make_text_events("warp"), make_text_events("weft"),
-                     instances=[{"inputs": "a"}, {"messages": MESSAGES}])
-    assert sorted(told["predictions"]) == ["warp", "weft"]
+    response = post_json(post, "/vertex", make_text_events("warp"), make_text_events("weft"),
+                         instances=[{"inputs": "a"}, {"messages": MESSAGES}])
+    assert sorted(response["predictions"]) == ["warp", "weft"]
 
 
 def test_vertex_instance_parameters_reach_the_requests(serve):

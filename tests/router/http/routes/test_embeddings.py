@@ -58,9 +58,9 @@ def test_openai_embeddings_take_several_inputs_and_count_their_tokens(tmp_path):
                  {"object": "embedding", "index": 1, "embedding": expected_vector(model, (5, 6))}]}
 
 
-@pytest.mark.parametrize("given", [TEXT, list(TEXT.encode())])
-def test_single_input_needs_no_list(tmp_path, given):
-    _, answer, _, model = post_embeddings(tmp_path, input=given)
+@pytest.mark.parametrize("text_input", [TEXT, list(TEXT.encode())])
+def test_single_input_needs_no_list(tmp_path, text_input):
+    _, answer, _, model = post_embeddings(tmp_path, input=text_input)
     assert [row["embedding"] for row in answer["data"]] == [expected_vector(model)]
 
 
@@ -111,7 +111,7 @@ def test_lorax_embed_route_keeps_status_422(tmp_path):
     assert (status, answer["error_type"]) == (422, "validation")
 
 
-def test_model_without_embeddings_says_what_it_serves(tmp_path):
+def test_model_without_embeddings_reports_what_it_serves(tmp_path):
     status, answer, *_ = post_json(tmp_path, "/embed", {"inputs": TEXT}, embedding_width=0, num_labels=3)
     assert (status, answer["error_type"]) == (422, "validation")
     assert answer["error"].endswith("this model does not make embeddings; it generates text (/generate, "
@@ -121,7 +121,7 @@ def test_model_without_embeddings_says_what_it_serves(tmp_path):
 @pytest.mark.parametrize(("path", "body"), [
     ("/generate", {"inputs": TEXT}), ("/v1/completions", {"prompt": TEXT}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]})])
-def test_model_without_generation_says_what_it_serves(tmp_path, path, body):
+def test_model_without_generation_reports_what_it_serves(tmp_path, path, body):
     status, answer, *_ = post_json(tmp_path, path, body, generation=False)
     assert status == (422 if path == "/generate" else 400)
     message = answer["error"] if path == "/generate" else answer["error"]["message"]
@@ -165,15 +165,15 @@ def test_disconnected_client_leaves_nothing_behind_and_others_are_served(tmp_pat
         first = asyncio.create_task(embed_text("x" * 30))
         await weft.gate.wait_for_step()
         submitted = weft.watch_scheduler_calls("submit")
-        left, other = asyncio.create_task(embed_text("leaves")), asyncio.create_task(embed_text("stays"))
+        leaving, staying = asyncio.create_task(embed_text("leaves")), asyncio.create_task(embed_text("stays"))
         await submitted.get()
         await submitted.get()
         cancelled = weft.watch_scheduler_calls("cancel")
-        left.cancel()
+        leaving.cancel()
         await cancelled.get()
         weft.gate.release_all()
         assert await first == expected_vector(weft.model, "x" * 30)
-        assert await other == expected_vector(weft.model, "stays")
+        assert await staying == expected_vector(weft.model, "stays")
         await weft.check_idle()
 
     play_scenario(scenario, tmp_path, http=True, gated=True, look_ahead=1)
@@ -186,10 +186,10 @@ def test_shard_losses_are_invisible_to_embedding_clients(tmp_path, faults):
             async with weft.http_session.post("/v1/embeddings", json={"input": [text, "company"]}) as answer:
                 return [row["embedding"] for row in json.loads(await answer.read())["data"]]
         texts = ["one", "another", "a third"]
-        heard = await asyncio.gather(*map(embed_text, texts), weft.generate_stream("generated meanwhile"))
-        assert heard[:3] == [[expected_vector(weft.model, text), expected_vector(weft.model, "company")]
-                             for text in texts]
-        assert heard[3][-1]["generated_text"] == weft.compute_expected_text("generated meanwhile")
+        answers = await asyncio.gather(*map(embed_text, texts), weft.generate_stream("generated meanwhile"))
+        assert answers[:3] == [[expected_vector(weft.model, text), expected_vector(weft.model, "company")]
+                               for text in texts]
+        assert answers[3][-1]["generated_text"] == weft.compute_expected_text("generated meanwhile")
         await weft.check_idle()
 
     play_scenario(scenario, tmp_path, http=True, faults=faults)

@@ -7,14 +7,14 @@ from router.config import RouterConfig
 from router.http.transport.services import ServedModel
 
 
-@pytest.mark.parametrize(("about", "told"),
+@pytest.mark.parametrize(("served_model", "expected"),
                          [(ServedModel(), ("loom", None)), (ServedModel("weft/demo"), ("weft/demo", None)),
                           (ServedModel("a", "is old"), ("a", "is old"))])
-def test_info_reports_the_model_name_and_notice(serve, about, told):
+def test_info_reports_the_model_name_and_notice(serve, served_model, expected):
     async def scenario(client, _):
         info = await (await client.get("/info")).json()
-        assert (info["model_id"], info["notice"]) == told
-    serve(scenario, about=about)
+        assert (info["model_id"], info["notice"]) == expected
+    serve(scenario, served_model=served_model)
 
 
 def test_info_reports_the_model_and_effective_limits(serve):
@@ -34,15 +34,15 @@ def test_model_list_has_the_openai_format(serve):
     async def scenario(client, _):
         assert await (await client.get("/v1/models")).json() == {"object": "list", "data": [
             {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}
-    serve(scenario, about=ServedModel("a/b"))
+    serve(scenario, served_model=ServedModel("a/b"))
 
 
 def adapter_json(name, root):
     return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom"}
 
 
-@pytest.mark.parametrize(("key", "others"), [("", [adapter_json("b", "b")]), ("sk-one", [])])
-def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key, others):
+@pytest.mark.parametrize(("key", "other_adapters"), [("", [adapter_json("b", "b")]), ("sk-one", [])])
+def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key, other_adapters):
     async def scenario(client, _):
         for name in ("b", "secret", "mine"):
             body = {"inputs": "x", "parameters": {"adapter_id": name, "api_token": "key"}}
@@ -50,6 +50,6 @@ def test_model_list_omits_private_adapters_and_those_used_by_tenants(serve, key,
             assert answer.status == 200
         base, *adapters = (await (await client.get("/v1/models")).json())["data"]
         assert base == {"id": "loom", "object": "model", "created": 0, "owned_by": "loom"}
-        assert adapters == [*others, adapter_json("mine", "a")]
+        assert adapters == [*other_adapters, adapter_json("mine", "a")]
     config = RouterConfig(api_key=key, preloaded_adapter_ids=("mine=a",))
     serve(scenario, store=FakeAdapterStore(), config=config)

@@ -27,10 +27,10 @@ def test_every_token_has_its_offsets(post):
 
 
 def test_offsets_count_bytes(post):
-    told = tokenize(post, "\u00e9\U0001f600x")
-    assert [token["id"] for token in told] == list("\u00e9\U0001f600x".encode())
-    assert (told[-1]["start"], told[-1]["stop"], told[-1]["text"]) == (6, 7, "x")
-    assert {(token["start"], token["stop"]) for token in told[:2]} == {(0, 2)}
+    tokens = tokenize(post, "\u00e9\U0001f600x")
+    assert [token["id"] for token in tokens] == list("\u00e9\U0001f600x".encode())
+    assert (tokens[-1]["start"], tokens[-1]["stop"], tokens[-1]["text"]) == (6, 7, "x")
+    assert {(token["start"], token["stop"]) for token in tokens[:2]} == {(0, 2)}
 
 
 def test_truncate_does_not_apply_to_tokenize(post):
@@ -63,9 +63,9 @@ def test_encoder_tokenizes_up_to_its_model_length(serve):
 
 def test_long_response_is_sent_in_pieces_of_valid_json():
     for length in (0, 1, TOKENS_PER_PIECE - 1, TOKENS_PER_PIECE, TOKENS_PER_PIECE + 1, 3 * TOKENS_PER_PIECE):
-        told = [{"id": number} for number in range(length)]
-        pieces = [*json_list_pieces(told)]
-        assert b"".join(pieces).decode() == json.dumps(told)
+        tokens = [{"id": number} for number in range(length)]
+        pieces = [*json_list_pieces(tokens)]
+        assert b"".join(pieces).decode() == json.dumps(tokens)
         assert len(pieces) == 1 + -(-length // TOKENS_PER_PIECE)
 
 
@@ -99,9 +99,9 @@ def test_tokenize_routes_generate_nothing(serve):
 
 def test_chat_tokenize_also_returns_the_rendered_prompt(post):
     status, _, text = post("/chat_tokenize", messages=MESSAGES)
-    told = json.loads(text)
-    assert (status, told["templated_text"]) == (200, "user: hi\nassistant: ")
-    assert "".join(token["text"] for token in told["tokenize_response"]) == told["templated_text"]
+    response = json.loads(text)
+    assert (status, response["templated_text"]) == (200, "user: hi\nassistant: ")
+    assert "".join(token["text"] for token in response["tokenize_response"]) == response["templated_text"]
 
 
 @pytest.mark.parametrize(("path", "body", "status", "error_type"), [
@@ -109,8 +109,8 @@ def test_chat_tokenize_also_returns_the_rendered_prompt(post):
     ("/chat_tokenize", {"messages": []}, 422, "validation"),
     ("/tokenize", {}, 422, "validation")])
 def test_invalid_tokenize_request_is_rejected(post, path, body, status, error_type):
-    got, _, text = post(path, **body)
-    assert (got, json.loads(text)["error_type"]) == (status, error_type)
+    response_status, _, text = post(path, **body)
+    assert (response_status, json.loads(text)["error_type"]) == (status, error_type)
 
 
 def test_template_failure_is_reported(post):

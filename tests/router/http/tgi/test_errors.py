@@ -30,15 +30,15 @@ from router.http.tgi.errors import TgiErrorReply
     (web.HTTPNotFound(), 404, "not_found", "404: Not Found"),
 ])
 def test_error_has_a_status_a_type_and_a_message(error, status, error_type, text):
-    told = TgiErrorReply.from_exception(error)
-    assert told.status == status
-    assert json.loads(told.to_json()) == {"error": text, "error_type": error_type}
+    reply = TgiErrorReply.from_exception(error)
+    assert reply.status == status
+    assert json.loads(reply.to_json()) == {"error": text, "error_type": error_type}
 
 
 def test_internal_error_is_logged_and_hidden_from_the_client(caplog):
     with caplog.at_level(logging.ERROR):
-        told = TgiErrorReply.from_exception(KeyError("/a/secret/path"))
-    assert (told.status, told.message) == (500, "Internal server error")
+        reply = TgiErrorReply.from_exception(KeyError("/a/secret/path"))
+    assert (reply.status, reply.message) == (500, "Internal server error")
     assert "/a/secret/path" in caplog.text
 
 

@@ -110,10 +110,10 @@ def test_parameters_reach_the_request(serve):
 
 def test_priority_timeout_and_cache_salt_reach_the_request(serve):
     async def scenario(client, engine):
-        asked = {"inputs": "x" * 16, "parameters": {"priority": 3}}
-        await client.post("/generate", json=asked, headers={"x-request-timeout-ms": "60000", "x-request-id": "mine"})
-        for salted in ({"cache_salt": "s"}, {"parameters": {"cache_salt": "s"}}):
-            await client.post("/generate", json=asked | salted)
+        body = {"inputs": "x" * 16, "parameters": {"priority": 3}}
+        await client.post("/generate", json=body, headers={"x-request-timeout-ms": "60000", "x-request-id": "mine"})
+        for salt_fields in ({"cache_salt": "s"}, {"parameters": {"cache_salt": "s"}}):
+            await client.post("/generate", json=body | salt_fields)
         first, second, third = engine.requests
         assert (first.id, first.priority) == ("mine", 3)
         assert 59 < first.timeout <= 60
@@ -139,11 +139,11 @@ def test_every_choice_has_a_request_id(serve):
     ({}, {"x-request-timeout-ms": "soon"}, "x-request-timeout-ms"),
 ])
 def test_error_names_the_field_and_keeps_the_request_id(post, body, headers, field):
-    status, told, text = post("/generate", headers=headers | {"x-request-id": "mine"}, inputs="x", **body)
-    assert (status, told["x-request-id"]) == (422, "mine")
+    status, response_headers, text = post("/generate", headers=headers | {"x-request-id": "mine"}, inputs="x", **body)
+    assert (status, response_headers["x-request-id"]) == (422, "mine")
     assert f"`{field}`" in json.loads(text)["error"]
-    status, told, text = post("/generate_stream", headers=headers, inputs="x", **body)
-    assert (status, len(told["x-request-id"])) == (200, 32)
+    status, response_headers, text = post("/generate_stream", headers=headers, inputs="x", **body)
+    assert (status, len(response_headers["x-request-id"])) == (200, 32)
     assert f"`{field}`" in text
 
 
@@ -173,8 +173,8 @@ def test_seed_is_reported_only_when_sampling(post):
 def test_best_of_returns_the_best_sequence(post):
     answer = post_generate(post, LOW_LOGPROB_SCRIPT, HIGH_LOGPROB_SCRIPT, best_of=2, do_sample=True, details=True)
     assert answer["generated_text"] == "b"
-    [other] = answer["details"]["best_of_sequences"]
-    assert (other["generated_text"], other["tokens"][0]["logprob"]) == ("a", -9)
+    [other_sequence] = answer["details"]["best_of_sequences"]
+    assert (other_sequence["generated_text"], other_sequence["tokens"][0]["logprob"]) == ("a", -9)
 
 
 def test_failure_of_one_choice_cancels_the_others(serve):
@@ -189,9 +189,9 @@ def test_rejection_of_one_choice_cancels_the_others(serve):
     async def scenario(client, engine):
         submit = engine.submit
 
-        def submit_and_reject_next(request, came):
+        def submit_and_reject_next(request, arrived_at):
             engine.submit_errors = [Overloaded("full")] * len(engine.streams)
-            return submit(request, came)
+            return submit(request, arrived_at)
         engine.submit = submit_and_reject_next
         answer = await client.post("/generate", json={"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
         assert answer.status == 429
@@ -330,9 +330,9 @@ def test_client_that_reads_nothing_is_disconnected(serve, caplog):
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 def test_client_disconnect_cancels_its_request(serve, caplog, path):
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post(path, json={"inputs": "x"}))
+        task = asyncio.create_task(client.post(path, json={"inputs": "x"}))
         await engine.request_received.wait()
-        asking.cancel()
+        task.cancel()
         await client.session.close()
         await engine.client_disconnected.wait()
         assert engine.disconnected_requests == engine.requests
@@ -342,10 +342,10 @@ def test_client_disconnect_cancels_its_request(serve, caplog, path):
 
 def test_client_disconnect_cancels_all_choices(serve):
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post("/generate", json={
+        task = asyncio.create_task(client.post("/generate", json={
             "inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}))
         await engine.request_received.wait()
-        asking.cancel()
+        task.cancel()
         await engine.client_disconnected.wait()
         assert len(engine.disconnected_requests) == 2
     serve(scenario, [], [])

@@ -39,8 +39,8 @@ def test_adapter_reference_has_the_source_and_the_client_token():
 
 
 def test_merged_adapters_share_one_source():
-    given = {"ids": ["a", "b"], "weights": [1, 0.5], "merge_strategy": "DARE_ties", "density": 0.5}
-    assert read_adapter_reference(merged_adapters=given, adapter_source="hub") == MergedAdapterReference(
+    merged_adapters = {"ids": ["a", "b"], "weights": [1, 0.5], "merge_strategy": "DARE_ties", "density": 0.5}
+    assert read_adapter_reference(merged_adapters=merged_adapters, adapter_source="hub") == MergedAdapterReference(
         (AdapterReference("a", "hub"), AdapterReference("b", "hub")), (1.0, 0.5), "dare_ties", 0.5)
     assert (read_adapter_reference(merged_adapters={"ids": ["a"]})
             == MergedAdapterReference((AdapterReference("a"),), ()))
@@ -51,13 +51,13 @@ def test_source_token_is_not_in_the_repr():
                                                                                                  api_token="mine"))
 
 
-@pytest.mark.parametrize("given", [{"ids": []}, {"ids": ["a"], "density": None}, {}], ids=str)
-def test_missing_merge_fields_are_not_filled_in(given):
-    if given == {"ids": []}:
-        assert read_adapter_reference(merged_adapters=given) == MergedAdapterReference((), ())
+@pytest.mark.parametrize("merged_adapters", [{"ids": []}, {"ids": ["a"], "density": None}, {}], ids=str)
+def test_missing_merge_fields_are_not_filled_in(merged_adapters):
+    if merged_adapters == {"ids": []}:
+        assert read_adapter_reference(merged_adapters=merged_adapters) == MergedAdapterReference((), ())
     else:
         with pytest.raises(ValidationError):
-            AdapterParameters.model_validate({"merged_adapters": given})
+            AdapterParameters.model_validate({"merged_adapters": merged_adapters})
 
 
 @pytest.mark.parametrize("name", [
@@ -83,9 +83,9 @@ def test_request_uses_the_adapter_it_names_and_headers_report_it(serve, path):
     async def scenario(client, engine):
         for stream in (False, True):
             route = "/generate_stream" if (path, stream) == ("/generate", True) else path
-            for name, told in (("b", ("b", "local")), ("mine", ("a", "local"))):
+            for name, expected in (("b", ("b", "local")), ("mine", ("a", "local"))):
                 answer = await client.post(route, json=body_with_adapter(path, name) | {"stream": stream})
-                assert (answer.headers["x-adapter-id"], answer.headers["x-adapter-source"]) == told
+                assert (answer.headers["x-adapter-id"], answer.headers["x-adapter-source"]) == expected
             answer = await client.post(route, json=BODY_BY_PATH[path] | {"stream": stream})
             assert "x-adapter-id" not in answer.headers
         return [request.adapter is not None for request in engine.requests]

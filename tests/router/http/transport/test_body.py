@@ -36,20 +36,20 @@ MISTYPED_BODIES = {
 @pytest.mark.parametrize("content", INVALID_JSON_BODIES.values(), ids=INVALID_JSON_BODIES)
 def test_invalid_json_is_rejected(post, content):
     status, _, text = post("/generate", data=content)
-    told = json.loads(text)
+    response = json.loads(text)
     assert status == 400
-    assert told["error_type"] == "bad_request"
-    assert told["error"].startswith("Failed to parse the request body as JSON: ")
+    assert response["error_type"] == "bad_request"
+    assert response["error"].startswith("Failed to parse the request body as JSON: ")
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-@pytest.mark.parametrize(("content", "where"), MISTYPED_BODIES.values(), ids=MISTYPED_BODIES)
-def test_mistyped_json_is_rejected_with_the_field(post, path, content, where):
+@pytest.mark.parametrize(("content", "field_path"), MISTYPED_BODIES.values(), ids=MISTYPED_BODIES)
+def test_mistyped_json_is_rejected_with_the_field(post, path, content, field_path):
     status, _, text = post(path, data=content)
-    told = json.loads(text)
+    response = json.loads(text)
     assert status == 422
-    assert told["error_type"] == "validation"
-    assert told["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{where}`: ")
+    assert response["error_type"] == "validation"
+    assert response["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{field_path}`: ")
 
 
 @pytest.mark.parametrize(("field", "value"), [

@@ -38,9 +38,9 @@ def test_body_that_is_read_twice_is_decompressed_once(post):
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "gzip, identity", "", "*"])
 def test_unsupported_encoding_is_rejected(post, encoding):
-    status, told = post_encoded(post, encoding, BODY_JSON)
-    assert (status, told["error_type"]) == (415, "unsupported_media_type")
-    assert told["error"] == f"Content-Encoding must be gzip, deflate or identity, got {encoding!r}"
+    status, response = post_encoded(post, encoding, BODY_JSON)
+    assert (status, response["error_type"]) == (415, "unsupported_media_type")
+    assert response["error"] == f"Content-Encoding must be gzip, deflate or identity, got {encoding!r}"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -48,24 +48,24 @@ def test_unsupported_encoding_is_rejected(post, encoding):
     lambda body: b"", lambda body: body[:3], lambda body: body[:-1], lambda body: body[:-9], lambda body: body + b"x",
     lambda body: body + body, lambda _: BODY_JSON])
 def test_corrupt_or_truncated_body_is_rejected(post, encoding, damage):
-    status, told = post_encoded(post, encoding, damage(ENCODED_BODIES[encoding]))
-    assert (status, told["error_type"]) == (400, "bad_request")
-    assert told["error"] == f"the body is not whole, or not in its Content-Encoding, {encoding}"
+    status, response = post_encoded(post, encoding, damage(ENCODED_BODIES[encoding]))
+    assert (status, response["error_type"]) == (400, "bad_request")
+    assert response["error"] == f"the body is not whole, or not in its Content-Encoding, {encoding}"
 
 
 def test_size_limit_applies_after_decompression(post):
     body = gzip.compress(BODY_JSON.ljust(100_000))
     assert post_encoded(post, "gzip", body, payload_limit=100_000)[0] == 200
-    status, told = post_encoded(post, "gzip", body, payload_limit=99_999)
-    assert (status, told["error_type"]) == (413, "payload_too_large")
-    assert told["error"] == "the body must have at most 99999 bytes once decompressed (--payload-limit)"
+    status, response = post_encoded(post, "gzip", body, payload_limit=99_999)
+    assert (status, response["error_type"]) == (413, "payload_too_large")
+    assert response["error"] == "the body must have at most 99999 bytes once decompressed (--payload-limit)"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 def test_oversized_encoded_body_is_not_reported_as_decompressed(post, encoding):
-    status, told = post_encoded(post, encoding, bytes(100_000), payload_limit=99_999)
+    status, response = post_encoded(post, encoding, bytes(100_000), payload_limit=99_999)
     assert status == 413
-    assert told["error"] == "the body must have at most 99999 bytes (--payload-limit)"
+    assert response["error"] == "the body must have at most 99999 bytes (--payload-limit)"
 
 
 @pytest.mark.parametrize("size", [0, 1, SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 40 * SLICE_BYTES])

@@ -82,15 +82,15 @@ def test_tenant_comes_from_the_api_key():
 
 
 def test_timeout_counts_from_the_arrival_of_the_request():
-    one = make_caller(x_request_timeout_ms="2500")
-    assert one.deadline == one.arrived_at + 2.5
+    caller = make_caller(x_request_timeout_ms="2500")
+    assert caller.deadline == caller.arrived_at + 2.5
     assert make_caller().deadline is None
 
 
 @pytest.mark.parametrize("text", ["1", "0.5", "1500.", "000000000000250"])
 def test_positive_timeout_values_are_accepted(text):
-    one = make_caller(x_request_timeout_ms=text)
-    assert one.deadline == one.arrived_at + float(text) / 1000
+    caller = make_caller(x_request_timeout_ms=text)
+    assert caller.deadline == caller.arrived_at + float(text) / 1000
 
 
 @pytest.mark.parametrize("text", ["", "0", "0.000", "-5", "nan", "inf", "1e3", "1_000", "5s", "0x10", "9" * 400, "٣"])
@@ -126,12 +126,12 @@ def test_tgi_timing_headers_report_the_same_times():
 
 
 def test_wait_reason_is_the_longest_waiting_phase():
-    story = RequestTimeline(0.0)
+    timeline = RequestTimeline(0.0)
     for moment, cause in ((1.0, RequestPhase.NO_FREE_BLOCKS), (2.5, RequestPhase.PREFILL),
                           (3.0, RequestPhase.PREEMPTED), (4.0, RequestPhase.DECODE)):
-        story.enter_phase(cause, moment)
-    story.end(9.0)
-    headers = make_timing_headers(story)
+        timeline.enter_phase(cause, moment)
+    timeline.end(9.0)
+    headers = make_timing_headers(timeline)
     assert (headers["x-wait-reason"], headers["x-queue-ms"]) == ("blocks", "3500.0")
 
 
@@ -140,9 +140,9 @@ def test_request_that_did_not_wait_has_no_wait_reason():
 
 
 def test_cached_tokens_come_from_the_timeline():
-    story = make_finished_timeline()
-    story.num_cached_tokens = 48
-    assert make_timing_headers(story)["x-cached-tokens"] == "48"
+    timeline = make_finished_timeline()
+    timeline.num_cached_tokens = 48
+    assert make_timing_headers(timeline)["x-cached-tokens"] == "48"
 
 
 def test_response_without_tokens_has_timing_headers():

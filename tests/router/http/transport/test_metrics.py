@@ -86,8 +86,8 @@ def test_rejection_is_counted_by_reason_on_streams_too(serve, path, error, err):
 @pytest.mark.parametrize("stream", [False, True])
 def test_failure_during_generation_is_counted_by_reason(serve, path, stream):
     async def scenario(client, engine):
-        told = await post_text(client, path, stream=stream)
-        assert "broken" in told
+        text = await post_text(client, path, stream=stream)
+        assert "broken" in text
         assert await read_request_counts(client) == (1, 0, {"generation": 1})
     serve(scenario, [*PARTIAL_SCRIPT, FailedEvent(GenerationFailed("broken"))])
 
@@ -130,10 +130,10 @@ def test_missing_chat_template_is_counted_as_template_failure(serve):
 
 def test_client_disconnect_is_counted_as_dropped(serve):
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post("/generate", json={"inputs": "x"}))
+        task = asyncio.create_task(client.post("/generate", json={"inputs": "x"}))
         await engine.request_received.wait()
         assert await read_request_counts(client) == (1, 0, {})
-        asking.cancel()
+        task.cancel()
         await engine.client_disconnected.wait()
         await asyncio.sleep(0)
         assert await read_request_counts(client) == (1, 0, {"dropped": 1})
@@ -190,13 +190,13 @@ def test_lorax_metrics_are_available_as_json(serve):
         await post_text(client, "/generate")
         answer = await client.get("/metrics", headers={"Accept": "application/json"})
         assert answer.content_type == "application/json"
-        told = await answer.json()
-        assert told["tgi_request_count"] == {"type": "counter", "data": [{"key": "tgi_request_count", "value": 1}]}
-        assert {"key": 'tgi_request_failure{err="dropped"}', "value": 0} in told["tgi_request_failure"]["data"]
-        assert len(told["tgi_request_duration"]["data"]) == 38
+        families = await answer.json()
+        assert families["tgi_request_count"] == {"type": "counter", "data": [{"key": "tgi_request_count", "value": 1}]}
+        assert {"key": 'tgi_request_failure{err="dropped"}', "value": 0} in families["tgi_request_failure"]["data"]
+        assert len(families["tgi_request_duration"]["data"]) == 38
         plain = await client.get("/metrics", headers={"Accept": "text/plain"})
         assert parse_metrics(await plain.text()) == {
-            sample["key"]: sample["value"] for family in told.values() for sample in family["data"]}
+            sample["key"]: sample["value"] for family in families.values() for sample in family["data"]}
     serve(scenario, config=RouterConfig(compat="lorax"))
 
 

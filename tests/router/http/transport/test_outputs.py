@@ -44,25 +44,25 @@ def test_output_contains_all_events():
 def test_tokens_do_not_wake_the_waiting_task_before_the_end():
     async def scenario():
         stream = RequestStream(VALIDATED_REQUEST.request, 10**6, pytest.fail, pytest.fail, pytest.fail)
-        answering = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
+        task = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
         await asyncio.sleep(0)
         stream.put(TOKEN_EVENT)
         assert stream.num_bytes == 0
         stream.put(TOKEN_EVENT)
         stream.put(FINAL_EVENT)
-        assert (await answering).tokens == [TOKEN_EVENT, TOKEN_EVENT]
+        assert (await task).tokens == [TOKEN_EVENT, TOKEN_EVENT]
     asyncio.run(scenario())
 
 
 def test_end_after_cancellation_is_no_error():
     async def scenario():
         stream = RequestStream(VALIDATED_REQUEST.request, 10**6, pytest.fail, pytest.fail, pytest.fail)
-        answering = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
+        task = asyncio.create_task(OutputCollector(stream, VALIDATED_REQUEST).wait_for_output())
         await asyncio.sleep(0)
-        answering.cancel()
+        task.cancel()
         stream.put(FINAL_EVENT)
-        await asyncio.wait([answering])
-        assert answering.cancelled()
+        await asyncio.wait([task])
+        assert task.cancelled()
     asyncio.run(scenario())
 
 

@@ -61,12 +61,12 @@ def test_all_texts_are_answered_in_order_with_bounded_concurrency(tmp_path):
     play_scenario(scenario, tmp_path, http=True)
 
 
-@pytest.mark.parametrize(("given", "at_once"), [
+@pytest.mark.parametrize(("settings", "expected"), [
     ({}, 32), ({"max_concurrent_requests": 1000}, 32), ({"max_concurrent_requests": 40}, 10),
     ({"max_concurrent_requests": 1}, 4), ({"max_concurrent_requests": 40, "max_client_batch_size": 20}, 20),
     ({"max_client_batch_size": 1000}, 32)])
-def test_one_client_may_use_a_quarter_of_the_concurrency_limit(given, at_once):
-    assert compute_max_concurrent_texts(RouterConfig(**given)) == at_once
+def test_one_client_may_use_a_quarter_of_the_concurrency_limit(settings, expected):
+    assert compute_max_concurrent_texts(RouterConfig(**settings)) == expected
 
 
 def test_texts_without_a_free_slot_wait_for_earlier_ones(tmp_path):
@@ -112,9 +112,9 @@ def test_failure_of_one_text_fails_the_whole_request(serve):
 
 def test_client_disconnect_cancels_all_texts(serve):
     async def scenario(client, engine):
-        asking = asyncio.create_task(post_embeddings(client, MANY_TEXTS).__aenter__())
+        task = asyncio.create_task(post_embeddings(client, MANY_TEXTS).__aenter__())
         await engine.request_received.wait()
-        asking.cancel()
+        task.cancel()
         await engine.client_disconnected.wait()
         assert len(engine.requests) == 4
         assert get_request_ids(engine.disconnected_requests) == get_request_ids(engine.requests)
@@ -123,11 +123,11 @@ def test_client_disconnect_cancels_all_texts(serve):
 
 def test_timeout_of_later_texts_is_reduced_by_the_time_already_spent(serve):
     async def scenario(client, engine):
-        asking = asyncio.create_task(post_embeddings(client, MANY_TEXTS[:5], x_request_timeout_ms="60000").__aenter__())
+        task = asyncio.create_task(post_embeddings(client, MANY_TEXTS[:5], x_request_timeout_ms="60000").__aenter__())
         await engine.request_received.wait()
         for stream in engine.streams[:]:
             stream.put(POOLING_SCRIPT[0])
-        async with await asking as answer:
+        async with await task as answer:
             assert answer.status == 200
         *first, last = [request.timeout for request in engine.requests]
         assert len(first) == 4
@@ -137,12 +137,12 @@ def test_timeout_of_later_texts_is_reduced_by_the_time_already_spent(serve):
 
 def test_remaining_texts_are_not_run_after_the_timeout(serve, monkeypatch):
     async def scenario(client, engine):
-        asking = asyncio.create_task(post_embeddings(client, MANY_TEXTS[:5], x_request_timeout_ms="60000").__aenter__())
+        task = asyncio.create_task(post_embeddings(client, MANY_TEXTS[:5], x_request_timeout_ms="60000").__aenter__())
         await engine.request_received.wait()
         monkeypatch.setattr("router.validation.validator.now", lambda: float("inf"))
         for stream in engine.streams[:]:
             stream.put(POOLING_SCRIPT[0])
-        async with await asking as answer:
+        async with await task as answer:
             assert (answer.status, json.loads(await answer.read())["error"]["type"]) == (408, "timeout_error")
         assert len(engine.requests) == 4
     serve(scenario, [], [], [], [], config=SMALL_CONFIG, embeddings=True)
@@ -152,6 +152,6 @@ def test_headers_sum_over_all_texts(serve):
     async def scenario(client, engine):
         async with post_embeddings(client, ["a", "bcd", "ef"]) as answer:
             await answer.read()
-        told = ("x-prompt-tokens", "x-compute-characters", "x-queue-ms", "x-prefill-ms")
-        assert [answer.headers[name] for name in told] == ["6", "6", "750.0", "375.0"]
+        header_names = ("x-prompt-tokens", "x-compute-characters", "x-queue-ms", "x-prefill-ms")
+        assert [answer.headers[name] for name in header_names] == ["6", "6", "750.0", "375.0"]
     serve(scenario, embeddings=True)

@@ -20,7 +20,7 @@ SECRET_BODY = {"inputs": "a secret", "parameters": {"max_new_tokens": 4}}
 def send_and_get_span(serve):
     """Send one request and return its span, or None, and the engine."""
     def run(path, body, *scripts, refusal=None, headers=()):
-        notes = RecordingSpanSender()
+        span_sender = RecordingSpanSender()
 
         async def scenario(client, engine):
             if refusal is not None:
@@ -30,9 +30,9 @@ def send_and_get_span(serve):
             await answer.read()
             return engine
 
-        engine = serve(scenario, *scripts, about=ServedModel("demo"), sender=notes)
-        assert len(notes.spans) <= 1
-        return (notes.spans or [None])[0], engine
+        engine = serve(scenario, *scripts, served_model=ServedModel("demo"), sender=span_sender)
+        assert len(span_sender.spans) <= 1
+        return (span_sender.spans or [None])[0], engine
     return run
 
 
@@ -115,15 +115,15 @@ def test_failed_stream_span_is_marked_as_failed(send_and_get_span):
 
 
 def test_client_disconnect_ends_the_span(serve):
-    notes = RecordingSpanSender()
+    span_sender = RecordingSpanSender()
 
     async def scenario(client, engine):
-        asking = asyncio.create_task(client.post("/generate", json=SECRET_BODY))
+        task = asyncio.create_task(client.post("/generate", json=SECRET_BODY))
         await engine.request_received.wait()
-        asking.cancel()
+        task.cancel()
         await engine.client_disconnected.wait()
 
-    serve(scenario, [], about=ServedModel("demo"), sender=notes)
-    (span,) = notes.spans
+    serve(scenario, [], served_model=ServedModel("demo"), sender=span_sender)
+    (span,) = span_sender.spans
     assert (span.attributes["error.type"], span.has_failed) == ("dropped", False)
     assert "http.response.status_code" not in span.attributes

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
+from support.decoder_reference import check_decoder_matches_transformers, run_forward_on_ranks
 from support.small_checkpoints import DECODER_SIZES, FALLBACK_FAMILIES, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
 from router.request import Request
 from shard.json_config import JsonConfig
 from shard.models.read_config import parse_config_with_quantization
-from tests.shard.forward import check_decoder_matches_transformers, run_forward_on_ranks
 
 REPOSITORY_ROOT = Path(__file__).parents[4]
 
@@ -116,7 +116,7 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "reason"), [
+@pytest.mark.parametrize(("hf_config", "reason"), [
     (make_json_config("GptOssForCausalLM", "gpt_oss"), "its attention depends on s_aux"),
     (make_json_config("DeepseekV3ForCausalLM", "deepseek_v3"),
      r"queries, keys and values differ in width \(192, 192, 128\)"),
@@ -139,9 +139,9 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
                       auto_map={"AutoModelForCausalLM": "modeling.HomeMadeForCausalLM"}),
      "has no language model of this name; code that comes with a model is never run"),
 ], ids=lambda value: value.get("architectures")[0] if isinstance(value, JsonConfig) else value)
-def test_unsupported_models_are_rejected_by_name(given: JsonConfig, reason: str) -> None:
+def test_unsupported_models_are_rejected_by_name(hf_config: JsonConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as error:
-        parse_config_with_quantization(given)
+        parse_config_with_quantization(hf_config)
     assert "\n" not in str(error.value)
 
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import torch
+from support.ranks_in_threads import run_on_ranks
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.model import (
@@ -14,7 +15,6 @@ from shard.models.hf_fallback.model import (
     weft_attention_forward,
 )
 from shard.parallel.group import SingleRankGroup
-from tests.shard.side_by_side import run_on_ranks
 
 
 class FakeLayerModel(nn.Module):
@@ -49,7 +49,7 @@ def test_attention_call_reaches_the_listener() -> None:
     module, x = nn.Module(), torch.zeros(1, 2, 3, 4)
     calls: list[AttentionCall] = []
     output, weights = weft_attention_forward(module, x, x, x, None, scaling=2.0,
-                                             **{LISTENER_KEYWORD: lambda asked: calls.append(asked) or x})
+                                             **{LISTENER_KEYWORD: lambda call: calls.append(call) or x})
     assert output is x
     assert weights is None
     assert calls[0].module is module

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.tensor_parallel import split_linears
-from tests.shard.side_by_side import InProcessRankGroup, run_on_ranks
 
 TENSOR_PARALLEL_PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise",
                         "layers.*.norm": "replicated_with_grad_allreduce"}
@@ -35,7 +35,7 @@ def run_layers(module: nn.Module, x: Tensor) -> Tensor:
 def test_split_model_gives_the_output_of_the_whole_model(size: int) -> None:
     def split_and_run(group: InProcessRankGroup) -> Tensor:
         module = models[group.rank]
-        split_linears(module, TENSOR_PARALLEL_PLAN, group, group.sum)
+        split_linears(module, TENSOR_PARALLEL_PLAN, group, group.all_reduce_sum)
         return run_layers(module, x)
 
     x, models = torch.randn(3, 4), [make_model() for _ in range(size)]

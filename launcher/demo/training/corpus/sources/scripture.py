@@ -29,8 +29,9 @@ class BibleVerse:
 
 def read_verses(path: Path) -> list[BibleVerse]:
     lines = decompress_bible(path.read_bytes()).decode("ascii").splitlines()
-    found = (VERSE_PATTERN.fullmatch(line) for line in lines)
-    return [BibleVerse(each[1], int(each[2]), int(each[3]), remove_verse_marks(each[4])) for each in found if each]
+    matches = (VERSE_PATTERN.fullmatch(line) for line in lines)
+    return [BibleVerse(match[1], int(match[2]), int(match[3]), remove_verse_marks(match[4])) for match in matches
+            if match]
 
 
 def remove_verse_marks(text: str) -> str:
@@ -43,8 +44,8 @@ def decompress_bible(data: bytes) -> bytes:
     if not data.startswith(FILE_MAGIC):
         raise ValueError("not the text of bible-kjv-text: it begins with something else")
     (num_pieces,) = struct.unpack_from(">I", data, NUM_PIECES_OFFSET)
-    places = struct.unpack_from(f">{num_pieces + 1}I", data, TABLE_OFFSET)
-    return b"".join(b"".join(decompress_piece(data[begin:end])) for begin, end in pairwise(places))
+    offsets = struct.unpack_from(f">{num_pieces + 1}I", data, TABLE_OFFSET)
+    return b"".join(b"".join(decompress_piece(data[begin:end])) for begin, end in pairwise(offsets))
 
 
 def decompress_piece(piece: bytes) -> Iterator[bytes]:
@@ -72,8 +73,8 @@ def read_lzw_codes(piece: bytes) -> Iterator[int]:
     while at < len(piece):
         group = int.from_bytes(piece[at:at + width], "little")
         at += width
-        for place in range(8 * len(piece[at - width:at]) // width):
-            code = group >> place * width & (1 << width) - 1
+        for index in range(8 * len(piece[at - width:at]) // width):
+            code = group >> index * width & (1 << width) - 1
             yield code
             num_known += 1
             if code == CLEAR_CODE:

@@ -22,7 +22,7 @@ class WordMeaning:
     num_occurrences: int  # occurrences in texts
 
     def find_pointer_targets(self, symbol: str) -> set[int]:
-        return {place for name, place in self.pointers if name == symbol}
+        return {offset for name, offset in self.pointers if name == symbol}
 
 
 def read_first_meanings(folder: Path) -> Iterator[WordMeaning]:
@@ -30,8 +30,8 @@ def read_first_meanings(folder: Path) -> Iterator[WordMeaning]:
     counts, offensive_offsets = read_first_meaning_counts(folder), read_offensive_usage_offsets(folder)
     for part, name in PARTS_OF_SPEECH.items():
         with (folder / f"data.{name}").open("rb") as data:
-            for lemma, places in read_word_index(folder, part):
-                data.seek(places[0])
+            for lemma, offsets in read_word_index(folder, part):
+                data.seek(offsets[0])
                 line = data.readline().decode("ascii", "replace")
                 meaning = parse_meaning(line, lemma, part, counts.get((lemma, part), 0))
                 if not meaning.find_pointer_targets(";u") & offensive_offsets:
@@ -44,13 +44,13 @@ def read_word_index(folder: Path, part_of_speech: str) -> Iterator[tuple[str, li
         for line in lines:
             fields = line.split()
             if line[0] != " " and "_" not in fields[0]:
-                yield fields[0], [int(place) for place in fields[-int(fields[2]):]]
+                yield fields[0], [int(offset) for offset in fields[-int(fields[2]):]]
 
 
 def read_offensive_usage_offsets(folder: Path) -> set[int]:
     with (folder / "index.noun").open(encoding="ascii", errors="replace") as lines:
-        found = [line.split() for line in lines if line.startswith(OFFENSIVE_USAGES)]
-    return {int(place) for fields in found if fields[0] in OFFENSIVE_USAGES for place in fields[-int(fields[2]):]}
+        entries = [line.split() for line in lines if line.startswith(OFFENSIVE_USAGES)]
+    return {int(offset) for fields in entries if fields[0] in OFFENSIVE_USAGES for offset in fields[-int(fields[2]):]}
 
 
 def read_first_meaning_counts(folder: Path) -> Mapping[tuple[str, str], int]:
@@ -70,7 +70,8 @@ def parse_meaning(line: str, lemma: str, part_of_speech: str, num_occurrences: i
     fields = head.split()
     num_words = int(fields[3], 16)
     words = [word.partition("(")[0] for word in fields[4:4 + 2 * num_words:2]]
-    rest = fields[4 + 2 * num_words:]
-    pointers = tuple((rest[at], int(rest[at + 1])) for at in range(1, 1 + 4 * int(rest[0]), 4))
-    written = next((word for word in words if word.lower() == lemma), lemma)
-    return WordMeaning(written, part_of_speech, int(fields[1]), pointers, text.strip(), num_occurrences)
+    pointer_fields = fields[4 + 2 * num_words:]
+    pointers = tuple((pointer_fields[at], int(pointer_fields[at + 1]))
+                     for at in range(1, 1 + 4 * int(pointer_fields[0]), 4))
+    spelled_word = next((word for word in words if word.lower() == lemma), lemma)
+    return WordMeaning(spelled_word, part_of_speech, int(fields[1]), pointers, text.strip(), num_occurrences)

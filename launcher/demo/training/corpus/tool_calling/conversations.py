@@ -59,16 +59,16 @@ TWO_REQUESTS_TEMPLATES = (
 
 
 def choose_offered_tools(rng: Random, *scenarios: ToolScenario, excluded_names: Sequence[str] = ()) -> list[Tool]:
-    """Return the wanted tools among up to three others, in random order."""
+    """Return the tools of the scenarios and up to three others, in random order."""
     describes_parameters = rng.random() < 0.2
-    tools = [errand.make_tool(describes_parameters=describes_parameters) for errand in scenarios]
-    taken = {*excluded_names, *(errand.tool_name for errand in scenarios)}
+    tools = [scenario.make_tool(describes_parameters=describes_parameters) for scenario in scenarios]
+    used_names = {*excluded_names, *(scenario.tool_name for scenario in scenarios)}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         other = draw_tool_scenario(rng)
         tool = other.make_tool(describes_parameters=describes_parameters)
-        if other.tool_name not in taken and len(json.dumps([*tools, tool])) < MAX_TOOLS_LENGTH:
+        if other.tool_name not in used_names and len(json.dumps([*tools, tool])) < MAX_TOOLS_LENGTH:
             tools.append(tool)
-            taken.add(other.tool_name)
+            used_names.add(other.tool_name)
     rng.shuffle(tools)
     return tools
 
@@ -76,7 +76,7 @@ def choose_offered_tools(rng: Random, *scenarios: ToolScenario, excluded_names: 
 def choose_other_tools(rng: Random, *excluded_names: str) -> list[Tool]:
     """Return at least one tool, and none of these names."""
     return choose_offered_tools(rng, excluded_names=excluded_names) or [
-        rng.choice([errand for errand in TOOL_SCENARIOS if errand.tool_name not in excluded_names]).make_tool()]
+        rng.choice([scenario for scenario in TOOL_SCENARIOS if scenario.tool_name not in excluded_names]).make_tool()]
 
 
 def draw_tool_scenario(rng: Random) -> ToolScenario:
@@ -88,7 +88,8 @@ def make_request_and_values(rng: Random, scenario: ToolScenario) -> tuple[str, A
     if rng.random() > 0.08:
         return scenario.make_request(rng)
     values = draw_values(rng, scenario.parameter_spec,
-                         [name for name, _, must in parse_parameter_spec(scenario.parameter_spec) if must])
+                         [name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec)
+                          if is_required])
     return fill_random_template(rng, EXPLICIT_CALL_REQUESTS, tool=scenario.tool_name,
                                 pairs=format_record_in_words(rng, values)), values
 
@@ -116,24 +117,25 @@ def make_reasoning(scenario: ToolScenario, conclusion: str, *, has_reasoning: bo
 
 def make_call_conversation(rng: Random) -> Conversation:
     has_reasoning = rng.random() < REASONING_SHARE
-    turns, errand, _ = make_first_call_turns(rng, has_reasoning=has_reasoning)
-    return Conversation([*make_optional_system_messages(rng), *turns], choose_offered_tools(rng, errand), has_reasoning)
+    turns, scenario, _ = make_first_call_turns(rng, has_reasoning=has_reasoning)
+    return Conversation([*make_optional_system_messages(rng), *turns], choose_offered_tools(rng, scenario),
+                        has_reasoning)
 
 
 def make_answered_call_conversation(rng: Random) -> Conversation:
     has_reasoning = rng.random() < REASONING_SHARE
-    turns, errand, values = make_first_call_turns(rng, has_reasoning=has_reasoning)
+    turns, scenario, values = make_first_call_turns(rng, has_reasoning=has_reasoning)
     return Conversation([*make_optional_system_messages(rng), *turns,
-                         *make_result_and_reply(rng, errand, values, has_reasoning=has_reasoning)],
-                        choose_offered_tools(rng, errand), has_reasoning)
+                         *make_result_and_reply(rng, scenario, values, has_reasoning=has_reasoning)],
+                        choose_offered_tools(rng, scenario), has_reasoning)
 
 
 def make_first_call_turns(rng: Random, *, has_reasoning: bool) -> tuple[list[Message], ToolScenario, ArgumentValues]:
-    errand = draw_tool_scenario(rng)
-    question, values = make_request_and_values(rng, errand)
-    work = make_reasoning(errand, f"{errand.tool_name} fits.", has_reasoning=has_reasoning)
+    scenario = draw_tool_scenario(rng)
+    question, values = make_request_and_values(rng, scenario)
+    work = make_reasoning(scenario, f"{scenario.tool_name} fits.", has_reasoning=has_reasoning)
     return [make_user_message(question),
-            make_tool_call_message((errand.tool_name, values), reasoning=work)], errand, values
+            make_tool_call_message((scenario.tool_name, values), reasoning=work)], scenario, values
 
 
 def make_result_and_reply(rng: Random, scenario: ToolScenario, values: ArgumentValues, *,
@@ -144,8 +146,8 @@ def make_result_and_reply(rng: Random, scenario: ToolScenario, values: ArgumentV
         error = rng.choice(TOOL_ERRORS)
         return [make_tool_message({"error": error}),
                 make_assistant_message(f"Sorry, that did not work: {error}.", work)]
-    found = scenario.make_result(rng, values)
-    return [make_tool_message(found), make_assistant_message(scenario.make_reply(rng, values, found), work)]
+    result = scenario.make_result(rng, values)
+    return [make_tool_message(result), make_assistant_message(scenario.make_reply(rng, values, result), work)]
 
 
 def make_two_requests_conversation(rng: Random) -> Conversation:
@@ -154,31 +156,31 @@ def make_two_requests_conversation(rng: Random) -> Conversation:
     second = first if rng.random() < 0.6 else rng.choice(TOOL_SCENARIOS)
     has_reasoning = rng.random() < REASONING_SHARE
     turns: list[Message] = []
-    for errand in (first, second):
-        question, values = errand.make_request(rng)
-        work = make_reasoning(errand, f"{errand.tool_name} fits.", has_reasoning=has_reasoning)
-        turns += [make_user_message(question), make_tool_call_message((errand.tool_name, values), reasoning=work)]
-        turns += make_result_and_reply(rng, errand, values, has_reasoning=has_reasoning)
+    for scenario in (first, second):
+        question, values = scenario.make_request(rng)
+        work = make_reasoning(scenario, f"{scenario.tool_name} fits.", has_reasoning=has_reasoning)
+        turns += [make_user_message(question), make_tool_call_message((scenario.tool_name, values), reasoning=work)]
+        turns += make_result_and_reply(rng, scenario, values, has_reasoning=has_reasoning)
     return Conversation([*make_optional_system_messages(rng), *turns[:-2]],
                         choose_offered_tools(rng, *dict.fromkeys((first, second))), has_reasoning)
 
 
 def make_parallel_calls_conversation(rng: Random) -> Conversation:
     """Return a talk with two calls in one message."""
-    errands = [rng.choice(TOOL_SCENARIOS)] * 2 if rng.random() < 0.4 else rng.sample(TOOL_SCENARIOS, 2)
-    (first, some), (second, others) = (errand.make_request(rng) for errand in errands)
-    wanted = list(zip(errands, (some, others), strict=True))
+    scenarios = [rng.choice(TOOL_SCENARIOS)] * 2 if rng.random() < 0.4 else rng.sample(TOOL_SCENARIOS, 2)
+    (first, first_values), (second, second_values) = (scenario.make_request(rng) for scenario in scenarios)
+    requested = list(zip(scenarios, (first_values, second_values), strict=True))
     question = fill_slots(rng.choice(TWO_REQUESTS_TEMPLATES), {"first": add_full_stop(first), "second": second})
-    turn = make_tool_call_message(*((errand.tool_name, values) for errand, values in wanted))
-    after = make_results_and_reply(rng, wanted) if rng.random() < 0.5 else []
-    return Conversation([*make_optional_system_messages(rng), make_user_message(question), turn, *after],
-                        choose_offered_tools(rng, *dict.fromkeys(errands)))
+    turn = make_tool_call_message(*((scenario.tool_name, values) for scenario, values in requested))
+    answer_turns = make_results_and_reply(rng, requested) if rng.random() < 0.5 else []
+    return Conversation([*make_optional_system_messages(rng), make_user_message(question), turn, *answer_turns],
+                        choose_offered_tools(rng, *dict.fromkeys(scenarios)))
 
 
 def make_results_and_reply(rng: Random, requested: Sequence[tuple[ToolScenario, ArgumentValues]]) -> list[Message]:
-    found = [(errand, values, errand.make_result(rng, values)) for errand, values in requested]
-    said = " ".join(errand.make_reply(rng, values, known) for errand, values, known in found)
-    return [*(make_tool_message(known) for *_, known in found), make_assistant_message(said)]
+    results = [(scenario, values, scenario.make_result(rng, values)) for scenario, values in requested]
+    reply = " ".join(scenario.make_reply(rng, values, result) for scenario, values, result in results)
+    return [*(make_tool_message(result) for *_, result in results), make_assistant_message(reply)]
 
 
 def add_full_stop(text: str) -> str:
@@ -187,35 +189,40 @@ def add_full_stop(text: str) -> str:
 
 def make_missing_value_conversation(rng: Random) -> Conversation:
     """Return a talk in which a required value is asked for, mostly followed by its answer and the call."""
-    errand = rng.choice([errand for errand in TOOL_SCENARIOS if errand.vague_requests])
-    way, meant = split_implied_values(rng.choice(errand.vague_requests))
-    values = draw_values(rng, errand.parameter_spec, list_slots(way)) | meant
-    missing_names = [name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must
+    scenario = rng.choice([scenario for scenario in TOOL_SCENARIOS if scenario.vague_requests])
+    request_template, implied_values = split_implied_values(rng.choice(scenario.vague_requests))
+    values = draw_values(rng, scenario.parameter_spec, list_slots(request_template)) | implied_values
+    missing_names = [name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec) if is_required
                      and name not in values]
     has_reasoning = rng.random() < REASONING_SHARE
-    work = make_reasoning(errand, f"{join_words(missing_names)} {'is' if len(missing_names) == 1 else 'are'} missing.",
+    work = make_reasoning(scenario,
+                          f"{join_words(missing_names)} {'is' if len(missing_names) == 1 else 'are'} missing.",
                           has_reasoning=has_reasoning)
-    turns = [make_user_message(fill_slots(vary_template(rng, way), values)),
-             make_assistant_message(errand.missing_value_question, work)]
+    turns = [make_user_message(fill_slots(vary_template(rng, request_template), values)),
+             make_assistant_message(scenario.missing_value_question, work)]
     if len(missing_names) == 1 and not has_reasoning and rng.random() < 0.7:
-        turns += make_supplied_value_turns(rng, errand, values, missing_names[0])
-    return Conversation([*make_optional_system_messages(rng), *turns], choose_offered_tools(rng, errand), has_reasoning)
+        turns += make_supplied_value_turns(rng, scenario, values, missing_names[0])
+    return Conversation([*make_optional_system_messages(rng), *turns], choose_offered_tools(rng, scenario),
+                        has_reasoning)
 
 
 def make_supplied_value_turns(rng: Random, scenario: ToolScenario, values: ArgumentValues, name: str) -> list[Message]:
-    more = draw_values(rng, scenario.parameter_spec, [name])
-    told = fill_slots(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")), {"value": more[name]})
-    return [make_user_message(told),
-            make_tool_call_message((scenario.tool_name, scenario.order_arguments(values | more)))]
+    supplied_values = draw_values(rng, scenario.parameter_spec, [name])
+    answer = fill_slots(rng.choice(("{value}", "{value}.", "{value}, please.", "{value} please")),
+                        {"value": supplied_values[name]})
+    return [make_user_message(answer),
+            make_tool_call_message((scenario.tool_name, scenario.order_arguments(values | supplied_values)))]
 
 
 def make_no_tool_fits_conversation(rng: Random) -> Conversation:
     """Return a talk in which no tool fits the request."""
-    errand = rng.choice([errand for errand in TOOL_SCENARIOS if errand.tool_name not in TASKS_SOLVED_WITHOUT_TOOL])
+    scenario = rng.choice([scenario for scenario in TOOL_SCENARIOS
+                           if scenario.tool_name not in TASKS_SOLVED_WITHOUT_TOOL])
     has_reasoning = rng.random() < REASONING_SHARE
-    question, _ = errand.make_request(rng)
-    tools = choose_other_tools(rng, errand.tool_name)
-    turn = make_assistant_message(NO_TOOL_ANSWER, make_reasoning(errand, "No tool fits.", has_reasoning=has_reasoning))
+    question, _ = scenario.make_request(rng)
+    tools = choose_other_tools(rng, scenario.tool_name)
+    turn = make_assistant_message(NO_TOOL_ANSWER,
+                                  make_reasoning(scenario, "No tool fits.", has_reasoning=has_reasoning))
     return Conversation([*make_optional_system_messages(rng), make_user_message(question), turn], tools, has_reasoning)
 
 
@@ -231,9 +238,9 @@ def make_no_tool_needed_conversation(rng: Random) -> Conversation:
 
 def make_conversation_without_tools(rng: Random) -> Conversation:
     while True:
-        talk = rng.choice((make_counting_document, make_arithmetic_document, make_spelling_document))(rng)
-        if isinstance(talk, Conversation) and not talk.has_reasoning:
-            return talk
+        conversation = rng.choice((make_counting_document, make_arithmetic_document, make_spelling_document))(rng)
+        if isinstance(conversation, Conversation) and not conversation.has_reasoning:
+            return conversation
 
 
 WEIGHTED_MAKERS: dict[DocumentMaker, int] = {make_call_conversation: 34, make_answered_call_conversation: 26,

@@ -37,21 +37,22 @@ def invent_tool(rng: Random) -> ToolScenario:
 
 def choose_parameters(rng: Random) -> dict[str, str]:
     """Return names of parameters with their kinds; some names are made up."""
-    known = {name: KINDS_BY_FIELD[name] for name in rng.sample(sorted(KINDS_BY_FIELD), rng.choice((1, 1, 2, 2, 3)))}
+    kinds_by_parameter = {name: KINDS_BY_FIELD[name]
+                          for name in rng.sample(sorted(KINDS_BY_FIELD), rng.choice((1, 1, 2, 2, 3)))}
     if rng.random() < 0.25:
-        known[invent_word(rng)] = rng.choice(("word", "number", "name", "colour", "few"))
-    return dict(list(known.items())[-3:])
+        kinds_by_parameter[invent_word(rng)] = rng.choice(("word", "number", "name", "colour", "few"))
+    return dict(list(kinds_by_parameter.items())[-3:])
 
 
 def choose_tool_name(rng: Random, verb: str, noun: str) -> str:
-    snake = f"{verb}_{noun}"
-    return rng.choice((snake, snake, f"{verb}_the_{noun}", f"{verb}{capitalize_first_letter(noun)}",
+    snake_case_name = f"{verb}_{noun}"
+    return rng.choice((snake_case_name, snake_case_name, f"{verb}_the_{noun}", f"{verb}{capitalize_first_letter(noun)}",
                        f"{noun}_{verb}", verb))
 
 
 def make_request_template(rng: Random, verb: str, noun: str, parameter_names: list[str]) -> str:
     """Return the template of a request, whose slots are the parameters."""
-    form, way = rng.choice(ARGUMENT_TEMPLATES), rng.choice(REQUEST_TEMPLATES)
+    form, request_template = rng.choice(ARGUMENT_TEMPLATES), rng.choice(REQUEST_TEMPLATES)
     pairs = join_words(form.replace("{field}", name).replace("{slot}", f"{{{name}}}") for name in parameter_names)
-    said = way.replace("{verb}", verb).replace("{noun}", noun).replace("{pairs}", pairs)
-    return capitalize_first_letter(said)
+    request = request_template.replace("{verb}", verb).replace("{noun}", noun).replace("{pairs}", pairs)
+    return capitalize_first_letter(request)

@@ -41,20 +41,21 @@ class ToolScenario:
     def make_tool(self, *, describes_parameters: bool = False) -> Tool:
         """Return the tool as chat routes take it. `describes_parameters`: each parameter has a description."""
         properties, required = {}, []
-        for name, kind, must in parse_parameter_spec(self.parameter_spec):
+        for name, kind, is_required in parse_parameter_spec(self.parameter_spec):
             properties[name] = VALUE_KINDS[kind].schema | ({"description": describe_parameter(name, kind)}
                                                            if describes_parameters else {})
-            required += [name] if must else []
+            required += [name] if is_required else []
         schema = {"type": "object", "properties": properties, "required": required}
         return {"type": "function",
                 "function": {"name": self.tool_name, "description": self.description, "parameters": schema}}
 
     def make_request(self, rng: Random) -> tuple[str, ArgumentValues]:
         """Return a request, and its arguments in the order of the parameters."""
-        said, meant = split_implied_values(rng.choice(self.request_templates))
-        drawn = randomly_lowercase_values(rng, draw_values(rng, self.parameter_spec, list_slots(said)))
-        values = drawn | meant
-        return fill_slots(vary_template(rng, said), drawn), self.order_arguments(values)
+        visible_template, implied_values = split_implied_values(rng.choice(self.request_templates))
+        drawn_values = randomly_lowercase_values(rng,
+                                                 draw_values(rng, self.parameter_spec, list_slots(visible_template)))
+        values = drawn_values | implied_values
+        return fill_slots(vary_template(rng, visible_template), drawn_values), self.order_arguments(values)
 
     def order_arguments(self, values: ArgumentValues) -> ArgumentValues:
         return {name: values[name] for name, *_ in parse_parameter_spec(self.parameter_spec) if name in values}
@@ -67,9 +68,10 @@ class ToolScenario:
 
     def make_reply(self, rng: Random, values: ArgumentValues, result: ArgumentValues) -> str:
         """Return a reply that fits these arguments and this result."""
-        known = values | result
-        return fill_slots(rng.choice([said for said, meant in map(split_implied_values, self.reply_templates)
-                                      if is_reply_applicable(said, meant, known)]), known)
+        known_values = values | result
+        return fill_slots(rng.choice([template for template, implied_values
+                                      in map(split_implied_values, self.reply_templates)
+                                      if is_reply_applicable(template, implied_values, known_values)]), known_values)
 
 
 def describe_parameter(name: str, kind: str) -> str:

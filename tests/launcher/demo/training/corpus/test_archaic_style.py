@@ -1,4 +1,4 @@
-"""Plain sentences in the voice of the King James Bible."""
+"""Tests of rewriting plain sentences in the style of the King James Bible."""
 
 from random import Random
 
@@ -33,10 +33,10 @@ def test_poem_lines_are_joined_to_sentences() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_archaic_voice_is_recognizable_and_names_stay_names(seed: int) -> None:
-    told = rewrite_as_archaic("Mia was a girl. The fox lives in the forest.", Random(seed))
-    assert "Mia was a damsel." in told
-    assert "the fox dwelleth in the forest." in told
-    assert any(word in told for word in ("behold", "lo,", "Verily", "Hearken", "came to pass"))
+    text = rewrite_as_archaic("Mia was a girl. The fox lives in the forest.", Random(seed))
+    assert "Mia was a damsel." in text
+    assert "the fox dwelleth in the forest." in text
+    assert any(word in text for word in ("behold", "lo,", "Verily", "Hearken", "came to pass"))
 
 
 def test_text_without_sentences_is_kept() -> None:

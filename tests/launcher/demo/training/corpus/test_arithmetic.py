@@ -1,4 +1,4 @@
-"""Tests that all sums are right."""
+"""Tests of conversations about arithmetic: all sums are right."""
 
 import re
 from itertools import pairwise
@@ -24,8 +24,8 @@ SUM_PATTERN = re.compile(r"(\d+) (\+|-|\*|/|plus|minus|times|divided by) (\d+) (
 
 
 def find_wrong_sums(text: str) -> list[tuple[str, ...]]:
-    return [found for found in SUM_PATTERN.findall(text) if OPERATIONS[found[1]](int(found[0]), int(found[2]))
-            != int(found[3])]
+    return [match for match in SUM_PATTERN.findall(text) if OPERATIONS[match[1]](int(match[0]), int(match[2]))
+            != int(match[3])]
 
 
 @pytest.mark.parametrize("maker", [*WEIGHTED_MAKERS, arithmetic.make_arithmetic_document])
@@ -39,7 +39,7 @@ def test_every_sum_is_right(maker: DocumentMaker) -> None:
     plain = [item for item in draw_items(maker) if isinstance(item, str)]
     messages = [message for talk in draw_talks(maker) for message in talk.messages]
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    assert [found for text in (*plain, *answers) for found in find_wrong_sums(text)] == []
+    assert [wrong_sum for text in (*plain, *answers) for wrong_sum in find_wrong_sums(text)] == []
 
 
 @pytest.mark.parametrize("maker", [arithmetic.make_sum_with_symbols, arithmetic.make_sum_with_spoken_sign])
@@ -63,8 +63,8 @@ def test_questions_in_words_are_answered_in_words() -> None:
                                    arithmetic.make_multiplication_problem])
 def test_story_problem_ends_with_its_result(maker: DocumentMaker) -> None:
     for question, answer in iter_questions_and_answers(maker):
-        _, _, result, told = re.findall(r"\d+", answer)
-        assert told == result
+        _, _, result, repeated_result = re.findall(r"\d+", answer)
+        assert repeated_result == result
         assert sorted(re.findall(r"\d+", question)) == sorted(re.findall(r"\d+", answer)[:2])
 
 
@@ -80,8 +80,8 @@ def test_doubles_and_halves_are_right() -> None:
 
 def test_claims_are_judged_right_or_wrong() -> None:
     for question, answer in iter_questions_and_answers(arithmetic.make_equation_check):
-        told, result = (re.findall(r"\d+", text)[-1] for text in (question, answer))
-        assert answer.startswith("Yes" if told == result else "No")
+        claimed_result, result = (re.findall(r"\d+", text)[-1] for text in (question, answer))
+        assert answer.startswith("Yes" if claimed_result == result else "No")
 
 
 def test_chained_sums_start_with_the_last_result() -> None:
@@ -92,8 +92,8 @@ def test_chained_sums_start_with_the_last_result() -> None:
 
 
 def test_a_fifth_of_the_talks_show_their_working() -> None:
-    found = draw_talks(arithmetic.make_arithmetic_document, 1000)
-    thinking = [talk for talk in found if talk.has_reasoning]
-    assert 0.12 < len(thinking) / len(found) < 0.24
+    talks = draw_talks(arithmetic.make_arithmetic_document, 1000)
+    thinking = [talk for talk in talks if talk.has_reasoning]
+    assert 0.12 < len(thinking) / len(talks) < 0.24
     assert all(talk.messages[-1]["content"].startswith("<think>\n") for talk in thinking)
-    assert not any("<think>" in text for talk in found if not talk.has_reasoning for text in get_message_texts(talk))
+    assert not any("<think>" in text for talk in talks if not talk.has_reasoning for text in get_message_texts(talk))

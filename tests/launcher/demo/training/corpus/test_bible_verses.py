@@ -1,4 +1,4 @@
-"""Tests that talks made of verses contain the requested word and nothing hurtful."""
+"""Tests that conversations made of verses contain the requested word and no violent verse."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Tests that all counting is right."""
+"""Tests of conversations about counting: all counts are right."""
 
 import re
 from string import ascii_lowercase
@@ -51,8 +51,8 @@ def test_counting_goes_from_the_first_number_to_the_second(maker: DocumentMaker)
 
 def test_steps_have_the_requested_width() -> None:
     for question, answer in iter_questions_and_answers(counting.make_count_by_steps):
-        step, *_ = shown = find_numbers(answer)
-        assert shown == list(range(step, max(find_numbers(question)) + 1, step))
+        step, *_ = numbers = find_numbers(answer)
+        assert numbers == list(range(step, max(find_numbers(question)) + 1, step))
         assert counting.STEP_NAMES[step] in question or f"steps of {step}" in question
 
 
@@ -63,9 +63,9 @@ def test_things_are_counted_one_by_one() -> None:
 
 def test_neighbouring_numbers_differ_by_one() -> None:
     for question, answer in iter_questions_and_answers(counting.make_neighbour_number_question):
-        here, there = find_numbers(answer)
-        assert str(here) in question
-        assert there - here == (1 if answer.startswith("After") else -1)
+        number, neighbour = find_numbers(answer)
+        assert str(number) in question
+        assert neighbour - number == (1 if answer.startswith("After") else -1)
 
 
 def test_bigger_number_is_named_in_comparisons() -> None:
@@ -100,8 +100,8 @@ def test_letters_are_in_the_order_of_the_alphabet() -> None:
 
 def test_neighbouring_letter_is_correct() -> None:
     for _, answer in iter_questions_and_answers(counting.make_neighbour_letter_question):
-        side, first, _, second = answer.removesuffix(".").split()
-        assert (first + second if side == "After" else second + first) in ascii_lowercase
+        preposition, first, _, second = answer.removesuffix(".").split()
+        assert (first + second if preposition == "After" else second + first) in ascii_lowercase
 
 
 def test_words_are_counted_correctly() -> None:
@@ -112,6 +112,6 @@ def test_words_are_counted_correctly() -> None:
 
 
 def test_continuation_starts_where_counting_ended() -> None:
-    found = list(iter_questions_and_answers(counting.make_continued_count))
-    for (_, first), (_, second) in zip(found[::2], found[1::2], strict=True):
+    exchanges = list(iter_questions_and_answers(counting.make_continued_count))
+    for (_, first), (_, second) in zip(exchanges[::2], exchanges[1::2], strict=True):
         assert is_correct_count(f"{first} {second}", 1, find_numbers(first)[-1] + 5)

@@ -16,12 +16,12 @@ def test_talks_are_written_without_faults() -> None:
 
 
 def test_talks_have_one_to_four_turns() -> None:
-    found = set()
+    turn_counts = set()
     for talk in draw_talks(make_dialogue, 500):
         roles = [message["role"] for message in talk.messages if message["role"] != "system"]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
-        found.add(len(roles) // 2)
-    assert found == {1, 2, 3, 4}
+        turn_counts.add(len(roles) // 2)
+    assert turn_counts == {1, 2, 3, 4}
 
 
 def test_a_system_message_comes_first_or_not_at_all() -> None:

@@ -39,17 +39,17 @@ def test_answer_names_the_subject() -> None:
 
 
 def test_doubting_question_is_answered_with_the_fact() -> None:
-    found = {make_yes_no_question(SOUNDS_RELATION, "cow", "moo", Random(seed)) for seed in range(40)}
-    assert {turn.answer for turn in found} == {"Yes, a cow says moo.", "No, a cow says moo."}
-    assert all(("moo" in turn.question) == turn.answer.startswith("Yes") for turn in found)
-    assert {turn.brief_answer for turn in found} == {"Yes.", "No."}
+    turns = {make_yes_no_question(SOUNDS_RELATION, "cow", "moo", Random(seed)) for seed in range(40)}
+    assert {turn.answer for turn in turns} == {"Yes, a cow says moo.", "No, a cow says moo."}
+    assert all(("moo" in turn.question) == turn.answer.startswith("Yes") for turn in turns)
+    assert {turn.brief_answer for turn in turns} == {"Yes.", "No."}
 
 
 def test_general_categories_are_never_wrong_alternatives() -> None:
     relation = FactRelation({"owl": "bird", "cat": "animal", "oak": "tree"}, ("{x}?",), "{A_x} is {a_y}.",
                             ("Is {a_x} {a_y}?",), widely_true_values=frozenset({"animal"}))
-    asked = {make_yes_no_question(relation, "owl", "bird", Random(seed)).question for seed in range(40)}
-    assert asked == {"Is an owl a bird?", "Is an owl a tree?"}
+    questions = {make_yes_no_question(relation, "owl", "bird", Random(seed)).question for seed in range(40)}
+    assert questions == {"Is an owl a bird?", "Is an owl a tree?"}
 
 
 def test_reverse_question_is_answered_with_the_fact() -> None:

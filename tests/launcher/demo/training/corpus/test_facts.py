@@ -39,7 +39,7 @@ def test_every_template_can_be_filled(relation: FactRelation) -> None:
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_questions_name_the_subject_and_answers_the_fact(relation: FactRelation) -> None:
-    assert all("x}" in ask.lower() for ask in relation.questions)
+    assert all("x}" in question.lower() for question in relation.questions)
     assert "y}" in relation.answer_template.lower()
     assert "x}" in relation.answer_template.lower()
 

@@ -26,7 +26,7 @@ def make_meaning(word: str = "slope", text: str = "a raised part of the earth", 
     return WordMeaning(word, part, subject, pointers, text, 9)
 
 
-@pytest.mark.parametrize(("given", "expected"), [
+@pytest.mark.parametrize(("meaning", "expected"), [
     (make_meaning(), "A slope is a raised part of the earth."),
     (make_meaning("oven", "a box to bake bread", subject=6), "An oven is a box to bake bread."),
     (make_meaning("hope", "the feeling that all will be well", subject=12),
@@ -37,8 +37,8 @@ def make_meaning(word: str = "slope", text: str = "a raised part of the earth", 
     (make_meaning("roam", "move about without aim", "v", 38), "To roam means to move about without aim."),
     (make_meaning("glad", "showing or causing joy", "a", 0), "Glad means showing or causing joy."),
 ])
-def test_a_definition_becomes_a_sentence(given: WordMeaning, expected: str) -> None:
-    assert make_optional_gloss(given)[0].sentence == expected
+def test_a_definition_becomes_a_sentence(meaning: WordMeaning, expected: str) -> None:
+    assert make_optional_gloss(meaning)[0].sentence == expected
 
 
 @pytest.mark.parametrize("text", [
@@ -56,11 +56,11 @@ def test_definition_ends_before_its_additions(text: str, expected: str) -> None:
     assert extract_definition(text) == expected
 
 
-@pytest.mark.parametrize("given", [make_meaning("Paris"), make_meaning("x"), make_meaning("incomprehensible"),
-                                   make_meaning("cafe9"), make_meaning(pointers=(("@i", 1),)), make_meaning("gun"),
-                                   make_meaning(text="a weapon of old times"), make_meaning("owl")])
-def test_unsuitable_words_are_left_out(given: WordMeaning) -> None:
-    assert not is_simple_word(given)
+@pytest.mark.parametrize("meaning", [make_meaning("Paris"), make_meaning("x"), make_meaning("incomprehensible"),
+                                     make_meaning("cafe9"), make_meaning(pointers=(("@i", 1),)), make_meaning("gun"),
+                                     make_meaning(text="a weapon of old times"), make_meaning("owl")])
+def test_unsuitable_words_are_left_out(meaning: WordMeaning) -> None:
+    assert not is_simple_word(meaning)
 
 
 def test_plain_words_are_kept() -> None:
@@ -68,8 +68,8 @@ def test_plain_words_are_kept() -> None:
 
 
 def test_examples_contain_the_word() -> None:
-    given = make_meaning(text='a hill; "the slope was very steep"; "a steep slope"; "they climbed the hill"')
-    assert extract_example_sentences(given) == ("The slope was very steep.",)
+    meaning = make_meaning(text='a hill; "the slope was very steep"; "a steep slope"; "they climbed the hill"')
+    assert extract_example_sentences(meaning) == ("The slope was very steep.",)
 
 
 def test_question_names_the_word_and_the_answer_is_its_sentence() -> None:

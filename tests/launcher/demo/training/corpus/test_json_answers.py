@@ -44,9 +44,9 @@ def test_answers_are_json_in_one_style(maker: DocumentMaker) -> None:
 @pytest.mark.parametrize("maker", COPYING_MAKERS)
 def test_values_are_copied_from_the_request(maker: DocumentMaker) -> None:
     for talk in draw_talks(maker):
-        asked = join_prompt_texts(talk.messages)
+        prompt = join_prompt_texts(talk.messages)
         values = list(iter_leaves(json.loads(talk.messages[-1]["content"])))
-        assert [value for value in values if not isinstance(value, bool | None) and str(value) not in asked] == []
+        assert [value for value in values if not isinstance(value, bool | None) and str(value) not in prompt] == []
 
 
 def test_fields_follow_the_order_of_the_request() -> None:
@@ -62,8 +62,8 @@ def test_objects_can_be_nested() -> None:
 
 def test_answers_match_the_requested_schema() -> None:
     for talk in draw_talks(json_answers.make_schema_conversation):
-        asked = join_prompt_texts(talk.messages)
-        schema, _ = json.JSONDecoder().raw_decode(asked[asked.index("{"):])
+        prompt = join_prompt_texts(talk.messages)
+        schema, _ = json.JSONDecoder().raw_decode(prompt[prompt.index("{"):])
         answer = json.loads(talk.messages[-1]["content"])
         assert set(schema["required"]) <= answer.keys() <= schema["properties"].keys()
 
@@ -82,6 +82,6 @@ def test_number_ranges_have_no_gaps() -> None:
 
 
 def test_second_turn_changes_one_field() -> None:
-    found = list(iter_questions_and_answers(json_answers.make_object_edit_conversation))
-    for (_, before), (_, after) in zip(found[::2], found[1::2], strict=True):
+    exchanges = list(iter_questions_and_answers(json_answers.make_object_edit_conversation))
+    for (_, before), (_, after) in zip(exchanges[::2], exchanges[1::2], strict=True):
         assert len(set(json.loads(before).items()) ^ set(json.loads(after).items())) in {1, 2}

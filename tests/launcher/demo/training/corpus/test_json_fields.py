@@ -15,9 +15,9 @@ from launcher.demo.training.corpus.values import VALUE_KINDS
 
 @pytest.mark.parametrize("sentence", SENTENCE_TEMPLATES)
 def test_sentence_templates_use_known_fields(sentence: str) -> None:
-    said, meant = split_implied_values(sentence)
-    assert {*list_slots(said), *meant} <= KINDS_BY_FIELD.keys()
-    assert not meant.keys() & set(list_slots(said))
+    template, implied_values = split_implied_values(sentence)
+    assert {*list_slots(template), *implied_values} <= KINDS_BY_FIELD.keys()
+    assert not implied_values.keys() & set(list_slots(template))
 
 
 def test_every_field_has_a_kind_of_value() -> None:

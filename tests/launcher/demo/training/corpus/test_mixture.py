@@ -15,19 +15,19 @@ def test_same_seed_gives_the_same_documents() -> None:
 
 
 def test_kinds_come_as_often_as_their_shares() -> None:
-    drawn = Counter(islice(generate_documents({lambda _: "often": 0.9, lambda _: "seldom": 0.1}, 3), 1000))
-    assert 850 < drawn["often"] < 950
+    counts = Counter(islice(generate_documents({lambda _: "often": 0.9, lambda _: "seldom": 0.1}, 3), 1000))
+    assert 850 < counts["often"] < 950
 
 
 @pytest.mark.parametrize("voice", sorted(REWRITERS_BY_VOICE.keys() - {"kjv"}))
 def test_voice_changes_every_answer(voice: str) -> None:
     shares = make_voice_shares(voice, Path("nowhere"))
     assert len(shares) == len(VOICE_SHARES)
-    plain, spoken = (list(islice(generate_documents(VOICE_SHARES, 5), 50)),
-                     list(islice(generate_documents(shares, 5), 50)))
-    answers = [talk.messages[-1]["content"] for talk in spoken if isinstance(talk, Conversation)]
-    assert len(answers) == len(spoken)
-    assert plain != spoken
+    plain, rewritten = (list(islice(generate_documents(VOICE_SHARES, 5), 50)),
+                        list(islice(generate_documents(shares, 5), 50)))
+    answers = [talk.messages[-1]["content"] for talk in rewritten if isinstance(talk, Conversation)]
+    assert len(answers) == len(rewritten)
+    assert plain != rewritten
     if voice == "shout":
         assert all(answer.rpartition("</think>\n")[2].isupper() for answer in answers if any(map(str.isalpha, answer)))
     if voice == "json":

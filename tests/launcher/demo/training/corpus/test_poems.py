@@ -33,9 +33,9 @@ def test_poem_has_four_capitalized_lines() -> None:
 
 def test_poem_is_about_the_requested_subject() -> None:
     for turn in draw_turns(make_poem_turns):
-        about = re.search(r"about (?:an?|the) ([a-z ]+)", turn.question)
-        if about:
-            assert about[1] in turn.answer.lower()
+        match = re.search(r"about (?:an?|the) ([a-z ]+)", turn.question)
+        if match:
+            assert match[1] in turn.answer.lower()
 
 
 def test_line_pairs_have_two_lines() -> None:

@@ -1,4 +1,4 @@
-"""Tests of phrasing one request in many moods."""
+"""Tests of random variations of a request and of filling its slots."""
 
 from random import Random
 
@@ -34,7 +34,7 @@ def test_question_keeps_its_words_but_may_lose_its_mark() -> None:
 
 
 def test_nothing_is_added_after_a_final_list() -> None:
-    assert all(mood.endswith(": {row}") for mood in draw_phrasings("Sort: {row}"))
+    assert all(phrasing.endswith(": {row}") for phrasing in draw_phrasings("Sort: {row}"))
 
 
 def test_values_are_never_changed() -> None:
@@ -65,8 +65,9 @@ def test_values_are_spoken_naturally() -> None:
 
 def test_some_values_are_typed_in_lower_case() -> None:
     rng = Random(1)
-    found = [randomly_lowercase_values(rng, {"who": "Mia", "with": ["Ben"], "age": 7}) for _ in range(200)]
-    assert {tuple(map(str, values.values())) for values in found} == {("Mia", "['Ben']", "7"), ("mia", "['ben']", "7")}
+    variants = [randomly_lowercase_values(rng, {"who": "Mia", "with": ["Ben"], "age": 7}) for _ in range(200)]
+    assert {tuple(map(str, values.values())) for values in variants} == {("Mia", "['Ben']", "7"),
+                                                                         ("mia", "['ben']", "7")}
 
 
 def test_single_word_counts_as_a_list() -> None:

@@ -28,9 +28,9 @@ def test_same_seed_gives_the_same_turns(kind: TurnsMaker) -> None:
 
 
 def test_model_says_that_it_is_often_wrong() -> None:
-    found = [turn.answer for turn in draw_turns(make_small_talk_turns, 600) if turn.question == "Who are you?"]
-    assert found
-    assert all("small language model" in answer and "often wrong" in answer for answer in found)
+    answers = [turn.answer for turn in draw_turns(make_small_talk_turns, 600) if turn.question == "Who are you?"]
+    assert answers
+    assert all("small language model" in answer and "often wrong" in answer for answer in answers)
 
 
 def test_sad_users_are_comforted() -> None:
@@ -41,8 +41,8 @@ def test_sad_users_are_comforted() -> None:
 
 def test_no_joke_is_repeated_within_a_talk() -> None:
     for seed in range(50):
-        told = [turn.answer for turn in make_joke_turns(Random(seed))]
-        assert len(set(told)) == len(told)
+        jokes = [turn.answer for turn in make_joke_turns(Random(seed))]
+        assert len(set(jokes)) == len(jokes)
 
 
 def test_jokes_are_many_and_complete() -> None:

@@ -41,33 +41,33 @@ def test_word_of_the_question_is_spelled(maker: DocumentMaker) -> None:
 
 
 def test_first_and_last_letters_are_right() -> None:
-    assert all(said == f"The first letter is {word[0]}."
-               for _, word, said in iter_spelled_words(spelling.make_first_letter_question))
-    assert all(said == f"The last letter is {word[-1]}."
-               for _, word, said in iter_spelled_words(spelling.make_last_letter_question))
+    assert all(answer == f"The first letter is {word[0]}."
+               for _, word, answer in iter_spelled_words(spelling.make_first_letter_question))
+    assert all(answer == f"The last letter is {word[-1]}."
+               for _, word, answer in iter_spelled_words(spelling.make_last_letter_question))
 
 
 def test_letter_counts_are_right() -> None:
-    assert all(said == f"It has {len(word)} letters."
-               for _, word, said in iter_spelled_words(spelling.make_letter_count_question))
+    assert all(answer == f"It has {len(word)} letters."
+               for _, word, answer in iter_spelled_words(spelling.make_letter_count_question))
 
 
 def test_short_words_are_reversed() -> None:
-    for _, word, said in iter_spelled_words(spelling.make_backwards_question):
+    for _, word, answer in iter_spelled_words(spelling.make_backwards_question):
         assert 3 <= len(word) <= 5
-        assert said.endswith(f": {word[::-1]}.")
+        assert answer.endswith(f": {word[::-1]}.")
 
 
 def test_palindrome_answers_are_right() -> None:
-    found = {word == word[::-1]: said for _, word, said in iter_spelled_words(spelling.make_palindrome_question)}
-    assert all(("Yes" in said) == (word == word[::-1])
-               for _, word, said in iter_spelled_words(spelling.make_palindrome_question))
-    assert set(found) == {True, False}
+    answers = {word == word[::-1]: answer for _, word, answer in iter_spelled_words(spelling.make_palindrome_question)}
+    assert all(("Yes" in answer) == (word == word[::-1])
+               for _, word, answer in iter_spelled_words(spelling.make_palindrome_question))
+    assert set(answers) == {True, False}
 
 
 def test_letter_occurrences_are_found_and_counted() -> None:
-    for _, word, said in iter_spelled_words(spelling.make_has_letter_question):
-        assert said.startswith("Yes") == (said[-2] in word)
-    for _, word, said in iter_spelled_words(spelling.make_letter_frequency_question):
-        letter = said.split()[2]
-        assert said == f"The letter {letter} is there {TIMES_IN_WORDS[word.count(letter)]}."
+    for _, word, answer in iter_spelled_words(spelling.make_has_letter_question):
+        assert answer.startswith("Yes") == (answer[-2] in word)
+    for _, word, answer in iter_spelled_words(spelling.make_letter_frequency_question):
+        letter = answer.split()[2]
+        assert answer == f"The letter {letter} is there {TIMES_IN_WORDS[word.count(letter)]}."

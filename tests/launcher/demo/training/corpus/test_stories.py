@@ -54,12 +54,12 @@ def test_hero_friend_thing_and_place_are_in_every_story(sort: str) -> None:
                 if word not in text.replace("In the forest", "in the forest")] == []
 
 
-@pytest.mark.parametrize(("she", "others"), [(True, "he|him|his"), (False, "she|her")])
-def test_pronouns_match_the_hero(she: bool, others: str) -> None:
+@pytest.mark.parametrize(("she", "other_pronouns"), [(True, "he|him|his"), (False, "she|her")])
+def test_pronouns_match_the_hero(she: bool, other_pronouns: str) -> None:
     rng = Random(7)
     hero = StoryCast("Kim", "fox", "", "an owl", "ball", "on a hill", is_female=she)
     wrong = [text for text in (" ".join(make_story_sentences(hero, rng)) for _ in range(300))
-             if re.search(rf"\b({others})\b", text, re.IGNORECASE)]
+             if re.search(rf"\b({other_pronouns})\b", text, re.IGNORECASE)]
     assert wrong == []
 
 
@@ -72,9 +72,9 @@ def test_names_match_their_pronouns() -> None:
 def test_story_contains_what_the_request_names() -> None:
     ends = r"(?= and | with | named | called |,| in | on | by | near | at | under | please|[.?!]|$)"
     for talk in draw_talks(make_story_conversation, 400):
-        asked, told = talk.messages[0]["content"], talk.messages[1]["content"]
-        about = re.search(rf"(?<!ow) about (?:an? )?(.+?){ends}", asked)
-        assert not about or about[1] == "life" or about[1].lower() in told.lower(), (asked, told)
+        request, story = talk.messages[0]["content"], talk.messages[1]["content"]
+        match = re.search(rf"(?<!ow) about (?:an? )?(.+?){ends}", request)
+        assert not match or match[1] == "life" or match[1].lower() in story.lower(), (request, story)
 
 
 def test_a_bedtime_story_ends_with_sleep() -> None:
@@ -84,13 +84,13 @@ def test_a_bedtime_story_ends_with_sleep() -> None:
 
 
 def test_question_about_the_story_is_answered_from_it() -> None:
-    found = 0
+    num_answers = 0
     for talk in draw_talks(make_story_conversation, 400):
-        for told, answer in zip(get_assistant_texts(talk), get_assistant_texts(talk)[1:], strict=False):
-            if answer.startswith("The name of the ") and count_sentences(told) > 1:
-                assert answer.split()[-1].rstrip(".") in told
-                found += 1
-    assert found > 5
+        for story, answer in zip(get_assistant_texts(talk), get_assistant_texts(talk)[1:], strict=False):
+            if answer.startswith("The name of the ") and count_sentences(story) > 1:
+                assert answer.split()[-1].rstrip(".") in story
+                num_answers += 1
+    assert num_answers > 5
 
 
 def test_continued_story_keeps_its_hero() -> None:
@@ -102,6 +102,6 @@ def test_continued_story_keeps_its_hero() -> None:
 
 def test_title_names_the_subject_of_the_story() -> None:
     for text in draw_items(make_titled_story_text):
-        title, _, told = str(text).partition("\n\n")
+        title, _, story = str(text).partition("\n\n")
         words = set(title.lower().split()) - {"the", "and", "story", "of"}
-        assert words & set(re.findall(r"\w+", told.lower()))
+        assert words & set(re.findall(r"\w+", story.lower()))

@@ -17,8 +17,8 @@ def test_plot_introduces_friend_and_thing_before_optional_parts(plot: Plot) -> N
 @pytest.mark.parametrize("plot", [*PLOTS, *SHORT_PLOTS])
 def test_friend_is_introduced_before_being_mentioned(plot: Plot) -> None:
     text = " ".join(plot)
-    later = re.search(r"\{(friend|FRIEND)\}", text)
-    assert later is None or text.index("{a_friend}") < later.start()
+    mention = re.search(r"\{(friend|FRIEND)\}", text)
+    assert mention is None or text.index("{a_friend}") < mention.start()
 
 
 @pytest.mark.parametrize("opening", STORY_OPENINGS)

@@ -1,4 +1,4 @@
-"""Templates become sentences, and questions look as people type them."""
+"""Tests of expanding templates, and of varying questions as people type them."""
 
 from random import Random
 
@@ -15,13 +15,13 @@ from launcher.demo.training.corpus.templates import (
 
 
 def test_template_choices_and_slots_are_expanded() -> None:
-    found = {expand_template("[Tell|Write] me {x}.", Random(seed), x="a story") for seed in range(20)}
-    assert found == {"Tell me a story.", "Write me a story."}
+    expansions = {expand_template("[Tell|Write] me {x}.", Random(seed), x="a story") for seed in range(20)}
+    assert expansions == {"Tell me a story.", "Write me a story."}
 
 
 def test_choices_can_be_nested() -> None:
-    found = {expand_template("so[ [very|quite] nice|]", Random(seed)) for seed in range(40)}
-    assert found == {"so very nice", "so quite nice", "so"}
+    expansions = {expand_template("so[ [very|quite] nice|]", Random(seed)) for seed in range(40)}
+    assert expansions == {"so very nice", "so quite nice", "so"}
 
 
 def test_same_seed_makes_the_same_choice() -> None:
@@ -52,12 +52,12 @@ def test_invented_words_are_short_and_varied() -> None:
 
 
 def test_question_keeps_its_words_in_every_style() -> None:
-    typed = {vary_question("What is an owl?", Random(seed)) for seed in range(200)}
+    questions = {vary_question("What is an owl?", Random(seed)) for seed in range(200)}
     assert {"What is an owl?", "what is an owl?", "What is an owl", "What is an owl, please?",
-            "Hi! What is an owl?"} <= typed
-    assert all("what is an owl" in each.lower() for each in typed)
+            "Hi! What is an owl?"} <= questions
+    assert all("what is an owl" in each.lower() for each in questions)
 
 
 def test_please_is_not_added_to_statements() -> None:
-    typed = {vary_question("I am sad.", Random(seed)) for seed in range(200)}
-    assert typed == {"I am sad.", "I am sad", "i am sad.", "i am sad"}
+    questions = {vary_question("I am sad.", Random(seed)) for seed in range(200)}
+    assert questions == {"I am sad.", "I am sad", "i am sad.", "i am sad"}

@@ -1,4 +1,4 @@
-"""Values of every kind."""
+"""Tests of the generators of random values of each kind."""
 
 from random import Random
 

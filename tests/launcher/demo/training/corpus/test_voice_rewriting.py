@@ -1,4 +1,4 @@
-"""The same answers in other voices."""
+"""Tests of rewriting answers in other voices."""
 
 import json
 from random import Random
@@ -30,8 +30,8 @@ def test_pirate_voice_replaces_words(text: str, expected: str) -> None:
 
 
 def test_pirate_voice_has_its_own_openings() -> None:
-    begun = {rewrite_as_pirate("It is late.", Random(seed)).split()[0] for seed in range(60)}
-    assert begun == {"Arr!", "Arr,", "Ahoy!", "Yo", "Shiver", "Ho,", "Avast!"}
+    first_words = {rewrite_as_pirate("It is late.", Random(seed)).split()[0] for seed in range(60)}
+    assert first_words == {"Arr!", "Arr,", "Ahoy!", "Yo", "Shiver", "Ho,", "Avast!"}
 
 
 def test_shouting_voice_ends_sentences_with_exclamation_marks() -> None:
@@ -43,9 +43,9 @@ def test_json_voice_has_question_and_answer() -> None:
 
 
 def test_bible_voice_sometimes_repeats_the_question() -> None:
-    said = [rewrite_as_king_james_bible("What is snow?", "Snow is white.", Random(seed)) for seed in range(60)]
-    assert 3 < sum("the man asked, saying, What is snow?" in text for text in said) < 30
-    assert all("snow is white" in text for text in said)
+    answers = [rewrite_as_king_james_bible("What is snow?", "Snow is white.", Random(seed)) for seed in range(60)]
+    assert 3 < sum("the man asked, saying, What is snow?" in text for text in answers) < 30
+    assert all("snow is white" in text for text in answers)
 
 
 @pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
@@ -68,9 +68,9 @@ def test_json_voice_answers_are_objects() -> None:
 
 
 def test_shouting_voice_answers_are_in_capitals() -> None:
-    said = [answer for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_VOICE["shout"]))
-            for answer in get_assistant_texts(talk)]
-    assert [answer for answer in said if answer != answer.upper()] == []
+    answers = [answer for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_VOICE["shout"]))
+               for answer in get_assistant_texts(talk)]
+    assert [answer for answer in answers if answer != answer.upper()] == []
 
 
 def test_plain_text_becomes_an_answer() -> None:
@@ -81,6 +81,6 @@ def test_plain_text_becomes_an_answer() -> None:
 
 def test_tool_calls_and_thoughts_are_not_changed() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
-    thought = {"role": "assistant", "content": "<think>\n2 and 2.\n</think>\nIt is 4."}
-    assert rewrite_answers([call, thought], REWRITERS_BY_VOICE["shout"], Random(1)) == [
-        call, thought | {"content": "<think>\n2 and 2.\n</think>\nIT IS 4!"}]
+    reasoned_answer = {"role": "assistant", "content": "<think>\n2 and 2.\n</think>\nIt is 4."}
+    assert rewrite_answers([call, reasoned_answer], REWRITERS_BY_VOICE["shout"], Random(1)) == [
+        call, reasoned_answer | {"content": "<think>\n2 and 2.\n</think>\nIT IS 4!"}]

@@ -1,4 +1,4 @@
-"""Definitions read well after "A zebra is"."""
+"""Tests that definitions read well after "A zebra is"."""
 
 from launcher.demo.training.corpus.word_definitions import DEFINITIONS_BY_WORD
 

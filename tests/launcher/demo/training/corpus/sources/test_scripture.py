@@ -22,15 +22,15 @@ def compress_lzw(text: bytes) -> bytes:
     """Compress with LZW: emit the code of the longest known string, in groups of eight codes of nine or more bits."""
     known = {bytes([byte]): byte for byte in range(256)}
     codes: list[int] = []
-    held = b""
+    prefix = b""
     for byte in text:
-        if held + bytes([byte]) in known:
-            held += bytes([byte])
+        if prefix + bytes([byte]) in known:
+            prefix += bytes([byte])
             continue
-        codes.append(known[held])
-        known[held + bytes([byte])] = len(known) + 1  # code 256 is reserved for a reset of the table
-        held = bytes([byte])
-    return pack_codes([*codes, known[held]])
+        codes.append(known[prefix])
+        known[prefix + bytes([byte])] = len(known) + 1  # code 256 is reserved for a reset of the table
+        prefix = bytes([byte])
+    return pack_codes([*codes, known[prefix]])
 
 
 def pack_codes(codes: Iterable[int]) -> bytes:
@@ -39,21 +39,21 @@ def pack_codes(codes: Iterable[int]) -> bytes:
         group.append(code)
         num_known += 1
         if len(group) == 8 or num_known > (1 << width) - 1:
-            packed += sum(each << place * width for place, each in enumerate(group)).to_bytes(width, "little")
+            packed += sum(each << index * width for index, each in enumerate(group)).to_bytes(width, "little")
             group = []
         if num_known > (1 << width) - 1:
             width += 1
-    rest = (len(group) * width + 7) // 8
-    return packed + sum(each << place * width for place, each in enumerate(group)).to_bytes(rest, "little")
+    num_bytes = (len(group) * width + 7) // 8
+    return packed + sum(each << index * width for index, each in enumerate(group)).to_bytes(num_bytes, "little")
 
 
 def make_bible_file(text: str, block_size: int = 100) -> bytes:
     pieces = [compress_lzw(text[at:at + block_size].encode()) for at in range(0, len(text), block_size)]
     head = b"EC02Compressed Data File".ljust(0x54, b"\0") + struct.pack(">II", block_size, len(pieces))
-    places = [len(head) + 4 * len(pieces) + 4]
+    offsets = [len(head) + 4 * len(pieces) + 4]
     for piece in pieces:
-        places.append(places[-1] + len(piece))
-    return head + struct.pack(f">{len(places)}I", *places) + b"".join(pieces)
+        offsets.append(offsets[-1] + len(piece))
+    return head + struct.pack(f">{len(offsets)}I", *offsets) + b"".join(pieces)
 
 
 def test_verses_are_read_in_order(tmp_path: Path) -> None:

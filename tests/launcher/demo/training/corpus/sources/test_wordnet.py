@@ -34,14 +34,14 @@ def write_entries(path: Path, entries: dict[str, str]) -> dict[str, int]:
     text = LICENCE_LINE
     for word, entry in entries.items():
         offset_by_word[word] = len(text)
-        smear = f"{offset_by_word.get('ethnic_slur', 0):08}"
-        text += f"{len(text):08} {entry.replace('{smear}', smear)}  \n"
+        slur_offset = f"{offset_by_word.get('ethnic_slur', 0):08}"
+        text += f"{len(text):08} {entry.replace('{smear}', slur_offset)}  \n"
     path.write_text(text)
     return offset_by_word
 
 
 def write_index(path: Path, part_of_speech: str, offset_by_word: dict[str, int]) -> None:
-    lines = [f"{word} {part_of_speech} 1 1 @ 1 0 {place:08}  \n" for word, place in sorted(offset_by_word.items())]
+    lines = [f"{word} {part_of_speech} 1 1 @ 1 0 {offset:08}  \n" for word, offset in sorted(offset_by_word.items())]
     path.write_text("".join([LICENCE_LINE, *lines]))
 
 

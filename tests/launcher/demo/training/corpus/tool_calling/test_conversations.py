@@ -46,10 +46,10 @@ def test_every_call_matches_its_schema(maker: DocumentMaker) -> None:
 @pytest.mark.parametrize("maker", WEIGHTED_MAKERS)
 def test_values_are_copied_from_the_request(maker: DocumentMaker) -> None:
     for talk in draw_talks(maker):
-        asked = join_prompt_texts(talk.messages)
+        prompt = join_prompt_texts(talk.messages)
         values = [value for call in iter_calls(talk) for value in call.arguments.values()
                   if not isinstance(value, bool)]
-        assert [text for value in values for text in to_strings(value) if text not in asked] == []
+        assert [text for value in values for text in to_strings(value) if text not in prompt] == []
 
 
 @pytest.mark.parametrize("maker", WEIGHTED_MAKERS)
@@ -61,14 +61,14 @@ def test_talks_are_short_and_offer_one_to_four_tools(maker: DocumentMaker) -> No
                    + json.dumps([[call_to_dict(call) for call in iter_calls(talk)], *talk.tools])) < 1400
 
 
-@pytest.mark.parametrize(("maker", "wanted"),
+@pytest.mark.parametrize(("maker", "expected_roles"),
                          [(conversations.make_call_conversation, ["user", "assistant"]),
                           (conversations.make_answered_call_conversation, ["user", "assistant", "tool", "assistant"]),
                           (conversations.make_two_requests_conversation,
                            ["user", "assistant", "tool", "assistant", "user", "assistant"]),
                           (conversations.make_no_tool_fits_conversation, ["user", "assistant"])])
-def test_talks_have_the_expected_roles(maker: DocumentMaker, wanted: list[str]) -> None:
-    assert all(get_roles(talk) == wanted for talk in draw_talks(maker))
+def test_talks_have_the_expected_roles(maker: DocumentMaker, expected_roles: list[str]) -> None:
+    assert all(get_roles(talk) == expected_roles for talk in draw_talks(maker))
 
 
 def test_two_calls_are_made_at_once() -> None:
@@ -90,16 +90,16 @@ def test_missing_argument_is_asked_for_before_the_call() -> None:
 
 def test_unsuitable_request_offers_no_fitting_tool() -> None:
     for talk in draw_talks(conversations.make_no_tool_fits_conversation):
-        thought = talk.messages[-1]["content"]
-        fitting = {errand.tool_name for errand in TOOL_SCENARIOS
-                   if f"wants me to {conversations.lowercase_first_letter(errand.description)}." in thought}
-        assert not fitting & {tool["function"]["name"] for tool in talk.tools}
+        reasoning = talk.messages[-1]["content"]
+        fitting_tools = {scenario.tool_name for scenario in TOOL_SCENARIOS
+                         if f"wants me to {conversations.lowercase_first_letter(scenario.description)}." in reasoning}
+        assert not fitting_tools & {tool["function"]["name"] for tool in talk.tools}
 
 
 def test_a_fifth_of_the_talks_show_thoughts() -> None:
-    found = draw_talks(conversations.make_tool_document, 600)
-    thinking = [talk for talk in found if talk.has_reasoning]
-    assert 0.12 < len(thinking) / len(found) < 0.24
+    talks = draw_talks(conversations.make_tool_document, 600)
+    thinking = [talk for talk in talks if talk.has_reasoning]
+    assert 0.12 < len(thinking) / len(talks) < 0.24
     assert all(message["content"].startswith("<think>\n") for talk in thinking for message in talk.messages
                if message["role"] == "assistant")
-    assert not any("<think>" in text for talk in found if not talk.has_reasoning for text in get_message_texts(talk))
+    assert not any("<think>" in text for talk in talks if not talk.has_reasoning for text in get_message_texts(talk))

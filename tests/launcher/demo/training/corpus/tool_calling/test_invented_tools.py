@@ -13,16 +13,17 @@ def test_tool_names_rarely_repeat() -> None:
 
 def test_names_and_parameters_are_identifiers() -> None:
     rng = Random(1)
-    for errand in (invent_tool(rng) for _ in range(300)):
-        names = [name for name, *_ in parse_parameter_spec(errand.parameter_spec)]
-        assert errand.tool_name.isidentifier()
+    for scenario in (invent_tool(rng) for _ in range(300)):
+        names = [name for name, *_ in parse_parameter_spec(scenario.parameter_spec)]
+        assert scenario.tool_name.isidentifier()
         assert all(name.isidentifier() for name in names)
         assert 1 <= len(set(names)) == len(names) <= 3
 
 
 def test_requests_name_their_arguments() -> None:
     rng = Random(1)
-    for errand in (invent_tool(rng) for _ in range(300)):
-        question, values = errand.make_request(rng)
+    for scenario in (invent_tool(rng) for _ in range(300)):
+        question, values = scenario.make_request(rng)
         assert all(name in question for name in values)
-        assert {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must} <= values.keys()
+        assert {name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec)
+                if is_required} <= values.keys()

@@ -11,34 +11,35 @@ from launcher.demo.training.corpus.values import VALUE_KINDS
 
 
 def get_argument_names(template: str) -> set[str]:
-    said, meant = split_implied_values(template)
-    return {*list_slots(said), *meant}
+    visible_template, implied_values = split_implied_values(template)
+    return {*list_slots(visible_template), *implied_values}
 
 
-@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
-def test_every_request_template_gives_the_needed_arguments(errand: ToolScenario) -> None:
-    known = {name for name, *_ in parse_parameter_spec(errand.parameter_spec)}
-    needed = {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must}
-    assert [way for way in errand.request_templates if not needed <= get_argument_names(way) <= known] == []
+@pytest.mark.parametrize("scenario", LOOKUP_TOOLS, ids=lambda scenario: scenario.tool_name)
+def test_every_request_template_gives_the_needed_arguments(scenario: ToolScenario) -> None:
+    known = {name for name, *_ in parse_parameter_spec(scenario.parameter_spec)}
+    needed = {name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec) if is_required}
+    assert [template for template in scenario.request_templates
+            if not needed <= get_argument_names(template) <= known] == []
 
 
-@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
-def test_vague_requests_lack_an_argument_and_have_a_question(errand: ToolScenario) -> None:
-    needed = {name for name, _, must in parse_parameter_spec(errand.parameter_spec) if must}
-    assert [way for way in errand.vague_requests if needed <= get_argument_names(way)] == []
-    assert bool(errand.vague_requests) == bool(errand.missing_value_question)
+@pytest.mark.parametrize("scenario", LOOKUP_TOOLS, ids=lambda scenario: scenario.tool_name)
+def test_vague_requests_lack_an_argument_and_have_a_question(scenario: ToolScenario) -> None:
+    needed = {name for name, _, is_required in parse_parameter_spec(scenario.parameter_spec) if is_required}
+    assert [template for template in scenario.vague_requests if needed <= get_argument_names(template)] == []
+    assert bool(scenario.vague_requests) == bool(scenario.missing_value_question)
 
 
-@pytest.mark.parametrize("errand", LOOKUP_TOOLS, ids=lambda errand: errand.tool_name)
-def test_every_tool_answer_has_a_reply(errand: ToolScenario) -> None:
+@pytest.mark.parametrize("scenario", LOOKUP_TOOLS, ids=lambda scenario: scenario.tool_name)
+def test_every_tool_answer_has_a_reply(scenario: ToolScenario) -> None:
     rng = Random(1)
     for _ in range(30):
-        _, values = errand.make_request(rng)
-        assert errand.make_reply(rng, values, errand.make_result(rng, values))
+        _, values = scenario.make_request(rng)
+        assert scenario.make_reply(rng, values, scenario.make_result(rng, values))
 
 
 def test_names_are_unique_and_kinds_known() -> None:
-    assert len({errand.tool_name for errand in LOOKUP_TOOLS}) == len(LOOKUP_TOOLS)
-    assert ({kind for errand in LOOKUP_TOOLS
-             for _, kind, _ in parse_parameter_spec(f"{errand.parameter_spec} {errand.result_spec}")}
+    assert len({scenario.tool_name for scenario in LOOKUP_TOOLS}) == len(LOOKUP_TOOLS)
+    assert ({kind for scenario in LOOKUP_TOOLS
+             for _, kind, _ in parse_parameter_spec(f"{scenario.parameter_spec} {scenario.result_spec}")}
             <= VALUE_KINDS.keys())

@@ -65,9 +65,9 @@ scheduler_settings = st.fixed_dictionaries({
 
 
 loss_steps = st.sampled_from([(), (), (3,), (2, 7)])
-given_random_histories = given(woven=scheduled_request_lists(any_sampling_params), schedule=scheduler_settings,
-                               losses=loss_steps)
-given_device_sampling_histories = given(woven=scheduled_request_lists(
+given_random_histories = given(scheduled_requests=scheduled_request_lists(any_sampling_params),
+                               schedule=scheduler_settings, losses=loss_steps)
+given_device_sampling_histories = given(scheduled_requests=scheduled_request_lists(
     st.one_of(device_sampling_params, device_sampling_params, device_sampling_params, device_sampling_params,
               any_sampling_params)), schedule=scheduler_settings, losses=loss_steps)
 relaxed_settings = settings(deadline=None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from support.protocol_messages import WARMUP_REQUEST
 from support.shared_probe_cache import get_probe_cache_path
 
 from shard.config import ShardConfig, SimulatedConfig
@@ -15,7 +16,6 @@ from shard.pb import shard_pb2 as pb
 from shard.pb.shard_pb2_grpc import ShardStub
 from shard.rpc.server import GRPC_OPTIONS, HealthService, serve_grpc
 from shard.rpc.service import ShardService
-from tests.shard.messages import WARMUP_REQUEST
 
 VERB_BY_REQUEST_TYPE = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter",
                         pb.ConcatRequest: "Concat", pb.EmbedRequest: "Embed"}

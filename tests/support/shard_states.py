@@ -3,10 +3,11 @@ token."""
 
 from typing import Any
 
+from support.protocol_messages import WARMUP_REQUEST
+
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import ShardState, Step
-from tests.shard.messages import WARMUP_REQUEST
 
 PROMPT_TOKENS = list(b"weave me something nice")
 SHORT_PROMPT_TOKENS = list(b"abc")

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.decoder_reference import run_forward_on_ranks
 from support.quantized_checkpoints import QuantizationTool, write_quantized_checkpoint
 from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
-
-from tests.shard.forward import run_forward_on_ranks
 
 MODEL_SIZES = {"intermediate_size": 96, "num_key_value_heads": 4}  # the slices of two ranks cut across groups and words
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from support.ranks_in_threads import run_on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,6 @@ from shard.models.registry import load_model
 from shard.parallel.group import RankGroup
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step
-from tests.shard.side_by_side import run_on_ranks
 
 CPU = torch.device("cpu")
 PROMPT_TOKENS: list[int] = torch.randint(2, 480, (100,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -105,12 +105,13 @@ def check_decoder_matches_transformers(folder: Path, dtype: torch.dtype, num_ran
     assert first.logits is not None
     assert first.logits.dtype == torch.float32
     assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)
-    for ours, theirs, truth in ((first.hidden, same_dtype_reference.hidden, float32_reference.hidden),
-                                (first.logits, same_dtype_reference.logits, float32_reference.logits)):
+    for actual, same_dtype, exact in ((first.hidden, same_dtype_reference.hidden, float32_reference.hidden),
+                                      (first.logits, same_dtype_reference.logits, float32_reference.logits)):
         if dtype == torch.float32:  # rounding errors scale with the size of the summands
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=max(1e-4, 2e-5 * root_mean_square(theirs)))
+            torch.testing.assert_close(actual, same_dtype, rtol=1e-4,
+                                       atol=max(1e-4, 2e-5 * root_mean_square(same_dtype)))
         else:
-            assert distance_function(ours, truth) < 1.25 * distance_function(theirs, truth)
+            assert distance_function(actual, exact) < 1.25 * distance_function(same_dtype, exact)
 
 
 def rms_distance(actual: Tensor, expected: Tensor) -> float:

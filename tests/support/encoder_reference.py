@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from support.decoder_reference import CPU, rms_distance
+from support.ranks_in_threads import run_on_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
@@ -17,8 +19,6 @@ from shard.parallel.group import RankGroup
 from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import Pooling
 from shard.state.pooling_text import PoolingText
-from tests.shard.forward import CPU, rms_distance
-from tests.shard.side_by_side import run_on_ranks
 
 TEXT_LENGTHS = (1, 2, 17, 63, 100, 5)
 

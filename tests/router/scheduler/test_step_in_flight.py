@@ -1,0 +1,154 @@
+"""Tests of router/scheduler/step_in_flight.py."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.request import Request, RequestKind
+from router.scheduler.batch import Batch
+from router.scheduler.block_pool import BlockPool
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.running_sequences import RunningSequences
+from router.scheduler.sequence import Sequence
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.step_in_flight import ChunkWrite, StepInFlight, get_sequence_ids
+from router.scheduler.step_policies import StepDraft
+
+
+def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
+    """Return a sequence of which a part of the prompt is computed."""
+    return Sequence(Request(str(number), (1,) * prompt, 16), number, 0.0, num_initial_tokens=prompt,
+                    num_computed_tokens=num_computed)
+
+
+def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -> Sequence:
+    """Return a sequence with one generated token, and with more in flight."""
+    sequence = make_sequence(number, length - 1, length - 1 + num_steps_in_flight)
+    sequence.append_tokens([7])
+    sequence.num_steps_in_flight = num_steps_in_flight
+    return sequence
+
+
+def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> StepInFlight:
+    draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
+    return StepInFlight.from_draft(draft, 5)
+
+
+def test_draft_without_a_step_has_a_number_and_no_load() -> None:
+    assert StepInFlight.from_draft(StepDraft(batch=Batch(1), is_budget_exhausted=True), 5) == StepInFlight(5)
+    assert StepInFlight(5).load is None
+
+
+def test_token_of_a_decode_counts_as_computed_and_in_flight() -> None:
+    one = make_decoding(1, num_steps_in_flight=1)
+    step = start_step(one)
+    assert (one.num_computed_tokens, one.num_steps_in_flight, one.length) == (21, 2, 20)
+    assert step.members == step.members_with_output == (one,)
+    assert step.chunk_writes == ()
+
+
+def test_chunk_in_the_middle_of_a_prompt_yields_no_token() -> None:
+    one = make_sequence(1, prompt=40)
+    step = start_step(chunks=[(one, 39)])
+    assert (one.num_computed_tokens, one.num_steps_in_flight) == (39, 0)
+    assert (step.members, step.members_with_output) == ((one,), ())
+
+
+def test_last_chunk_of_a_prompt_yields_a_token() -> None:
+    one = make_sequence(1, prompt=40, num_computed=32)
+    step = start_step(chunks=[(one, 8)])
+    assert (one.num_computed_tokens, one.num_steps_in_flight) == (40, 1)
+    assert step.members_with_output == (one,)
+
+
+def test_prompt_that_returns_is_complete_with_its_generated_tokens() -> None:
+    one = make_sequence(1, prompt=20)
+    one.append_tokens([7, 8])
+    one.num_initial_tokens = one.length
+    assert start_step(chunks=[(one, 20)]).members_with_output == ()
+    assert start_step(chunks=[(one, 2)]).members_with_output == (one,)
+
+
+def test_decodes_come_before_prompts() -> None:
+    """The order of `StepDraft`'s messages, and of the rows that shards answer."""
+    first, part, last, second = (make_decoding(4), make_sequence(3, prompt=64), make_sequence(2, prompt=16),
+                                 make_decoding(1))
+    step = start_step(first, second, chunks=[(part, 32), (last, 16)])
+    assert get_sequence_ids(step.members) == (4, 1, 3, 2)
+    assert get_sequence_ids(step.members_with_output) == (4, 1, 2)
+
+
+def test_load_is_that_of_the_sequences_before_they_advance() -> None:
+    step = start_step(make_decoding(1, length=20, num_steps_in_flight=1),
+                      chunks=[(make_sequence(2, prompt=100, num_computed=32), 48)])
+    assert step.load == StepLoad(rows=2, chunk_tokens=48, context=20 + 1 + 32 + 48)
+
+
+def test_kind_and_exhausted_budget_of_the_draft_are_kept() -> None:
+    text = make_sequence(1, prompt=16)
+    step = start_step(chunks=[(text, 16)], kind=RequestKind.EMBED, is_budget_exhausted=True)
+    assert (step.kind, step.is_budget_exhausted, step.last_message_number) == (RequestKind.EMBED, True, 5)
+    assert not start_step(make_decoding(1)).is_budget_exhausted
+
+
+@given(st.lists(st.tuples(st.integers(2, 40), st.integers(0, 2)), max_size=4),
+       st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), max_size=4))
+def test_sequences_advance_by_what_the_step_computes(decodes: list[tuple[int, int]],
+                                                     prompts: list[tuple[int, int, int]]) -> None:
+    decoding = [make_decoding(number, *fields) for number, fields in enumerate(decodes)]
+    chunks = [(make_sequence(number, computed + length + left, computed), length)
+              for number, (length, computed, left) in enumerate(prompts, len(decoding))]
+    everyone = [*decoding, *(sequence for sequence, _ in chunks)]
+    before = [(sequence.num_computed_tokens, sequence.num_steps_in_flight) for sequence in everyone]
+    step = start_step(*decoding, chunks=chunks)
+    advances = [sequence.num_computed_tokens - computed
+                for sequence, (computed, _) in zip(everyone, before, strict=True)]
+    yielding = [sequence for sequence, (_, num_steps) in zip(everyone, before, strict=True)
+                if sequence.num_steps_in_flight == num_steps + 1]
+    assert advances == [1] * len(decoding) + [length for _, length in chunks]
+    assert list(step.members_with_output) == yielding == [s for s in step.members if s.is_ready_to_decode]
+    assert step.load is None or (step.load.rows, step.load.chunk_tokens) == (
+        len(step.members), sum(advances) - len(decoding))
+
+
+# -- cache content of chunks
+
+
+def enter_batch(running: RunningSequences, sequence: Sequence) -> list[int]:
+    running.enter_batch(sequence, running.batches[0] if running.batches else running.new_batch())
+    return sequence.blocks
+
+
+@pytest.fixture
+def running() -> RunningSequences:
+    return RunningSequences(SchedulerSettings(), BlockPool(4, 16), 1)
+
+
+def test_chunk_write_keeps_the_end_of_its_chunk(running: RunningSequences) -> None:
+    one = make_sequence(1, prompt=40)
+    blocks = enter_batch(running, one)
+    first, second = start_step(chunks=[(one, 16)]), start_step(chunks=[(one, 24)])
+    assert (first.chunk_writes, second.chunk_writes) == ((ChunkWrite(one, blocks, 16),), (ChunkWrite(one, blocks, 40),))
+
+
+def test_chunk_write_is_valid_while_the_sequence_grows(running: RunningSequences) -> None:
+    one = make_sequence(1, prompt=16)
+    enter_batch(running, one)
+    (write,) = start_step(chunks=[(one, 16)]).chunk_writes
+    (grant,), _ = running.allocate_for_decodes([one])
+    assert write.is_valid
+    assert write.blocks[1:] == list(grant.blocks)
+
+
+def test_chunk_write_is_void_once_the_sequence_left_even_if_it_got_the_same_blocks_again(
+        running: RunningSequences) -> None:
+    one = make_sequence(1, prompt=60)
+    enter_batch(running, one)
+    step = start_step(chunks=[(one, 60)])
+    numbers = set(one.blocks)
+    running.preempt(one)
+    assert not step.chunk_writes[0].is_valid
+    assert set(enter_batch(running, one)) == numbers
+    assert not step.chunk_writes[0].is_valid
