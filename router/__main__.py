@@ -35,7 +35,7 @@ from router.model_info import ModelInfo
 from router.recording.folder import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
-from router.startup_progress import StartupProgress
+from router.shards.startup_progress import StartupProgress
 from router.telemetry.adapter_metrics import InstrumentedAdapterStore
 from router.text.chat_template import ChatTemplate, simulated_model_template
 from router.text.model_files import read_chat_template, read_tokenizer

@@ -36,8 +36,8 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "block_hash", "model_info", "pooling_output", "api_keys",
-               "startup_progress", "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards",
-               "validation", "recording", "simulation", "telemetry", "client", "engine", "http.transport", "http.tgi",
+               "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
+               "recording", "simulation", "telemetry", "client", "engine", "http.transport", "http.tgi",
                "http.openai", "http.routes", "http.lorax", "http.docs", "http", "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint",

@@ -10,7 +10,7 @@ TRUE_VALUES, FALSE_VALUES = ("true", "1"), ("false", "0")
 
 
 class FlagAction(StrEnum):
-    """What becomes of another server's flag in weft."""
+    """Action that weft takes for a flag of another server."""
 
     SETTING = "setting"  # sets a setting of weft
     MODEL_AND_REVISION = "revised"  # as SETTING, and a name at the Hub may be followed by @ and a revision

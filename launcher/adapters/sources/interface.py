@@ -11,7 +11,7 @@ from launcher.adapters.store_protocol import FetchRequest
 
 @dataclass(frozen=True, slots=True)
 class SourceVersion:
-    """What a source has under an adapter's name now, and the function that copies its files into a folder."""
+    """Current version of a named adapter at its source, and the function that copies its files into a folder."""
 
     num_bytes_to_fetch: int  # bytes still to be fetched
     download_files: Callable[[Path], None]  # fetch both files into a folder; raises AdapterError, ValueError or OSError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.startup_progress import ShardStartupProgress, StartupProgress, read_shard_progress
+from router.shards.startup_progress import ShardStartupProgress, StartupProgress, read_shard_progress
 
 
 def make_startup_progress(folder: Path, *stages: object) -> StartupProgress:
