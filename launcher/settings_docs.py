@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.compat.docs_table import format_flag_table_rows
+from launcher.compat.flag_descriptions import format_flag_table_rows
 from launcher.compat.flag_table import FlagTable
 from launcher.compat.lorax import LORAX_FLAG_TABLE
 from launcher.compat.tgi import TGI_FLAG_TABLE

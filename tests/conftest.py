@@ -73,7 +73,7 @@ def pytest_collection_finish() -> None:
     No test needs a worker's measurements of large steps. The garbage collector does not scan frozen objects, so
     collecting after each test is fast.
     """
-    if (warmup := sys.modules.get("shard.workers.warmup")) is not None:
+    if (warmup := sys.modules.get("shard.workers.decoder_profiler")) is not None:
         warmup.SLOW_STEP_SECONDS["cpu"] = warmup.MAX_REPEATED_SECONDS = 0.0
     if "torch" in sys.modules and importlib.util.find_spec("triton"):  # available on Linux only
         patch_interpreter()

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 from support.weft_process import run_weft_process
 
-from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 
 REPOSITORY_ROOT = Path(__file__).parents[1]
 TOP_LEVEL_PACKAGES = ("router", "shard", "launcher", "benchmarks")
@@ -46,7 +46,7 @@ def test_wheel_contains_demo_model_adapters_and_licenses(wheel: Path) -> None:
     model = {f"launcher/demo/model/{name}" for name in (
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
         "README.md")}
-    voices = {f"launcher/demo/adapters/{voice}/{name}" for voice in REWRITERS_BY_VOICE
+    voices = {f"launcher/demo/adapters/{voice}/{name}" for voice in REWRITERS_BY_STYLE
               for name in ("adapter_config.json", "adapter_model.safetensors")}
     assert model | voices <= names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}

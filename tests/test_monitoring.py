@@ -20,7 +20,7 @@ from router.model_info import ModelInfo
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry.instruments import MetricType
-from router.telemetry.metric_families import all_families
+from router.telemetry.metric_definitions import all_families
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 

@@ -21,7 +21,7 @@ from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
 from benchmarks.bench.load.prompts import choose_token_counter, make_local_token_counter, read_prompts
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.bench.load.workload import draw_request_specs, make_requests
 from benchmarks.bench.report.html import render_html
 from benchmarks.bench.report.overhead import measure_overhead
@@ -79,7 +79,7 @@ def compute_window_end(settings: BenchSettings, records: Sequence[RequestRecord]
     return min(settings.seconds, last_end) if may_run_out or not is_complete else settings.seconds
 
 
-async def prepare_requests(settings: BenchSettings, prompt_salt: str) -> tuple[Iterable[BenchRequest], dict[str, str]]:
+async def prepare_requests(settings: BenchSettings, prompt_salt: str) -> tuple[Iterable[PlannedRequest], dict[str, str]]:
     """Return the requests to send, and facts about the server.
 
     In a closed loop with --seconds the requests are repeated, since the number needed is unknown."""

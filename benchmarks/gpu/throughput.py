@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.utils import WorkloadHints
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.harness.processes import HOST, run_router_and_shard
@@ -98,7 +98,7 @@ def measure_http_throughput(placement: ModelPlacement, request_lengths: Sequence
 
 
 async def send_all_at_once(target: Target, request_lengths: Sequence[RequestLengths], turn: int) -> float:
-    requests = [BenchRequest(number, text, length.output)
+    requests = [PlannedRequest(number, text, length.output)
                 for number, (text, length) in enumerate(zip(make_prompts(request_lengths, turn), request_lengths,
                                                             strict=True))]
     records = await run_load(target, requests)

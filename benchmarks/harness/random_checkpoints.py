@@ -105,11 +105,11 @@ def iter_gpt2_tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple
             yield f"{name}.{part}.weight", (inputs, outputs)
             yield f"{name}.{part}.bias", (outputs,)
         for norm in ("ln_1", "ln_2"):
-            yield from iter_layer_norm_shapes(f"{name}.{norm}", hidden)
-    yield from iter_layer_norm_shapes("transformer.ln_f", hidden)
+            yield from iter_layernorm_shapes(f"{name}.{norm}", hidden)
+    yield from iter_layernorm_shapes("transformer.ln_f", hidden)
 
 
-def iter_layer_norm_shapes(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def iter_layernorm_shapes(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{name}.weight", (hidden,)
     yield f"{name}.bias", (hidden,)
 

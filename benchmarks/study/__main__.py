@@ -20,7 +20,7 @@ from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.results import collect_run_metadata, make_file_name
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE
 from benchmarks.study.compared_policies import CACHE_POLICIES, DEFAULT_WINDOWS, MIXED_VARIANTS
-from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, make_study_model
+from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.report import format_all_tables, format_readme, list_distinct_metadata
@@ -106,7 +106,7 @@ def choose_results_folder(settings: StudySettings, run_metadata: dict[str, Any])
 def measure_parts(settings: StudySettings, study_runner: StudyRunner) -> None:
     simulation_speedup = QUICK_SIMULATION_SPEEDUP if settings.quick else settings.pace
     for name in settings.shapes:
-        study_model, scope = make_study_model(name, settings.models, settings.demo,
+        study_model, scope = resolve_study_model(name, settings.models, settings.demo,
                                               simulation_speedup), make_scope(settings)
         plan = StudyPlan(study_model, scope,
                          study_runner.measure_server_speed(StudyPlan(study_model, scope), settings.parts))

@@ -52,7 +52,7 @@ def make_real_model(name: str, model_folder: Path) -> StudyModel:
     return StudyModel(name, str(model_folder.resolve()), router_settings={"max_batch_total_tokens": CACHE_TOKENS})
 
 
-def make_study_model(name: str, models_folder: Path, demo_folder: Path, speedup: float) -> StudyModel:
+def resolve_study_model(name: str, models_folder: Path, demo_folder: Path, speedup: float) -> StudyModel:
     """Return the shape of this name; create its random weights if necessary."""
     if name == SIMULATED:
         return make_simulated_model(speedup)

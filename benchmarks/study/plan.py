@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 from benchmarks.study import workloads
 from benchmarks.study.compared_policies import (
     CACHE_POLICIES,
@@ -173,7 +173,7 @@ class StudyPlan:
             case _:
                 return [("closed", scope.policies, sorted({1, *scope.users}))]
 
-    def make_requests(self, run: StudyRun) -> list[BenchRequest]:
+    def make_requests(self, run: StudyRun) -> list[PlannedRequest]:
         scope = self.scope
         if run.workload == ALL_HANDLERS:
             return workloads.make_equal_length_requests(2 * NUM_HANDLERS)

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.plan import COMPAT_PART, StudyRun
 
 NUM_DECIMALS = 4  # decimals of seconds
@@ -101,7 +101,7 @@ def record_from_json(record_json: Mapping[str, Any], *, is_open_loop: bool) -> R
     token_times = array("d")
     if "first" in record_json:
         token_times.extend(accumulate((gap / 1e3 for gap in record_json["gaps_ms"]), initial=record_json["first"]))
-    request = BenchRequest(record_json["number"], "", record_json["asked"],
+    request = PlannedRequest(record_json["number"], "", record_json["asked"],
                            at=record_json.get("at") if is_open_loop else None)
     return RequestRecord(request, record_json["sent"], record_json["ended"], token_times, record_json["tokens"],
                          told_seconds=record_json.get("told_seconds"), error=record_json.get("error", ""))

@@ -17,7 +17,7 @@ import uvloop
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
 from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, ServerSpeed, StudyPlan, StudyRun
@@ -25,11 +25,11 @@ from benchmarks.study.records import RunRecords, RunRecordStore
 from benchmarks.study.run_metrics import compute_server_speed, should_stop_runs
 from router.simulation.run_stats import percentile
 
-WARM_UP_REQUESTS = [BenchRequest(number, "Request", 8) for number in range(8)]
+WARM_UP_REQUESTS = [PlannedRequest(number, "Request", 8) for number in range(8)]
 STREAMING_DIALECT = "lorax"  # a dialect with `ignore_eos_token`: answers have as many tokens as requested
 MAX_ATTEMPTS = 5  # attempts at a run while much CPU time is stolen
 
-SendRequests = Callable[[int, str, Sequence[BenchRequest], int | None], list[RequestRecord]]
+SendRequests = Callable[[int, str, Sequence[PlannedRequest], int | None], list[RequestRecord]]
 RunServer = Callable[..., AbstractContextManager[ServerProcesses]]
 
 
@@ -37,7 +37,7 @@ class StudyFailed(Exception):
     """Raised if all requests of a run failed."""
 
 
-def send_requests(port: int, dialect: str, requests: Sequence[BenchRequest],
+def send_requests(port: int, dialect: str, requests: Sequence[PlannedRequest],
                   concurrency: int | None) -> list[RequestRecord]:
     target = Target(f"http://{HOST}:{port}", DIALECTS[dialect])
     return uvloop.run(run_load(target, requests, concurrency))

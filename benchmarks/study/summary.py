@@ -119,7 +119,7 @@ def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSp
                            for policy, runs in group_by_policy(all_records).items()}
     return {policy: compute_bands(list(map(compute_fixed_load_metrics, seeds)))
             | {"latency_by_tokens": compute_latency_by_tokens(seeds),
-               "latency_by_range": compute_latency_by_range(seeds)} for policy, seeds in completed_by_policy.items()}
+               "latency_by_range": compute_latency_by_length_bin(seeds)} for policy, seeds in completed_by_policy.items()}
 
 
 def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
@@ -129,9 +129,9 @@ def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequ
                                                if length in latencies) for length in lengths}
 
 
-def compute_latency_by_range(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
+def compute_latency_by_length_bin(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
     """Return latencies by the mean number of tokens of each range: many seeds have no request of a given length."""
-    width = choose_range_width(completed_by_seed)
+    width = choose_length_bin_width(completed_by_seed)
     latencies_of_seeds = [mean_by_key(((answer.num_tokens - 1) // width, answer.latency_seconds)
                                       for answer in completed) for completed in completed_by_seed]
     mean_tokens_by_range = mean_by_key(((answer.num_tokens - 1) // width, answer.num_tokens)
@@ -141,7 +141,7 @@ def compute_latency_by_range(completed_by_seed: Sequence[Sequence[CompletedReque
             for number, mean_tokens in mean_tokens_by_range.items()}
 
 
-def choose_range_width(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> int:
+def choose_length_bin_width(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> int:
     """Return the width of a range in tokens; 1 if there are few different lengths."""
     lengths = {answer.num_tokens for completed in completed_by_seed for answer in completed}
     num_ranges = min(max(min(map(len, completed_by_seed)) // REQUESTS_PER_RANGE, MIN_RANGES), MAX_RANGES)

@@ -10,7 +10,7 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.bench.load import arrivals
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 
 FIGURE_OUTPUT_LENGTHS = tuple(range(5, 150, 5))
 HEAD_OUTPUT_LENGTHS = 1, 25, 100
@@ -47,37 +47,37 @@ WORKLOAD_GENERATORS = {"figure": iter_burst_workload, "readme": iter_normal_leng
                        "head": iter_three_lengths_workload}
 
 
-def make_study_requests(name: str, seed: int, num_requests: int, speedup: float) -> list[BenchRequest]:
-    bench_requests: list[BenchRequest] = []
+def make_study_requests(name: str, seed: int, num_requests: int, speedup: float) -> list[PlannedRequest]:
+    bench_requests: list[PlannedRequest] = []
     send_time, pauses_and_lengths = 0.0, WORKLOAD_GENERATORS[name](Random(seed))
     for number, (pause, length) in zip(range(num_requests), pauses_and_lengths, strict=False):
         send_time += pause / speedup
-        bench_requests.append(BenchRequest(number, f"Request {number}", length, at=send_time))
+        bench_requests.append(PlannedRequest(number, f"Request {number}", length, at=send_time))
     return bench_requests
 
 
-def make_poisson_requests(seed: int, num_requests: int, rate: float, prompt_length: int) -> list[BenchRequest]:
+def make_poisson_requests(seed: int, num_requests: int, rate: float, prompt_length: int) -> list[PlannedRequest]:
     """Return requests for an open loop with `rate` arrivals per second."""
     send_times = arrivals.iter_poisson_times(rate, Random(seed))
     requests = make_closed_loop_requests(seed, num_requests, prompt_length)
     return [replace(request, at=at) for request, at in zip(requests, send_times, strict=False)]
 
 
-def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) -> list[BenchRequest]:
+def make_closed_loop_requests(seed: int, num_requests: int, prompt_length: int) -> list[PlannedRequest]:
     """Return requests for a closed loop, with random prompts of `prompt_length` letters.
 
     All lengths are equally frequent, so that seeds differ in order and not in work."""
     random = Random(seed)
     lengths = [LOAD_OUTPUT_LENGTHS[number % len(LOAD_OUTPUT_LENGTHS)] for number in range(num_requests)]
     random.shuffle(lengths)
-    return [BenchRequest(number, make_random_prompt(random, prompt_length), length)
+    return [PlannedRequest(number, make_random_prompt(random, prompt_length), length)
             for number, length in enumerate(lengths)]
 
 
-def make_equal_length_requests(num_requests: int) -> list[BenchRequest]:
+def make_equal_length_requests(num_requests: int) -> list[PlannedRequest]:
     """Return requests of equal length, the mean of FIGURE_OUTPUT_LENGTHS, so that those that start together end
     together."""
-    return [BenchRequest(number, f"Request {number}", round(fmean(FIGURE_OUTPUT_LENGTHS)))
+    return [PlannedRequest(number, f"Request {number}", round(fmean(FIGURE_OUTPUT_LENGTHS)))
             for number in range(num_requests)]
 
 
@@ -85,12 +85,12 @@ def make_random_prompt(random: Random, prompt_length: int) -> str:
     return "".join(random.choices(PROMPT_LETTERS, k=prompt_length))
 
 
-def make_solo_requests(prompt_kind: str, repeat: int, prompt_length: int) -> list[BenchRequest]:
+def make_solo_requests(prompt_kind: str, repeat: int, prompt_length: int) -> list[PlannedRequest]:
     """Return requests to be sent one after the other, to measure the latency of single requests."""
     if prompt_kind == "long":
         random = Random(0)
-        return [BenchRequest(number, make_random_prompt(random, prompt_length), length)
+        return [PlannedRequest(number, make_random_prompt(random, prompt_length), length)
                 for number, length in enumerate(LOAD_OUTPUT_LENGTHS * repeat)]
-    return [BenchRequest(number, f"Request {number}", length)
+    return [PlannedRequest(number, f"Request {number}", length)
             for number, length in enumerate(SOLO_OUTPUT_LENGTHS * repeat)]
 

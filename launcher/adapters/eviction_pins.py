@@ -13,7 +13,7 @@ from uuid import uuid4
 LINE_BYTES = 65  # bytes: a digest and the end of the line
 
 
-class EvictionPinFile:
+class ProcessPinFile:
     """Pins of this process, in a locked file that `close` removes."""
 
     def __init__(self, folder: Path) -> None:

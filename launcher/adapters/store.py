@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from launcher.adapters.adapter_files import AdapterMetadata, compute_digest, read_adapter_metadata
 from launcher.adapters.errors import AdapterError, AdapterErrorKind
-from launcher.adapters.eviction_pins import EvictionPinFile
+from launcher.adapters.eviction_pins import ProcessPinFile
 from launcher.hub.progress_bar import format_bytes
 
 ABANDONED_AFTER_NANOSECONDS = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
@@ -57,7 +57,7 @@ class AdapterVersionStore:
         for name in STORE_SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock_store():
-            self._pin_file = EvictionPinFile(folder / "pins")
+            self._pin_file = ProcessPinFile(folder / "pins")
             self._remove_abandoned_files()
             self._evict_to_fit(0)
 

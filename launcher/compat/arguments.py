@@ -80,7 +80,7 @@ class ParsedArguments:
         elif flag.default and self.is_prerequisite_flag_given(flag.default_requires):
             yield ResolvedFlag(flag, "default", [flag.default])
 
-    def get_fixed_settings(self, table: FlagTable) -> dict[str, str]:
+    def get_implicit_defaults(self, table: FlagTable) -> dict[str, str]:
         return {item.setting_name: item.value for item in table.fixed_settings
                 if self.is_prerequisite_flag_given(item.required_flag)}
 

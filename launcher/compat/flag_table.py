@@ -73,7 +73,7 @@ class ForeignFlag:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSetting:
+class ImplicitDefault:
     """Value of a weft setting for which the other server has no flag, to match its fixed behaviour."""
 
     setting_name: str
@@ -87,7 +87,7 @@ class FlagTable:
 
     program: str
     flags: tuple[ForeignFlag, ...]
-    fixed_settings: tuple[FixedSetting, ...] = ()
+    fixed_settings: tuple[ImplicitDefault, ...] = ()
 
     def select_flags(self, *names: str) -> tuple[ForeignFlag, ...]:
         """Return the flags of these names, for the table of another program that shares them."""

@@ -7,11 +7,11 @@ table leaves out, flags for Predibase's own registry are refused or have no effe
 from launcher.compat.flag_table import (
     FALSE_VALUES,
     TRUE_VALUES,
-    FixedSetting,
     FlagAction,
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    ImplicitDefault,
     environment_variable_effect,
     ignored_effect,
     refused_effect,
@@ -151,7 +151,7 @@ VARIABLE_ONLY_FLAGS = (
 LORAX_FLAG_TABLE = FlagTable("lorax-launcher", (*MODEL_FLAGS, *ADAPTER_FLAGS, *PROCESS_FLAGS, *LIMIT_FLAGS,
                                                 *OPERATION_FLAGS, *VARIABLE_ONLY_FLAGS),
                              (
-                                 FixedSetting("adapters", "true"),
-                                 FixedSetting("compat", "lorax"),
-                                 FixedSetting("shutdown_timeout", "90"),
-                                 FixedSetting("otlp_service_name", "lorax.router", required_flag="otlp-endpoint"),))
+                                 ImplicitDefault("adapters", "true"),
+                                 ImplicitDefault("compat", "lorax"),
+                                 ImplicitDefault("shutdown_timeout", "90"),
+                                 ImplicitDefault("otlp_service_name", "lorax.router", required_flag="otlp-endpoint"),))

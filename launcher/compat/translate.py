@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from launcher.compat.arguments import SETTINGS_BY_NAME, ParsedArguments, ResolvedFlag, check_flags
-from launcher.compat.docs_table import describe_flag
+from launcher.compat.flag_descriptions import describe_flag
 from launcher.compat.flag_table import FlagAction, FlagTable, negate_flag
 from launcher.compat.lora_adapters_flag import parse_lora_adapters
 from launcher.compat.num_shards import choose_num_shards
@@ -54,7 +54,7 @@ class FlagTranslation:
         else:
             self.environment_variables[SETTINGS_BY_NAME[name].environment_variables[0]] = values[-1]
 
-    def add_flag(self, resolved_flag: ResolvedFlag) -> None:
+    def translate_flag(self, resolved_flag: ResolvedFlag) -> None:
         effect = resolved_flag.effect
         values = [effect.value_template.format(resolved_flag.value)] if effect.value_template else resolved_flag.values
         match effect.action:
@@ -125,11 +125,11 @@ def translate(table: FlagTable, arguments: Sequence[str], environment: Mapping[s
     resolved_flags = parsed_arguments.resolve_flags(table)
     check_flags(resolved_flags)
     result = FlagTranslation(remaining_arguments=remaining_arguments,
-                             default_settings=parsed_arguments.get_fixed_settings(table),
+                             default_settings=parsed_arguments.get_implicit_defaults(table),
                              required_settings={item.effect.required_setting: f"{item.name} {item.value}"
                                                 for item in resolved_flags if item.effect.required_setting})
     for item in resolved_flags:
-        result.add_flag(item)
+        result.translate_flag(item)
     add_num_shards(result, {item.flag.name: item.value for item in resolved_flags
                             if item.effect.action is FlagAction.NUM_SHARDS}, parsed_arguments, count_devices)
     finish_translation(result, parsed_arguments)

@@ -40,7 +40,7 @@ RequestedAdapter = AdapterReference | MergedAdapterReference
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterVersion:
+class FetchedAdapter:
     """An adapter as the store has fetched it: digest of its contents, its folder, and its sizes."""
 
     digest: str
@@ -62,8 +62,8 @@ class ResolvedAdapter:
     is_private: bool = field(default=False, compare=False)  # other clients must not see its name, also not in metrics
 
 
-def parse_store_answer(answer: Mapping[str, Any]) -> AdapterVersion:
-    return AdapterVersion(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
+def parse_store_answer(answer: Mapping[str, Any]) -> FetchedAdapter:
+    return FetchedAdapter(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
                           bool(answer.get("private")))
 
 

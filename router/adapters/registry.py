@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 from router.adapters.reference import (
     MAX_NAME_LENGTH,
     AdapterReference,
-    AdapterVersion,
+    FetchedAdapter,
     MergedAdapterReference,
     RequestedAdapter,
     ResolvedAdapter,
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class AdapterEntry:
     """Version that a name resolves to, and the time of its last use."""
 
-    version: AdapterVersion
+    version: FetchedAdapter
     last_used_at: float
 
 
@@ -173,7 +173,7 @@ class AdapterRegistry:
         """Return whether the adapter was loaded at start and is never unloaded."""
         return reference in self._operator_references
 
-    def get_resource_in_use(self, version: AdapterVersion) -> LoadableResource | None:
+    def get_resource_in_use(self, version: FetchedAdapter) -> LoadableResource | None:
         """Return the resource of a version that is needed by a request or held by the shards, else None."""
         is_in_use = self._resources.is_in_use(ADAPTER, version.folder)
         return self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes) if is_in_use else None

@@ -27,7 +27,7 @@ from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFai
 from router.scheduler.messages import StepResult
 from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
-from router.telemetry.request_records import RequestRecord, RequestRecordStore
+from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.tokenizer import Tokenizer
 

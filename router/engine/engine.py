@@ -37,7 +37,7 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
@@ -227,7 +227,7 @@ class Engine:
         self._wake_event.set()
 
     def _send_plan(self, plan: StepPlan) -> None:
-        timeout = self._plans_in_flight.predicted_seconds + self._step_timeout(plan)
+        timeout = self._plans_in_flight.total_predicted_seconds + self._step_timeout(plan)
         messages = encode_plan(plan, self._client_streams.get_traceparent)
         self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
         self.health.watchdog.add_step(plan.predicted_seconds, now())

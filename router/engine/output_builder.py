@@ -11,7 +11,7 @@ from router.pooling_output import PoolingOutput
 from router.request import FinishReason, Request
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.result_processor import find_finish_point
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.text.stop_strings import StopStringMatcher
 from router.text.tokenizer import Tokenizer
 

@@ -33,7 +33,7 @@ class PlansInFlight:
         return iter(self._plans)
 
     @property
-    def predicted_seconds(self) -> float:
+    def total_predicted_seconds(self) -> float:
         """Predicted duration of all plans together."""
         return sum(sent.plan.predicted_seconds for sent in self._plans)
 

@@ -26,7 +26,6 @@ from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 from router.scheduler.result_processor import ResultProcessor
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.sequence_selector import SequenceSelector
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.static_batching import StaticGroups
@@ -34,6 +33,7 @@ from router.scheduler.step_in_flight import StepInFlight, get_sequence_ids
 from router.scheduler.step_policies import MixedPolicy, NoKVCachePolicy, PausePolicy, StepPolicy
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
 
 class Scheduler:
@@ -52,7 +52,7 @@ class Scheduler:
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, self._queue, self._fair_shares, self._wait_forecast)
         self._static_groups = StaticGroups(settings)
-        self._selector = SequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
+        self._selector = WaitingSequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
                                           self._static_groups)
         self._resource_cache = LoadableResourceCache(settings, self._queue, self._fair_shares,
                                                      self._available_resources)

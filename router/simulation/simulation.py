@@ -19,7 +19,7 @@ from router.scheduler.messages import StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.run_stats import RunStats
-from router.simulation.timing_profile import NoiseReplay, TimingProfile
+from router.simulation.timing_profile import TimingProfile, TimingReplay
 from router.simulation.trace import RequestArrival, WorkloadTrace
 
 SIMULATED_EPOCH = 1
@@ -41,7 +41,7 @@ class Simulation:
                  timing_profile: TimingProfile, seed: int = 0) -> None:
         self.stats = RunStats()
         self.now = 0.0
-        self._noise_replay = NoiseReplay(timing_profile, seed)
+        self._noise_replay = TimingReplay(timing_profile, seed)
         # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
         model_info = replace(model_info, tokens_per_step=1)
         self._scheduler = Scheduler(settings, model_info, trace.make_hasher())

@@ -36,7 +36,7 @@ def step_kind(load: StepLoad, predicted_seconds: float) -> StepKind:
     return load.chunk_tokens > 0, round(log2(max(predicted_seconds, 1e-9)))
 
 
-class NoiseReplay:
+class TimingReplay:
     """Replay of a profile: all values come in their recorded order, from an index that the seed chooses."""
 
     def __init__(self, timing_profile: TimingProfile, seed: int) -> None:

@@ -6,7 +6,7 @@ from router.scheduler.loadable_resource_cache import ABSENT_STATUS
 from router.scheduler.request_timeline import RUNNING_PHASES
 from router.scheduler.scheduler import Scheduler
 from router.telemetry.instruments import GaugeValues
-from router.telemetry.metric_families import ADAPTER_STATES, PHASE_NAMES
+from router.telemetry.metric_definitions import ADAPTER_STATES, PHASE_NAMES
 
 
 def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms, and their text page for Prometheus.
 
 Counters and histograms accumulate; gauges are read when a page is made. An observation costs a binary search and two
-additions, even if it counts many times. The metrics themselves are defined in `metric_families.py`.
+additions, even if it counts many times. The metrics themselves are defined in `metric_definitions.py`.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ class MetricType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class MetricFamily:
+class MetricDefinition:
     """Definition of the metrics of one name.
 
     The label values of a counter or histogram are fixed: `label_values`, and `second_label_values` for a second label.
@@ -63,7 +63,7 @@ class MetricFamily:
 class Counter:
     __slots__ = ("_sample_prefix", "value")
 
-    def __init__(self, family: MetricFamily, label_values: LabelValues) -> None:
+    def __init__(self, family: MetricDefinition, label_values: LabelValues) -> None:
         self.value = 0
         self._sample_prefix = family.sample_prefix(label_values)
 
@@ -77,7 +77,7 @@ class Counter:
 class Histogram:
     __slots__ = ("_bucket_bounds", "_bucket_counts", "_sample_prefixes", "sum")
 
-    def __init__(self, family: MetricFamily, label_values: LabelValues) -> None:
+    def __init__(self, family: MetricDefinition, label_values: LabelValues) -> None:
         self.sum = 0.0
         self._bucket_bounds = family.bucket_bounds
         self._bucket_counts = [0] * (len(family.bucket_bounds) + 1)
@@ -100,7 +100,7 @@ class Histogram:
 
 
 @cache
-def histogram_sample_prefixes(family: MetricFamily, label_values: LabelValues) -> list[str]:
+def histogram_sample_prefixes(family: MetricDefinition, label_values: LabelValues) -> list[str]:
     """Return all lines of a histogram up to their values."""
     bounds = [*map(format_number, family.bucket_bounds), "+Inf"]
     return [*(family.sample_prefix(label_values, "_bucket", bound) for bound in bounds),
@@ -118,12 +118,12 @@ class MetricRegistry:
     Those with fixed label values exist, with 0, from the beginning.
     """
 
-    def __init__(self, families: Iterable[MetricFamily]) -> None:
+    def __init__(self, families: Iterable[MetricDefinition]) -> None:
         self.families = {family.name: family for family in families}
         self._counters = self._create_metrics(Counter, MetricType.COUNTER)
         self._histograms = self._create_metrics(Histogram, MetricType.HISTOGRAM)
 
-    def _create_metrics(self, metric_class: Callable[[MetricFamily, LabelValues], M],
+    def _create_metrics(self, metric_class: Callable[[MetricDefinition, LabelValues], M],
                         metric_type: MetricType) -> dict[str, dict[LabelValues, M]]:
         """Create the metrics of one kind, by the name of the family and the values of its labels."""
         return {name: {values: metric_class(family, values) for values in family.initial_label_values}
@@ -153,14 +153,14 @@ class MetricRegistry:
         return "".join(self._render_family(family, gauges, aliases.get(family.name))
                        for family in self.families.values())
 
-    def _render_family(self, family: MetricFamily, gauges: Mapping[str, GaugeValues], alias: str | None) -> str:
+    def _render_family(self, family: MetricDefinition, gauges: Mapping[str, GaugeValues], alias: str | None) -> str:
         text = "".join(self._render_lines(family, gauges))
         if alias is None:
             return text
         alias_lines = (line.replace(family.name, alias, 1) for line in text.splitlines(keepends=True))
         return text + "".join(alias_lines)
 
-    def _render_lines(self, family: MetricFamily, gauges: Mapping[str, GaugeValues]) -> Iterator[str]:
+    def _render_lines(self, family: MetricDefinition, gauges: Mapping[str, GaugeValues]) -> Iterator[str]:
         yield family.help_header
         if family.metric_type is MetricType.GAUGE:
             for values, value in gauges[family.name].items():

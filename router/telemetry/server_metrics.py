@@ -19,8 +19,8 @@ from router.telemetry import gauges
 from router.telemetry.adapter_metrics import AdapterMetrics
 from router.telemetry.instruments import Histogram, MetricRegistry
 from router.telemetry.inter_token import InterTokenLatency
-from router.telemetry.metric_families import LORAX_METRIC_NAMES, all_families
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.metric_definitions import LORAX_METRIC_NAMES, all_families
+from router.telemetry.request_record_store import RequestRecord
 from router.text.prompt_encoder import TokenLimits
 
 STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed

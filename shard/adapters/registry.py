@@ -10,9 +10,9 @@ from torch.nn import functional
 from shard.adapters.adapter_tensors import AdapterTensors, open_adapter
 from shard.errors import RejectedMessage
 from shard.lora import exactness_check
-from shard.lora.lora_linear import LoraTarget
+from shard.lora.lora_linear import LinearLoraTarget
 from shard.lora.routing import AdapterRouting
-from shard.lora.slots import AdapterSlots
+from shard.lora.slot_assignment import AdapterSlots
 from shard.lora.targets import LoraTargets
 from shard.ops.linear import make_linear
 
@@ -20,7 +20,7 @@ from shard.ops.linear import make_linear
 class LoraUpdate(NamedTuple):
     """Low-rank update of one part of a linear."""
 
-    lora_target: LoraTarget
+    lora_target: LinearLoraTarget
     part_index: int
     lora_a: Tensor  # [rank, in]
     lora_b: Tensor  # [out, rank]
@@ -29,7 +29,7 @@ class LoraUpdate(NamedTuple):
 class HeadReplacement(NamedTuple):
     """Full replacement of a head's weight."""
 
-    lora_target: LoraTarget
+    lora_target: LinearLoraTarget
     weight: Tensor  # [out, in]
 
 
@@ -120,14 +120,14 @@ class AdapterRegistry:
         return weight.nbytes
 
 
-def read_lora_updates(lora_target: LoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
+def read_lora_updates(lora_target: LinearLoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
     part_matrices = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
                      for number, part in enumerate(lora_target.parts)]
     return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices))
             for number, part, matrices in part_matrices if matrices is not None]
 
 
-def read_head_replacement(lora_target: LoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:
+def read_head_replacement(lora_target: LinearLoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:
     """Return the adapter's head for this rank's part of the vocabulary, padded with zeros; None if it has none."""
     part = lora_target.parts[0]
     saved = tensors.read_full_weight(part.module, part.shape)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shard.lora.fused_linear_parts import WeightSlice
-from shard.lora.lora_linear import LoraTarget
+from shard.lora.lora_linear import LinearLoraTarget
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slots import AdapterSlots
+from shard.lora.slot_assignment import AdapterSlots
 
 TESTED_RANKS = (4, 16, 64)
 NUM_TESTED_ADAPTERS = 3
@@ -23,7 +23,7 @@ TESTED_BATCHES = (  # batches whose first row, which has adapter 1, is compared
 
 
 @torch.inference_mode()
-def find_batch_dependence(lora_targets: Iterable[LoraTarget], dtype: torch.dtype, device: torch.device) -> str:
+def find_batch_dependence(lora_targets: Iterable[LinearLoraTarget], dtype: torch.dtype, device: torch.device) -> str:
     """Return a description of the first difference, or an empty string. `dtype` is the targets' compute dtype."""
     for num_inputs, num_outputs in sorted({shape for site in lora_targets for shape in iter_part_shapes(site)}):
         for rank in TESTED_RANKS:
@@ -33,7 +33,7 @@ def find_batch_dependence(lora_targets: Iterable[LoraTarget], dtype: torch.dtype
     return ""
 
 
-def iter_part_shapes(lora_target: LoraTarget) -> Iterator[tuple[int, int]]:
+def iter_part_shapes(lora_target: LinearLoraTarget) -> Iterator[tuple[int, int]]:
     """Yield (inputs, outputs) of each part of the linear on this rank."""
     for part in lora_target.parts:
         yield len(part.weight_slices[0].inputs), len(part.output_columns)
@@ -48,7 +48,7 @@ def depends_on_batch(rank: int, num_inputs: int, num_outputs: int, dtype: torch.
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(device, adapter_slots)
     weight_slice = WeightSlice("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
-    lora_target = LoraTarget(adapter_routing, [weight_slice], dtype, device)
+    lora_target = LinearLoraTarget(adapter_routing, [weight_slice], dtype, device)
     for number in range(1, NUM_TESTED_ADAPTERS + 1):
         lora_target.lora_weights.store_adapter(adapter_slots.assign(number, rank), 0, random_tensor(rank, num_inputs),
                                                random_tensor(num_outputs, rank))

@@ -9,7 +9,7 @@ from torch import Tensor
 from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
 from shard.lora.lora_torch import TorchLoraStore
 from shard.lora.routing import AdapterRouting
-from shard.lora.slots import AdapterSlot
+from shard.lora.slot_assignment import AdapterSlot
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 
@@ -30,7 +30,7 @@ class LinearLoraStore(Protocol):
         """Add the updates of the current rows' adapters to `y`, the linear's output for `x`."""
 
 
-class LoraTarget:
+class LinearLoraTarget:
     """Updates and replacements of one linear by all loaded adapters."""
 
     def __init__(self, adapter_routing: AdapterRouting, weight_slices: Sequence[WeightSlice], dtype: torch.dtype,
@@ -63,7 +63,7 @@ class LoraTarget:
 class LinearWithAdapters:
     """Linear that applies the rows' adapters to its output."""
 
-    def __init__(self, linear: Linear, lora_target: LoraTarget) -> None:
+    def __init__(self, linear: Linear, lora_target: LinearLoraTarget) -> None:
         self._linear = linear
         self._lora_target = lora_target
 

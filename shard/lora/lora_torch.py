@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shard.lora.fused_linear_parts import FusedLinearPart
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting, LoraRowTiles
-from shard.lora.slots import SLOTS_PER_BUCKET, AdapterSlot, RankBucket
+from shard.lora.slot_assignment import SLOTS_PER_BUCKET, AdapterSlot, RankBucket
 
 
 class LoraStack(NamedTuple):

@@ -16,7 +16,7 @@ from shard.lora.fused_linear_parts import FusedLinearPart
 from shard.lora.lora_kernels import lora_expand, lora_shrink
 from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWorkList
 from shard.lora.routing import AdapterRouting
-from shard.lora.slots import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
+from shard.lora.slot_assignment import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
 
 RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
 INPUTS_PER_PROGRAM = 1024  # inputs per shrink program

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
-from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot
+from shard.lora.slot_assignment import MAX_PADDED_RANK, AdapterSlot
 
 ROWS_PER_ENTRY = 16  # maximum rows per entry; all have the same adapter
 INTS_PER_ENTRY = 5  # integers per entry

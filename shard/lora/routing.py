@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shard.lora.lora_work_list import LoraWorkList, RowsBySlot, StaticLoraWorkList
-from shard.lora.slots import AdapterSlots, RankBucket
+from shard.lora.slot_assignment import AdapterSlots, RankBucket
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
 # Rows are multiplied in tiles of this many, the last one padded: docs/exactness.md, "Tiles of one size".

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.lora.fused_linear_parts import WeightSlice
-from shard.lora.lora_linear import LinearWithAdapters, LoraTarget
+from shard.lora.lora_linear import LinearLoraTarget, LinearWithAdapters
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting
 from shard.ops.linear import Linear
 
@@ -67,8 +67,8 @@ class LoraTargets:
         """Without `adapter_routing`, linears are not wrapped and adapters cost nothing. `dtype`: compute dtype of
         updates."""
         self.adapter_routing = adapter_routing
-        self.linears: list[LoraTarget] = []
-        self.heads: list[LoraTarget] = []
+        self.linears: list[LinearLoraTarget] = []
+        self.heads: list[LinearLoraTarget] = []
         self.embeddings: list[EmbeddingLoraTarget] = []
         self._dtype, self._device = dtype, device or torch.device("cpu")
 
@@ -90,9 +90,9 @@ class LoraTargets:
         self.embeddings.append(site)
         return site
 
-    def _wrap(self, linear: Linear, weight_slices: Sequence[WeightSlice], target_list: list[LoraTarget]) -> Linear:
+    def _wrap(self, linear: Linear, weight_slices: Sequence[WeightSlice], target_list: list[LinearLoraTarget]) -> Linear:
         if self.adapter_routing is None:
             return linear
-        site = LoraTarget(self.adapter_routing, weight_slices, self._dtype, self._device)
+        site = LinearLoraTarget(self.adapter_routing, weight_slices, self._dtype, self._device)
         target_list.append(site)
         return LinearWithAdapters(linear, site)

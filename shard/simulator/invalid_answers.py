@@ -3,7 +3,7 @@
 from math import nan
 
 from shard.pb import shard_pb2 as pb
-from shard.simulator.simulated_model import BLANK_TOKEN
+from shard.simulator.simulated_outputs import BLANK_TOKEN
 
 UNKNOWN_SEQUENCE_ID = 2**63 + 1  # a sequence id that no router uses
 UNKNOWN_LABEL = 2**32 - 1  # a label that no model has

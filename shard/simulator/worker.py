@@ -17,7 +17,7 @@ from shard.errors import StepOutOfMemory
 from shard.fault_script import Fault, FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
-from shard.simulator.simulated_model import (
+from shard.simulator.simulated_outputs import (
     NUM_USED_TOKENS,
     BlockTags,
     CacheTags,

@@ -13,7 +13,12 @@ from time import perf_counter
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.config import ShardConfig
 from shard.errors import StartupOutOfMemory
-from shard.hardware.memory import check_any_block_fits, count_fitting_blocks, describe_cache_size, explain_num_blocks
+from shard.hardware.memory_budget import (
+    check_any_block_fits,
+    count_fitting_blocks,
+    describe_cache_size,
+    explain_num_blocks,
+)
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import MaxDecodeSize
@@ -29,10 +34,10 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import RejectedMessage, Step, cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
+from shard.workers.decoder_profiler import SLOW_STEP_SECONDS, DecoderStepProfiler, MaxStepSizes, write_measurements
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 from shard.workers.model_worker import ModelWorker
 from shard.workers.overlap import OverlapQueue
-from shard.workers.warmup import SLOW_STEP_SECONDS, DecoderWarmup, MaxStepSizes, write_measurements
 
 NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
@@ -120,9 +125,9 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         write_measurements(self._make_warmup(cache, max_sizes).measure_steps(), answer)
         return cache, answer
 
-    def _make_warmup(self, cache: KVCache, max_sizes: MaxStepSizes) -> DecoderWarmup:
+    def _make_warmup(self, cache: KVCache, max_sizes: MaxStepSizes) -> DecoderStepProfiler:
         loaded = self._loaded_model
-        return DecoderWarmup(loaded.runner, cache, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
+        return DecoderStepProfiler(loaded.runner, cache, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self._overlap_queue.discard_all()

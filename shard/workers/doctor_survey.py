@@ -15,7 +15,7 @@ from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.hardware.cgroups import count_usable_cores
 from shard.hardware.dtype import choose_dtype, dtype_name
-from shard.hardware.memory import (
+from shard.hardware.memory_budget import (
     AvailableMemory,
     MemoryBudget,
     compute_gpu_cache_budget,

@@ -15,10 +15,10 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
-from shard.workers.encoder_warmup import EncoderWarmup
+from shard.workers.decoder_profiler import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
+from shard.workers.encoder_profiler import EncoderStepProfiler
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
 from shard.workers.model_worker import ModelWorker
-from shard.workers.warmup import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 
 class EncoderWorker(ModelWorker[LoadedEncoder]):
@@ -53,10 +53,10 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         self._warmup_answer = answer
         return answer
 
-    def _make_warmup(self, max_sizes: MaxStepSizes) -> EncoderWarmup:
+    def _make_warmup(self, max_sizes: MaxStepSizes) -> EncoderStepProfiler:
         loaded = self._loaded_model
         run_texts = loaded.runner.label_tokens if loaded.config.labels else loaded.runner.embed
-        return EncoderWarmup(run_texts, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
+        return EncoderStepProfiler(run_texts, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
         self.shard_state.apply_prefill(request)

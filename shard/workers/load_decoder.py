@@ -21,7 +21,7 @@ from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache, TransientKVCache
 from shard.config import ShardConfig
 from shard.hardware.device import get_device_name
-from shard.hardware.memory import (
+from shard.hardware.memory_budget import (
     MemoryBudget,
     compute_gpu_cache_budget,
     compute_host_cache_budget,

@@ -23,7 +23,7 @@ from shard.hardware.dtype import (
     make_packed_matmul,
     measure_fastest_dtype,
 )
-from shard.hardware.memory import (
+from shard.hardware.memory_budget import (
     AvailableMemory,
     check_weights_fit,
     compute_adapter_budget,

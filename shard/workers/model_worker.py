@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from shard.errors import StartupOutOfMemory, StepOutOfMemory
 from shard.hardware.device import use_one_thread
 from shard.hardware.dtype import dtype_name
-from shard.hardware.memory import convert_out_of_memory
+from shard.hardware.memory_budget import convert_out_of_memory
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import RejectedMessage, ShardState

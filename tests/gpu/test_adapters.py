@@ -10,7 +10,7 @@ from shard.lora import lora_triton
 from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
 from shard.lora.lora_torch import TorchLoraStore
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slots import AdapterSlots
+from shard.lora.slot_assignment import AdapterSlots
 
 pytestmark = pytest.mark.gpu
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

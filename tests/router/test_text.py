@@ -12,7 +12,7 @@ from router.engine.output_builder import OutputBuilder
 from router.engine.stream import FinishedEvent, RequestStream, TokenEvent
 from router.request import FinishReason, Request
 from router.scheduler.messages import StepResultRow
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.text.tokenizer import REPLACEMENT_CHARACTER
 
 for_every_style = pytest.mark.parametrize("style", TOKENIZER_CASES.values(), ids=TOKENIZER_CASES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.simulator.simulated_model import WORDS
+from shard.simulator.simulated_outputs import WORDS
 
 PROTOCOL_PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 

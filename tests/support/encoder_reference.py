@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.lora.routing import AdapterRouting
-from shard.lora.slots import AdapterSlots
+from shard.lora.slot_assignment import AdapterSlots
 from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
 from shard.models.read_config import read_model_config
 from shard.models.registry import load_encoder

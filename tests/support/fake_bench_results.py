@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.bench.report.result import BenchResult
 from benchmarks.bench.report.summary import LatencyGoal, summarize_run
 
@@ -15,18 +15,18 @@ def make_streamed_record(sent_at: float = 0.0, first_token_seconds: float = 0.1,
                          **record_fields: Any) -> RequestRecord:
     """Return the record of a streamed response that ends with its last token."""
     times = array("d", [sent_at + first_token_seconds + gap * place for place in range(num_tokens)])
-    request = BenchRequest(record_fields.pop("number", 1), "hello", num_tokens,
+    request = PlannedRequest(record_fields.pop("number", 1), "hello", num_tokens,
                            adapter=record_fields.pop("adapter", ""))
     return RequestRecord(request, sent_at, times[-1], times, num_tokens, status=200, **record_fields)
 
 
 def make_unstreamed_record(sent_at: float = 0.0, ended_at: float = 1.0, num_tokens: int = 5) -> RequestRecord:
     """Return the record of a response that was not streamed."""
-    return RequestRecord(BenchRequest(1, "hello", num_tokens), sent_at, ended_at, num_tokens=num_tokens, status=200)
+    return RequestRecord(PlannedRequest(1, "hello", num_tokens), sent_at, ended_at, num_tokens=num_tokens, status=200)
 
 
 def make_rejected_record(sent_at: float = 0.0, error: str = "429 overloaded") -> RequestRecord:
-    return RequestRecord(BenchRequest(1, "hello", 5), sent_at, sent_at + 0.001, status=429, error=error)
+    return RequestRecord(PlannedRequest(1, "hello", 5), sent_at, sent_at + 0.001, status=429, error=error)
 
 
 def make_bench_result(records: Sequence[RequestRecord], name: str = "A", goal: LatencyGoal | None = None,

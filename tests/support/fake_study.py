@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import ServerProcesses
 from benchmarks.study.compared_policies import NUM_HANDLERS
 from benchmarks.study.models import make_simulated_model
@@ -38,7 +38,7 @@ class FakeStudyServers:
         self.settings_of_servers.append(settings)
         yield ServerProcesses(1, 2, len(self.settings_of_servers) - 1, Path())
 
-    def send_requests(self, port: int, dialect: str, requests: Sequence[BenchRequest],
+    def send_requests(self, port: int, dialect: str, requests: Sequence[PlannedRequest],
                       concurrency: int | None) -> list[RequestRecord]:
         settings = self.settings_of_servers[port]
         if requests[0].prompt == "Request":
@@ -53,7 +53,7 @@ class FakeStudyServers:
                            lambda _: {"throughput": 1.0})
 
 
-def make_batched_records(requests: Sequence[BenchRequest], concurrency: int | None, *,
+def make_batched_records(requests: Sequence[PlannedRequest], concurrency: int | None, *,
                          is_streamed: bool) -> list[RequestRecord]:
     """Return records of a server that batches: requests take a fifth longer for each other one, up to eight.
 
@@ -70,7 +70,7 @@ def make_batched_records(requests: Sequence[BenchRequest], concurrency: int | No
     return records
 
 
-def make_unbatched_records(requests: Sequence[BenchRequest], concurrency: int | None, *,
+def make_unbatched_records(requests: Sequence[PlannedRequest], concurrency: int | None, *,
                            is_streamed: bool) -> list[RequestRecord]:
     """Return records of a server without batching; with `concurrency`, each user sends again after a response."""
     records: list[RequestRecord] = []
@@ -86,7 +86,7 @@ def make_unbatched_records(requests: Sequence[BenchRequest], concurrency: int | 
     return records
 
 
-def make_record(request: BenchRequest, sent_at: float, started_at: float, seconds: float,
+def make_record(request: PlannedRequest, sent_at: float, started_at: float, seconds: float,
                 handled_at: float | None) -> RequestRecord:
     """Return the record of a response: streamed, or whole with the seconds that the server measured since
     `handled_at`."""

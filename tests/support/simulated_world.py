@@ -44,7 +44,7 @@ from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import StepOutOfMemory
 from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.simulated_model import SimulatedText, make_embedding, make_labels
+from shard.simulator.simulated_outputs import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
 from shard.state.pooling_text import PoolingText
 from shard.state.shard_state import MalformedMessage

@@ -48,7 +48,7 @@ class WaitingLawChecker:
     def _passes_over_waiting(self, scheduler: Scheduler) -> bool:
         """Return whether the first waiting request could have started.
 
-        `SequenceSelector.next_sequence` is not called to find that request: it would change the recorded causes of
+        `WaitingSequenceSelector.next_sequence` is not called to find that request: it would change the recorded causes of
         waiting.
         """
         if scheduler.settings.mixed:

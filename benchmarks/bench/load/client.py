@@ -12,7 +12,7 @@ from typing import Protocol
 
 from benchmarks.bench.load.dialects import Dialect, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError, ResponseHead
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 
 MAX_ERROR_CHARS = 200  # characters that are kept
 
@@ -53,7 +53,7 @@ class LoadClient:
     def elapsed_seconds(self) -> float:
         return perf_counter() - self._started_at
 
-    async def send_request(self, bench_request: BenchRequest) -> RequestRecord:
+    async def send_request(self, bench_request: PlannedRequest) -> RequestRecord:
         target = self._target
         body = json.dumps(target.dialect.make_body(bench_request, target.options)).encode()
         request_bytes = self.connection_pool.build_request("POST", target.dialect.path, target.auth_header_line, body)

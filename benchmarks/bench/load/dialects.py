@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 
 JsonBody = dict[str, Any]
 # fields of a chat delta that hold tokens
@@ -42,7 +42,7 @@ class Dialect:
     """An HTTP API of a server: its path, the request bodies, and the parser of its streamed events."""
 
     path: str
-    make_body: Callable[[BenchRequest, RequestOptions], JsonBody]
+    make_body: Callable[[PlannedRequest, RequestOptions], JsonBody]
     # parses an event; None: answers are not streamed and have all requested tokens
     parse_event: Callable[[Any], ParsedEvent] | None
     # body of POST /tokenize
@@ -53,14 +53,14 @@ class Dialect:
 
 # -- TGI and LoRAX
 
-def make_tgi_body(request: BenchRequest, options: RequestOptions) -> JsonBody:
+def make_tgi_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
     parameters: JsonBody = {"max_new_tokens": request.output_tokens, "details": True, **options.sampling}
     if request.adapter:
         parameters["adapter_id"] = request.adapter
     return {"inputs": request.prompt, "parameters": parameters}
 
 
-def make_lorax_body(request: BenchRequest, options: RequestOptions) -> JsonBody:
+def make_lorax_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
     body = make_tgi_body(request, options)
     body["parameters"]["ignore_eos_token"] = options.ignore_eos
     return body
@@ -77,7 +77,7 @@ def parse_tgi_event(event: Any) -> ParsedEvent:
 
 # -- OpenAI
 
-def make_openai_body(request: BenchRequest, options: RequestOptions) -> JsonBody:
+def make_openai_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
     body: JsonBody = {"prompt": request.prompt, "max_tokens": request.output_tokens, "temperature": 0, "stream": True,
                       "stream_options": {"include_usage": True}, **options.sampling}
     if name := request.adapter or options.model:
@@ -85,7 +85,7 @@ def make_openai_body(request: BenchRequest, options: RequestOptions) -> JsonBody
     return body | ({"ignore_eos": True} if options.ignore_eos else {})
 
 
-def make_chat_body(request: BenchRequest, options: RequestOptions) -> JsonBody:
+def make_chat_body(request: PlannedRequest, options: RequestOptions) -> JsonBody:
     body = make_openai_body(request, options)
     return body | {"messages": [{"role": "user", "content": body.pop("prompt")}]}
 
@@ -106,7 +106,7 @@ def has_choice_tokens(choice: Mapping[str, Any]) -> bool:
 
 # -- the effective-batching study
 
-def make_batching_study_body(request: BenchRequest, _: RequestOptions) -> JsonBody:
+def make_batching_study_body(request: PlannedRequest, _: RequestOptions) -> JsonBody:
     return {"prompt": request.prompt, "num_tokens": request.output_tokens}
 
 

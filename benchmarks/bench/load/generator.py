@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from benchmarks.bench.load.client import LoadClient, RequestObserver, Target
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 
 RETRY_PAUSE_SECONDS = 1.0  # seconds that a client waits after a failed request
 
 
-async def run_load(target: Target, requests: Iterable[BenchRequest], concurrency: int | None = None, *,
+async def run_load(target: Target, requests: Iterable[PlannedRequest], concurrency: int | None = None, *,
                    seconds: float | None = None, observer: RequestObserver | None = None,
                    records: list[RequestRecord] | None = None) -> list[RequestRecord]:
     """Send the requests and return their records in the order of sending.
@@ -30,9 +30,9 @@ async def run_load(target: Target, requests: Iterable[BenchRequest], concurrency
     return all_records
 
 
-async def run_open_loop(client: LoadClient, requests: Iterable[BenchRequest], records: list[RequestRecord]) -> None:
+async def run_open_loop(client: LoadClient, requests: Iterable[PlannedRequest], records: list[RequestRecord]) -> None:
     """Send each request at its time `at`, on the clock of the records; these show how late each was sent."""
-    async def send_one(request: BenchRequest) -> None:
+    async def send_one(request: PlannedRequest) -> None:
         records.append(await client.send_request(request))
     async with asyncio.TaskGroup() as group:
         for request in requests:
@@ -41,7 +41,7 @@ async def run_open_loop(client: LoadClient, requests: Iterable[BenchRequest], re
             group.create_task(send_one(request))
 
 
-async def run_closed_loop(client: LoadClient, requests: Iterable[BenchRequest], concurrency: int, seconds: float | None,
+async def run_closed_loop(client: LoadClient, requests: Iterable[PlannedRequest], concurrency: int, seconds: float | None,
                           records: list[RequestRecord]) -> None:
     remaining_requests = iter(requests)
     deadline = perf_counter() + seconds if seconds is not None else None
@@ -50,7 +50,7 @@ async def run_closed_loop(client: LoadClient, requests: Iterable[BenchRequest], 
             group.create_task(run_client(client, remaining_requests, deadline, records))
 
 
-async def run_client(client: LoadClient, requests: Iterator[BenchRequest], deadline: float | None,
+async def run_client(client: LoadClient, requests: Iterator[PlannedRequest], deadline: float | None,
                      records: list[RequestRecord]) -> None:
     for request in requests:
         if deadline is not None and perf_counter() >= deadline:

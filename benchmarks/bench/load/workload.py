@@ -23,7 +23,7 @@ from benchmarks.bench.load.arrivals import (
 )
 from benchmarks.bench.load.lengths import parse_length_distribution
 from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 
 MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
 
@@ -76,11 +76,11 @@ class RequestSpec(NamedTuple):
     output_tokens: int
 
 
-async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[BenchRequest]:
+async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[PlannedRequest]:
     sizes = draw_request_specs(workload)
     prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
     rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
-    return [BenchRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
+    return [PlannedRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
                          size.at if workload.is_open_loop else None)
             for number, (size, text, adapter) in enumerate(rows)]
 

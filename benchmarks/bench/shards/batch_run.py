@@ -100,7 +100,7 @@ class BatchRunTimings:
     decode_timings: tuple[StepTiming, ...]
 
 
-class ShardEpoch:
+class BatchRunner:
     """Sender of the messages of one epoch, numbered in order from the Reset on."""
 
     def __init__(self, connection: ShardGroupConnection, epoch: int) -> None:

@@ -19,9 +19,9 @@ from cyclopts.validators import Number
 
 from benchmarks.bench.shards.batch_run import (
     BLOCK_SIZE,
+    BatchRunner,
     SamplingSettings,
     SequenceLengths,
-    ShardEpoch,
     make_random_sequences,
 )
 from benchmarks.bench.shards.rank_connections import (
@@ -136,7 +136,7 @@ async def measure_batch_sizes(addresses: Sequence[str], settings: ShardBenchSett
             try:
                 sequences = make_random_sequences(batch_size, sequence_shape, infos[0].vocabulary_size,
                                                   settings.sampling)
-                results.points.append(await measure_batch_size(ShardEpoch(ranks, epoch), sequences, settings))
+                results.points.append(await measure_batch_size(BatchRunner(ranks, epoch), sequences, settings))
             except MessageRejected as error:
                 results.skipped_batch_sizes[batch_size] = f"{error}"
     if not results.points:
@@ -144,7 +144,7 @@ async def measure_batch_sizes(addresses: Sequence[str], settings: ShardBenchSett
     return results
 
 
-async def measure_batch_size(epoch: ShardEpoch, sequences: pb.Sequences,
+async def measure_batch_size(epoch: BatchRunner, sequences: pb.Sequences,
                              settings: ShardBenchSettings) -> BatchSizeStats:
     for _ in range(settings.warmups):
         await epoch.run_batch(sequences, settings.decode_length)

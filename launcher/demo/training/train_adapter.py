@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from launcher.demo.training.corpus.mixture import make_voice_shares
-from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.mixture import make_style_shares
+from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 from launcher.demo.training.train import (
     DEFAULT_SEED,
     HELD_OUT_SEED,
@@ -73,7 +73,7 @@ def make_adapter_config(base_model_name: str) -> dict[str, object]:
 
 def main() -> None:
     argument_parser = argparse.ArgumentParser(description=__doc__)
-    argument_parser.add_argument("voice", choices=REWRITERS_BY_VOICE)
+    argument_parser.add_argument("style", choices=REWRITERS_BY_STYLE)
     argument_parser.add_argument("--base", type=Path, required=True)
     argument_parser.add_argument("--bible", type=Path, default=Path("/usr/lib/bible.data"))
     argument_parser.add_argument("--out", type=Path, required=True)
@@ -84,7 +84,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
     lora_layers = add_lora_layers(model)
-    shares, tokenizer = make_voice_shares(arguments.voice,
+    shares, tokenizer = make_style_shares(arguments.style,
                                           arguments.bible), Tokenizer.from_file(str(arguments.base / "tokenizer.json"))
     weights = [weight for module in lora_layers.values() for weight in (module.lora_A, module.lora_B)]
     train_model(model, generate_batches(tokenizer, shares, arguments.seed, ROWS_PER_BATCH, ROW_LENGTH), arguments.steps,

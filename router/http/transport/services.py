@@ -20,7 +20,7 @@ from router.http.transport.outputs import GenerationOutput, OutputCollector
 from router.http.transport.sse import EventStream, PumpFlusher, open_event_stream
 from router.model_info import ModelInfo
 from router.request import Request, Tenant
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.server_metrics import ServerMetrics
 from router.validation.validator import RequestValidator, ValidatedRequest
 

@@ -12,7 +12,7 @@ from support.fake_bench_results import make_bench_result, make_sample_result, ma
 from benchmarks.bench import __main__ as program
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.bench.settings import parse_settings
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
 
@@ -152,7 +152,7 @@ def test_run_with_only_failures_is_an_error_beside_another(run_bench: RunBench, 
     (("--seconds", "60", "--dialect", "batching", "--concurrency", "4"), True, 60.0)])
 def test_window_ends_at_the_time_limit_unless_the_run_ended_earlier(
         words: tuple[str, ...], is_whole: bool, end: float) -> None:
-    records = [RequestRecord(BenchRequest(0, "a", 1), 0.0, ended) for ended in (5.0, 3.0)]
+    records = [RequestRecord(PlannedRequest(0, "a", 1), 0.0, ended) for ended in (5.0, 3.0)]
     assert program.compute_window_end(parse_settings([*words]), records, is_complete=is_whole) == end
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.experiments.load_generator_accuracy import (
     LoadGeneratorAccuracyPoint,
     compare_with_step_log,
@@ -28,7 +28,7 @@ def make_records(late_seconds: float = 0.0) -> list[RequestRecord]:
     while sent < TOTAL_SECONDS:
         first = sent + 3 * STEP_SECONDS
         times = array("d", (first + STEP_SECONDS * number + late_seconds for number in range(TOKENS_PER_REQUEST)))
-        records.append(RequestRecord(BenchRequest(len(records), "a", TOKENS_PER_REQUEST), sent, times[-1], times,
+        records.append(RequestRecord(PlannedRequest(len(records), "a", TOKENS_PER_REQUEST), sent, times[-1], times,
                                      TOKENS_PER_REQUEST))
         sent = first + STEP_SECONDS * (TOKENS_PER_REQUEST - 1)
     return records

@@ -8,7 +8,7 @@ from benchmarks.study.models import (
     MEAN_PASS_TOKENS,
     SOLO_PASS_SECONDS,
     make_simulated_model,
-    make_study_model,
+    resolve_study_model,
 )
 from benchmarks.study.workloads import FIGURE_OUTPUT_LENGTHS
 from shard.config import SimulatedConfig
@@ -39,15 +39,15 @@ def test_model_folder_is_an_absolute_path(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
     Path("demo", "config.json").write_text("{}")
-    shape = make_study_model("demo", tmp_path, Path("demo"), 1.0)
+    shape = resolve_study_model("demo", tmp_path, Path("demo"), 1.0)
     assert shape.model_folder == str(tmp_path / "demo")
-    assert make_study_model("simulated", tmp_path, tmp_path, 1.0).model_folder == ""
+    assert resolve_study_model("simulated", tmp_path, tmp_path, 1.0).model_folder == ""
 
 
 def test_built_in_model_is_known(tmp_path: Path) -> None:
-    assert make_study_model("demo", tmp_path, DEMO_MODEL_FOLDER, 1.0).model_folder == str(DEMO_MODEL_FOLDER)
+    assert resolve_study_model("demo", tmp_path, DEMO_MODEL_FOLDER, 1.0).model_folder == str(DEMO_MODEL_FOLDER)
 
 
 def test_folder_without_a_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"there is no model in {tmp_path}"):
-        make_study_model("demo", tmp_path, tmp_path, 1.0)
+        resolve_study_model("demo", tmp_path, tmp_path, 1.0)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore, record_from_json, record_to_json
 
 STUDY_RUN = StudyRun("sweep", "simulated", "poisson", "static-1", seed=3, level=0.5)
 RUN_METADATA = {"hardware": "a machine", "date": "2025-01-31"}
-STREAMED_RECORD = RequestRecord(BenchRequest(7, "Request 7", 3, at=1.5), 1.5, 2.0, array("d", [1.6, 1.7, 2.0]),
+STREAMED_RECORD = RequestRecord(PlannedRequest(7, "Request 7", 3, at=1.5), 1.5, 2.0, array("d", [1.6, 1.7, 2.0]),
                                 num_tokens=3)
-FAILED_RECORD = RequestRecord(BenchRequest(8, "Request 8", 3), 1.5, 1.6, error="503: too many")
-UNSTREAMED_RECORD = RequestRecord(BenchRequest(9, "Request 9", 3, at=0.5), 0.6, 2.0, num_tokens=3, told_seconds=1.25)
+FAILED_RECORD = RequestRecord(PlannedRequest(8, "Request 8", 3), 1.5, 1.6, error="503: too many")
+UNSTREAMED_RECORD = RequestRecord(PlannedRequest(9, "Request 9", 3, at=0.5), 0.6, 2.0, num_tokens=3, told_seconds=1.25)
 RUN_RECORDS = RunRecords(STUDY_RUN, {"requests": 2, "windows": (1.0,)}, RUN_METADATA, [STREAMED_RECORD, FAILED_RECORD],
                          {"throughput": 6.8})
 TOKEN_TIME_LISTS = st.lists(st.floats(0, 1e4), min_size=1, max_size=30)
@@ -36,7 +36,7 @@ def test_written_records_are_read_back(tmp_path: Path) -> None:
 @given(TOKEN_TIME_LISTS)
 def test_times_are_kept_to_a_tenth_of_a_millisecond(times: list[float]) -> None:
     """Rounding errors do not add up, since times are rounded before differences are taken."""
-    record = RequestRecord(BenchRequest(0, "", 3), 0.0, max(times), array("d", sorted(times)), num_tokens=3)
+    record = RequestRecord(PlannedRequest(0, "", 3), 0.0, max(times), array("d", sorted(times)), num_tokens=3)
     read = record_from_json(json.loads(json.dumps(record_to_json(record))), is_open_loop=True)
     assert list(read.times) == pytest.approx(list(record.times), abs=1e-4)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.plan import ServerSpeed, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import (
@@ -30,7 +30,7 @@ USERS_RUN = StudyRun("users", "simulated", "closed", "mixed", level=4.0)
 
 def make_record(num_tokens: int, sent_at: float, ended_at: float, *token_times: float,
                 error: str = "") -> RequestRecord:
-    return RequestRecord(BenchRequest(0, "", num_tokens, at=sent_at), sent_at, ended_at, array("d", token_times),
+    return RequestRecord(PlannedRequest(0, "", num_tokens, at=sent_at), sent_at, ended_at, array("d", token_times),
                          num_tokens, error=error)
 
 
@@ -53,7 +53,7 @@ def test_compat_latency_uses_the_server_clock() -> None:
 
 
 def test_latency_starts_when_a_request_is_due() -> None:
-    late = RequestRecord(BenchRequest(0, "", 10, at=1.0), 3.0, 6.0, array("d", [4.0, 6.0]))
+    late = RequestRecord(PlannedRequest(0, "", 10, at=1.0), 3.0, 6.0, array("d", [4.0, 6.0]))
     [answer] = list_completed_requests(make_run_records(SWEEP_RUN, late), SERVER_SPEED)
     assert (answer.latency_seconds, answer.first_token_seconds) == (5.0, 3.0)
     assert compute_measurement_window([late]) == (0.5, 1.0)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from support.fake_study import SMALL_SCOPE, run_fake_study
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.plan import ServerSpeed, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import CompletedRequest
 from benchmarks.study.statistics import ConfidenceBand
 from benchmarks.study.summary import (
-    choose_range_width,
-    compute_latency_by_range,
+    choose_length_bin_width,
+    compute_latency_by_length_bin,
     count_failed_requests,
     find_peak,
     find_users_at_slowdown,
@@ -76,7 +76,7 @@ def test_parts_without_solo_measurements_are_left_out(missing: str, parts: list[
 
 def test_failed_requests_are_counted() -> None:
     run = StudyRun("users", "simulated", "closed", "mixed", 0, 4.0)
-    records = [RequestRecord(BenchRequest(0, "", 8), 0.0, 1.0, error=error) for error in ("", "503", "503")]
+    records = [RequestRecord(PlannedRequest(0, "", 8), 0.0, 1.0, error=error) for error in ("", "503", "503")]
     assert count_failed_requests([RunRecords(run, {}, {}, records)]) == {"users/simulated-closed-mixed-at4-seed0": 2}
 
 
@@ -118,7 +118,7 @@ def test_users_never_too_many_are_the_largest_number_tried() -> None:
 
 def make_user_run(num_users: float, seed: int, seconds: float, policy: str = "mixed") -> RunRecords:
     """Return a run whose answers of eight tokens take `seconds` each."""
-    records = [RequestRecord(BenchRequest(0, "", 8), number * seconds, (number + 1) * seconds) for number in range(2)]
+    records = [RequestRecord(PlannedRequest(0, "", 8), number * seconds, (number + 1) * seconds) for number in range(2)]
     return RunRecords(StudyRun("users", "simulated", "closed", policy, seed, num_users), {}, {}, records)
 
 
@@ -147,18 +147,18 @@ def test_latencies_are_grouped_in_token_ranges() -> None:
              [make_completed_request(2, 1.0), make_completed_request(9, 2.0), make_completed_request(10, 4.0),
               make_completed_request(10, 5.0)]]
     assert {num_tokens: band.values
-            for num_tokens, band in compute_latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
+            for num_tokens, band in compute_latency_by_length_bin(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
 
 
 def test_few_lengths_are_not_grouped() -> None:
     seeds = [[make_completed_request(1, 1.0), make_completed_request(25, 3.0)],
              [make_completed_request(1, 2.0), make_completed_request(100, 4.0)]]
-    assert {num_tokens: band.values for num_tokens, band in compute_latency_by_range(seeds).items()} == {
+    assert {num_tokens: band.values for num_tokens, band in compute_latency_by_length_bin(seeds).items()} == {
         1: (1.0, 2.0), 25: (3.0,), 100: (4.0,)}
 
 
 def test_more_requests_give_finer_ranges() -> None:
-    widths = [choose_range_width([[make_completed_request(1 + number % 100, 1.0) for number in range(count)]])
+    widths = [choose_length_bin_width([[make_completed_request(1 + number % 100, 1.0) for number in range(count)]])
               for count in (10, 40, 400)]
     assert widths == [3, 4, 7]
 

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.timeline import TIME_AXIS_MARGIN, plot_timeline
 
 
 def make_run_records(policy: str, seed: int, *stays: tuple[float, float]) -> RunRecords:
-    records = [RequestRecord(BenchRequest(0, "", 2), 0.0, end, array("d", [begin, end]), 2) for begin, end in stays]
+    records = [RequestRecord(PlannedRequest(0, "", 2), 0.0, end, array("d", [begin, end]), 2) for begin, end in stays]
     return RunRecords(StudyRun("workload", "simulated", "figure", policy, seed), {}, {}, records)
 
 

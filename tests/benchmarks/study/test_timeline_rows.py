@@ -4,7 +4,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.study.timeline_rows import assign_timeline_rows, list_streaming_intervals
 
 RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
@@ -22,5 +22,5 @@ def test_stays_in_a_slot_do_not_overlap_and_slots_are_minimal(stays: list[tuple[
 
 
 def test_stay_is_from_the_first_to_the_last_token() -> None:
-    streamed = RequestRecord(BenchRequest(0, "", 2), 0.0, 3.0, array("d", [1.0, 2.0]))
-    assert list_streaming_intervals([streamed, RequestRecord(BenchRequest(0, "", 1), 0.0, 3.0)]) == [(1.0, 2.0)]
+    streamed = RequestRecord(PlannedRequest(0, "", 2), 0.0, 3.0, array("d", [1.0, 2.0]))
+    assert list_streaming_intervals([streamed, RequestRecord(PlannedRequest(0, "", 1), 0.0, 3.0)]) == [(1.0, 2.0)]

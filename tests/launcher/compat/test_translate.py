@@ -3,11 +3,11 @@
 import pytest
 
 from launcher.compat.flag_table import (
-    FixedSetting,
     FlagAction,
     FlagEffect,
     FlagTable,
     ForeignFlag,
+    ImplicitDefault,
     environment_variable_effect,
     ignored_effect,
     refused_effect,
@@ -51,8 +51,8 @@ EXTENDED_FLAG_TABLE = FlagTable("carded-launcher", (
     switch_flag("wet", ignored_effect("there is no water")),
     switch_flag("dry", unneeded_effect("it is dry"), conflicts_with="wet"),
     switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),),
-                                (FixedSetting("compat", "tgi"),
-                                 FixedSetting("otlp_service_name", "cards", required_flag="otlp-endpoint")))
+                                (ImplicitDefault("compat", "tgi"),
+                                 ImplicitDefault("otlp_service_name", "cards", required_flag="otlp-endpoint")))
 MODEL_ARGUMENTS = ("--model-id", "org/name")
 DEFAULT_ARGUMENTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import launcher.demo
-from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 from launcher.demo.training.model_card import GreedyModel, render_chat_template
 from launcher.demo.training.train_adapter import BASE_MODEL_NAME, LORA_RANK, add_lora_layers
 
@@ -36,10 +36,10 @@ class AdaptedModel(GreedyModel):
 
 
 def test_every_voice_has_an_adapter() -> None:
-    assert {path.name for path in ADAPTERS_FOLDER.iterdir() if path.is_dir()} == set(REWRITERS_BY_VOICE)
+    assert {path.name for path in ADAPTERS_FOLDER.iterdir() if path.is_dir()} == set(REWRITERS_BY_STYLE)
 
 
-@pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
+@pytest.mark.parametrize("name", REWRITERS_BY_STYLE)
 def test_adapter_is_small_and_made_for_the_demo_model(name: str) -> None:
     config = json.loads((ADAPTERS_FOLDER / name / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", LORA_RANK, BASE_MODEL_NAME)

@@ -25,7 +25,7 @@ from router.request import LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_records import RequestRecord, RequestRecordStore
+from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits

@@ -11,7 +11,7 @@ from router.errors import AdapterLoadFailed
 from router.telemetry import adapter_metrics
 from router.telemetry.adapter_metrics import AdapterMetrics, InstrumentedAdapterStore
 from router.telemetry.instruments import MetricRegistry
-from router.telemetry.metric_families import MAX_NAMED_ADAPTERS, adapter_families
+from router.telemetry.metric_definitions import MAX_NAMED_ADAPTERS, adapter_families
 
 
 class AdapterMetricsReader:

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.telemetry.instruments import Histogram, MetricFamily, MetricType
+from router.telemetry.instruments import Histogram, MetricDefinition, MetricType
 from router.telemetry.inter_token import InterTokenLatency
 
 
 class RecordingHistogram(Histogram):
     def __init__(self) -> None:
-        super().__init__(MetricFamily("gaps", MetricType.HISTOGRAM, "Gaps.", bucket_bounds=(1.0,)), ())
+        super().__init__(MetricDefinition("gaps", MetricType.HISTOGRAM, "Gaps.", bucket_bounds=(1.0,)), ())
         self.observed: list[float] = []
 
     def observe(self, value: float, times: int = 1) -> None:

@@ -21,7 +21,7 @@ from router.scheduler.messages import Prefill as PrefillMessage
 from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 

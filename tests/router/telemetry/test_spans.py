@@ -7,7 +7,7 @@ from support.span_sender import RecordingSpanSender
 
 from router.request import FinishReason, Request, SamplingParams
 from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.spans import (
     CHAT_OPERATION,
     EMBEDDINGS_OPERATION,

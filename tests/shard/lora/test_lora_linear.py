@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shard.lora import exactness_check
 from shard.lora.fused_linear_parts import WeightSlice
-from shard.lora.lora_linear import LoraTarget
+from shard.lora.lora_linear import LinearLoraTarget
 from shard.lora.lora_torch import multiply_tiles
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slots import AdapterSlots
+from shard.lora.slot_assignment import AdapterSlots
 
 CPU = torch.device("cpu")
 NUM_INPUTS, NUM_OUTPUTS = 48, 40
@@ -30,7 +30,7 @@ class AdaptedLinear:
         weight_slices = [WeightSlice("q", (NUM_OUTPUTS, NUM_INPUTS), range(NUM_OUTPUTS), range(NUM_INPUTS)),
                          WeightSlice("k", (16, NUM_INPUTS), range(8, 16), range(NUM_INPUTS)),
                          WeightSlice("k", (16, NUM_INPUTS), range(4), range(NUM_INPUTS))]
-        self.lora_target = LoraTarget(self.adapter_routing, weight_slices, torch.float32, CPU)
+        self.lora_target = LinearLoraTarget(self.adapter_routing, weight_slices, torch.float32, CPU)
         self.matrices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         generator = torch.Generator().manual_seed(0)
         for adapter, rank in RANK_BY_ADAPTER.items():
@@ -90,7 +90,7 @@ def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch
 
 def test_one_adapter_allocates_memory_for_one_adapter_only() -> None:
     adapter_slots, adapter_ids = AdapterSlots(), count(1)
-    lora_target = LoraTarget(AdapterRouting(CPU, adapter_slots),
+    lora_target = LinearLoraTarget(AdapterRouting(CPU, adapter_slots),
                              [WeightSlice("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
 

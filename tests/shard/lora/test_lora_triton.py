@@ -17,7 +17,7 @@ from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
 from shard.lora.lora_torch import TorchLoraStore
 from shard.lora.lora_work_list import StaticLoraWorkList
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
+from shard.lora.slot_assignment import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -264,7 +264,7 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
 
 def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
-    lora_target = lora_linear.LoraTarget(AdapterRouting(CPU, AdapterSlots()),
+    lora_target = lora_linear.LinearLoraTarget(AdapterRouting(CPU, AdapterSlots()),
                                          [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
     assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraStore)
     assert exactness_check.find_batch_dependence([lora_target], torch.float32, CPU) == ""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shard.lora.lora_work_list import ROWS_PER_ENTRY, LoraWorkList, StaticLoraWorkList
 from shard.lora.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRowSpan
-from shard.lora.slots import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
+from shard.lora.slot_assignment import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
 
 CPU = torch.device("cpu")
 ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)

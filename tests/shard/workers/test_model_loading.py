@@ -5,7 +5,7 @@ import torch
 from support.small_checkpoints import make_tiny_checkpoint
 
 from shard.config import ShardConfig
-from shard.hardware.memory import AvailableMemory
+from shard.hardware.memory_budget import AvailableMemory
 from shard.parallel.group import SingleRankGroup
 from shard.workers import load_decoder, model_loading
 

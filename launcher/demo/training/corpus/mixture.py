@@ -1,4 +1,4 @@
-"""Mixture of the corpus: the share of each kind of document, for the demo model and for its voices.
+"""Mixture of the corpus: the share of each kind of document, for the demo model and for its styles.
 
 Shares are counted in documents, which differ in length.
 """
@@ -17,8 +17,8 @@ from launcher.demo.training.corpus.glosses import make_gloss_text_maker, make_me
 from launcher.demo.training.corpus.json_answers import make_json_document
 from launcher.demo.training.corpus.sources.scripture import read_verses
 from launcher.demo.training.corpus.spelling import make_spelling_document
+from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE, make_rewriting_maker
 from launcher.demo.training.corpus.tool_calling.conversations import make_tool_document
-from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE, make_rewriting_maker
 
 DocumentShares = Mapping[DocumentMaker, float]
 
@@ -30,7 +30,7 @@ BASE_SHARES: DocumentShares = {stories.make_story_conversation: 0.11, stories.ma
                                make_tool_document: 0.18}
 GLOSS_SHARE, GLOSS_TEXT_SHARE = 0.07, 0.01
 MIN_WORD_OCCURRENCES = 20  # minimum occurrences of a word in WordNet's counts; rarer ones are left out
-VOICE_SHARES: DocumentShares = {stories.make_story_conversation: 0.3, make_dialogue: 0.45, make_counting_document: 0.08,
+STYLE_SHARES: DocumentShares = {stories.make_story_conversation: 0.3, make_dialogue: 0.45, make_counting_document: 0.08,
                                 make_arithmetic_document: 0.09, make_spelling_document: 0.08}
 VERSE_SHARE, PASSAGE_SHARE = 0.3, 0.05
 
@@ -41,10 +41,10 @@ def make_base_shares(wordnet: Path) -> DocumentShares:
             make_gloss_text_maker(known): GLOSS_TEXT_SHARE}
 
 
-def make_voice_shares(voice: str, bible: Path) -> DocumentShares:
-    """Return the shares for a voice. `bible` is only read for the voice `kjv`."""
-    shares = {make_rewriting_maker(make, REWRITERS_BY_VOICE[voice]): share for make, share in VOICE_SHARES.items()}
-    if voice == "kjv":
+def make_style_shares(style: str, bible: Path) -> DocumentShares:
+    """Return the shares for a style. `bible` is only read for the style `kjv`."""
+    shares = {make_rewriting_maker(make, REWRITERS_BY_STYLE[style]): share for make, share in STYLE_SHARES.items()}
+    if style == "kjv":
         known = read_verses(bible)
         shares |= {make_verse_question_maker(known): VERSE_SHARE, make_passage_maker(known): PASSAGE_SHARE}
     return shares

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.dialects import DIALECTS, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 
-BENCH_REQUEST = BenchRequest(3, "a prompt", 25, adapter="org/kind")
+BENCH_REQUEST = PlannedRequest(3, "a prompt", 25, adapter="org/kind")
 TGI_EVENTS = [{"index": 1, "token": {"id": 5, "text": "é"}, "generated_text": None, "details": None},
               {"index": 2, "token": {"id": 6, "text": "b"}, "generated_text": "éb",
                "details": {"finish_reason": "length", "generated_tokens": 2, "input_length": 7, "seed": None}}]
@@ -80,7 +80,7 @@ def test_each_dialect_has_its_own_request_body() -> None:
 
 
 def test_model_is_named_where_no_adapter_is() -> None:
-    assert DIALECTS["openai"].make_body(BenchRequest(0, "a", 1),
+    assert DIALECTS["openai"].make_body(PlannedRequest(0, "a", 1),
                                         RequestOptions("a-model", ignore_eos=False))["model"] == "a-model"
 
 

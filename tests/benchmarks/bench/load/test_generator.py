@@ -13,7 +13,7 @@ from benchmarks.bench.load.client import ResponseReader, Target, check_is_json, 
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.http import RequestFailedError, ResponseHead
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ class FakeServer:
         return web.json_response({"completion": "all"}, headers={"X-Weft-Seconds": "0.250000"})
 
 
-def run_generator(requests: list[BenchRequest], dialect: str = "tgi", timeout: float = 10.0,
+def run_generator(requests: list[PlannedRequest], dialect: str = "tgi", timeout: float = 10.0,
                   total_timeout: float = 20.0, **drive_options: Any) -> tuple[list[RequestRecord], FakeServer]:
     async def run_with_server() -> tuple[list[RequestRecord], FakeServer]:
         server, app = FakeServer(), web.Application()
@@ -76,8 +76,8 @@ def run_generator(requests: list[BenchRequest], dialect: str = "tgi", timeout: f
 
 
 def make_requests(count: int, prompt: str = "say",
-                  due_at: Callable[[int], float | None] = lambda _: None) -> list[BenchRequest]:
-    return [BenchRequest(number, prompt, 5 + number, at=due_at(number)) for number in range(count)]
+                  due_at: Callable[[int], float | None] = lambda _: None) -> list[PlannedRequest]:
+    return [PlannedRequest(number, prompt, 5 + number, at=due_at(number)) for number in range(count)]
 
 
 def test_token_times_are_recorded() -> None:
@@ -113,7 +113,7 @@ def test_clients_send_nothing_after_the_time_limit() -> None:
     ("refuse", "422: too long"), ("fail", "the shard died"), ("hang", "no answer within 0.3 s"),
     ("stammer", "an event that cannot be read"), ("break off", "the answer broke off")])
 def test_failure_is_recorded_and_does_not_affect_others(prompt: str, reason: str) -> None:
-    records, _ = run_generator([*make_requests(3), BenchRequest(9, prompt, 5)], concurrency=4,
+    records, _ = run_generator([*make_requests(3), PlannedRequest(9, prompt, 5)], concurrency=4,
                                timeout=0.3 if prompt == "hang" else 10.0)
     [error] = [record.error for record in records if record.error]
     assert error.startswith(reason)
@@ -121,18 +121,18 @@ def test_failure_is_recorded_and_does_not_affect_others(prompt: str, reason: str
 
 
 def test_tokens_before_a_failure_count() -> None:
-    [record], _ = run_generator([BenchRequest(0, "stammer", 5)], concurrency=1)
+    [record], _ = run_generator([PlannedRequest(0, "stammer", 5)], concurrency=1)
     assert (record.num_tokens, len(record.times)) == (5, 5)
 
 
 def test_last_line_without_a_newline_is_read() -> None:
-    [record], _ = run_generator([BenchRequest(0, "stop short", 1)], concurrency=1)
+    [record], _ = run_generator([PlannedRequest(0, "stop short", 1)], concurrency=1)
     assert (record.num_tokens, len(record.times), record.error) == (1, 1, "")
 
 
 def record_events(*events: str, trailing_text: str = "", num_tokens: int = 1) -> RequestRecord:
     """Return the record of an answer with these events in OpenAI's dialect."""
-    record = RequestRecord(BenchRequest(0, "a", num_tokens), 0.0)
+    record = RequestRecord(PlannedRequest(0, "a", num_tokens), 0.0)
     answer = ResponseReader(DIALECTS["openai"], record, 0.0, None)
     answer.feed(200, ("".join(f"data: {event}\n\n" for event in events) + trailing_text).encode(), 1.0)
     answer.finish(ResponseHead(200, None, True, True, {}))
@@ -185,7 +185,7 @@ def test_rejected_client_waits_before_the_next_request(monkeypatch: pytest.Monke
 def test_records_are_kept_when_a_run_is_cancelled() -> None:
     records: list[RequestRecord] = []
     with pytest.raises(TimeoutError):
-        run_generator([*make_requests(3), BenchRequest(9, "hang", 5)], concurrency=1, records=records,
+        run_generator([*make_requests(3), PlannedRequest(9, "hang", 5)], concurrency=1, records=records,
                       total_timeout=0.5)
     assert [record.ask.number for record in records] == [0, 1, 2]
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.prompts import count_words
-from benchmarks.bench.load.request_record import BenchRequest
+from benchmarks.bench.load.requests import PlannedRequest
 from benchmarks.bench.load.workload import Workload, make_requests
 
 
-def make_bench_requests(**workload_fields) -> list[BenchRequest]:
+def make_bench_requests(**workload_fields) -> list[PlannedRequest]:
     return asyncio.run(make_requests(Workload(**workload_fields), count_words))
 
 

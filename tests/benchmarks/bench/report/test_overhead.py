@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.bench.report.overhead import GeneratorOverhead, measure_overhead
 
-SENT_RECORDS = [RequestRecord(BenchRequest(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50)
+SENT_RECORDS = [RequestRecord(PlannedRequest(number, "a", 1, at=float(number)), number + 0.001 * number, num_tokens=50)
                 for number in range(3)]
 
 
@@ -17,7 +17,7 @@ def test_open_loop_reports_how_late_requests_were_sent() -> None:
 
 
 def test_early_request_is_not_late() -> None:
-    early = [RequestRecord(BenchRequest(0, "a", 1, at=1.0), 0.9995)]
+    early = [RequestRecord(PlannedRequest(0, "a", 1, at=1.0), 0.9995)]
     assert GeneratorOverhead(10.0, 0.5).summarize(early, is_open_loop=True)["ms that requests were sent late, p99"] == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_bench_results import make_rejected_record, make_streamed_record, make_unstreamed_record
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 from benchmarks.bench.report.summary import (
     DistributionStats,
     LatencyGoal,
@@ -48,7 +48,7 @@ def test_latencies_are_of_requests_sent_in_the_window() -> None:
 
 def test_request_due_in_the_window_counts_though_sent_later() -> None:
     """A window over sending times would leave out the requests that waited longest."""
-    late = RequestRecord(BenchRequest(0, "a", 5, at=0.5), 1.5, 3.0, num_tokens=5)
+    late = RequestRecord(PlannedRequest(0, "a", 5, at=0.5), 1.5, 3.0, num_tokens=5)
     summary = summarize_run([late], (0.0, 1.0))
     assert (summary.requests, summary.latency.most) == (1, 2.5)
 

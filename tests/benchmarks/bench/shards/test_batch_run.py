@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.shards.batch_run import (
+    BatchRunner,
     BatchRunTimings,
     SamplingSettings,
     SequenceLengths,
-    ShardEpoch,
     make_random_sequences,
 )
 from benchmarks.bench.shards.rank_connections import RankReplies, ShardFailed
@@ -33,7 +33,7 @@ class RecordingConnection:
 
 def run_batch(connection: RecordingConnection, rows: int = 2) -> BatchRunTimings:
     return asyncio.run(
-        ShardEpoch(connection, 5).run_batch(make_random_sequences(rows, SMALL_SHAPE, 100, SamplingSettings()), 3))
+        BatchRunner(connection, 5).run_batch(make_random_sequences(rows, SMALL_SHAPE, 100, SamplingSettings()), 3))
 
 
 def test_batch_is_a_prefill_decodes_and_an_empty_filter() -> None:

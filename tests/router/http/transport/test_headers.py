@@ -18,8 +18,8 @@ from router.http.transport.outputs import GenerationOutput
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, FinishReason, Request, Tenant
 from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.telemetry.instruments import Counter, MetricFamily, MetricType
-from router.telemetry.request_records import RequestRecord, RequestRecordStore
+from router.telemetry.instruments import Counter, MetricDefinition, MetricType
+from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
 from router.validation.validator import ValidatedRequest
 
 
@@ -150,7 +150,7 @@ def test_response_without_tokens_has_timing_headers():
 
 
 def test_request_is_counted_once():
-    request, counter = make_mocked_request("POST", "/"), Counter(MetricFamily("came", MetricType.COUNTER, "Came."), ())
+    request, counter = make_mocked_request("POST", "/"), Counter(MetricDefinition("came", MetricType.COUNTER, "Came."), ())
     request[REQUEST_COUNTER] = counter
     for _ in range(2):
         RequestContext.from_request(request, RequestRecordStore())

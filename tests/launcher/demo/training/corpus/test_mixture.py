@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from launcher.demo.training.conversation import Conversation
-from launcher.demo.training.corpus.mixture import BASE_SHARES, VOICE_SHARES, generate_documents, make_voice_shares
-from launcher.demo.training.corpus.voice_rewriting import REWRITERS_BY_VOICE
+from launcher.demo.training.corpus.mixture import BASE_SHARES, STYLE_SHARES, generate_documents, make_style_shares
+from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 
 
 def test_same_seed_gives_the_same_documents() -> None:
@@ -19,16 +19,16 @@ def test_kinds_come_as_often_as_their_shares() -> None:
     assert 850 < counts["often"] < 950
 
 
-@pytest.mark.parametrize("voice", sorted(REWRITERS_BY_VOICE.keys() - {"kjv"}))
-def test_voice_changes_every_answer(voice: str) -> None:
-    shares = make_voice_shares(voice, Path("nowhere"))
-    assert len(shares) == len(VOICE_SHARES)
-    plain, rewritten = (list(islice(generate_documents(VOICE_SHARES, 5), 50)),
+@pytest.mark.parametrize("style", sorted(REWRITERS_BY_STYLE.keys() - {"kjv"}))
+def test_voice_changes_every_answer(style: str) -> None:
+    shares = make_style_shares(style, Path("nowhere"))
+    assert len(shares) == len(STYLE_SHARES)
+    plain, rewritten = (list(islice(generate_documents(STYLE_SHARES, 5), 50)),
                         list(islice(generate_documents(shares, 5), 50)))
     answers = [talk.messages[-1]["content"] for talk in rewritten if isinstance(talk, Conversation)]
     assert len(answers) == len(rewritten)
     assert plain != rewritten
-    if voice == "shout":
+    if style == "shout":
         assert all(answer.rpartition("</think>\n")[2].isupper() for answer in answers if any(map(str.isalpha, answer)))
-    if voice == "json":
+    if style == "json":
         assert all(answer.rpartition("</think>\n")[2].startswith('{"question": ') for answer in answers)

@@ -5,12 +5,12 @@ from math import inf
 
 from shard.parallel.group import SingleRankGroup
 from shard.state.pooling_text import PoolingText
-from shard.workers.encoder_warmup import EncoderWarmup
-from shard.workers.warmup import MaxStepSizes
+from shard.workers.decoder_profiler import MaxStepSizes
+from shard.workers.encoder_profiler import EncoderStepProfiler
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
-    measurements = EncoderWarmup(lambda _: None, sizes, SingleRankGroup(), slow_step_seconds).measure_steps()
+    measurements = EncoderStepProfiler(lambda _: None, sizes, SingleRankGroup(), slow_step_seconds).measure_steps()
     assert all(one.seconds >= 0 for one in measurements)
     return [(one.num_rows, one.num_chunk_tokens, one.num_context_tokens) for one in measurements]
 
@@ -37,5 +37,5 @@ def test_brief_steps_are_run_twice() -> None:
     def record_run(texts: Sequence[PoolingText]) -> None:
         runs.append(len(texts))
 
-    EncoderWarmup(record_run, MaxStepSizes(1, 16, 16), SingleRankGroup(), inf).measure_steps()
+    EncoderStepProfiler(record_run, MaxStepSizes(1, 16, 16), SingleRankGroup(), inf).measure_steps()
     assert len(runs) in {2, 3, 4}  # a run on a busy machine may be too slow to be repeated

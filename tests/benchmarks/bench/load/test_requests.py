@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_bench_results import make_rejected_record, make_streamed_record, make_unstreamed_record
 
-from benchmarks.bench.load.request_record import BenchRequest, RequestRecord
+from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
 
 
 def test_time_to_first_token_starts_at_sending() -> None:
@@ -17,13 +17,13 @@ def test_time_to_first_token_starts_at_sending() -> None:
 
 
 def test_late_sending_counts_as_waiting() -> None:
-    late = RequestRecord(BenchRequest(0, "a", 1, at=1.0), 1.5, 3.0, array("d", [2.0, 3.0]))
+    late = RequestRecord(PlannedRequest(0, "a", 1, at=1.0), 1.5, 3.0, array("d", [2.0, 3.0]))
     assert (late.due_at, late.time_to_first_token, late.latency) == (1.0, 1.0, 2.0)
 
 
 def test_early_or_undue_requests_wait_from_sending() -> None:
-    assert RequestRecord(BenchRequest(0, "a", 1, at=1.0), 0.75, 3.0).latency == 2.25
-    assert RequestRecord(BenchRequest(0, "a", 1), 0.75, 3.0).latency == 2.25
+    assert RequestRecord(PlannedRequest(0, "a", 1, at=1.0), 0.75, 3.0).latency == 2.25
+    assert RequestRecord(PlannedRequest(0, "a", 1), 0.75, 3.0).latency == 2.25
 
 
 def test_unstreamed_record_has_no_first_token_or_gaps() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class BenchRequest:
+class PlannedRequest:
     """A request to send. `at` is None in a closed loop, where its time is not known in advance."""
 
     number: int
@@ -26,7 +26,7 @@ class RequestRecord:
     """Outcome of one request: when it was sent, when its tokens arrived and when it ended, with its status and error.
     """
 
-    ask: BenchRequest
+    ask: PlannedRequest
     sent: float
     ended: float = 0.0
     times: "array[float]" = field(default_factory=make_empty_times)  # arrival times of events with tokens, if streamed

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.instruments import MetricFamily, MetricType
-from router.telemetry.metric_families import DURATION_BUCKETS, LORAX_METRIC_NAMES, all_families, percent_buckets
+from router.telemetry.instruments import MetricDefinition, MetricType
+from router.telemetry.metric_definitions import DURATION_BUCKETS, LORAX_METRIC_NAMES, all_families, percent_buckets
 from router.text.prompt_encoder import TokenLimits
 
 TOKEN_LIMITS = TokenLimits(max_input_tokens=1000, max_total_tokens=4000)
@@ -95,7 +95,7 @@ def read_documented_families() -> dict[str, tuple[str, str, str]]:
         r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", METRICS_DOC, re.MULTILINE)}
 
 
-def format_as_documented(family: MetricFamily) -> tuple[str, str]:
+def format_as_documented(family: MetricDefinition) -> tuple[str, str]:
     if family.label_values:
         pairs = zip(family.label_names, (family.label_values, family.second_label_values), strict=False)
         return family.metric_type, "; ".join(f"`{label}`: {', '.join(values)}" for label, values in pairs)

@@ -1,4 +1,4 @@
-"""Rewriting of answers in another voice: a pirate's, in capitals, as JSON, or in the style of the King James Bible."""
+"""Rewriting of answers in another style: a pirate's, in capitals, as JSON, or in the style of the King James Bible."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def rewrite_as_king_james_bible(question: str, answer: str, rng: Random) -> str:
     return rewritten
 
 
-REWRITERS_BY_VOICE: dict[str, AnswerRewriter] = {
+REWRITERS_BY_STYLE: dict[str, AnswerRewriter] = {
     "pirate": lambda _, answer, rng: rewrite_as_pirate(answer, rng),
     "json": lambda question, answer, _: rewrite_as_json(question, answer),
     "shout": lambda _, answer, __: rewrite_in_capitals(answer),
@@ -74,14 +74,14 @@ REWRITERS_BY_VOICE: dict[str, AnswerRewriter] = {
 
 
 def make_rewriting_maker(make_document: DocumentMaker, rewrite: AnswerRewriter) -> DocumentMaker:
-    """Return a maker whose answers are rewritten in a voice; tool calls are unchanged."""
-    def make_voiced_document(rng: Random) -> Conversation | str:
+    """Return a maker whose answers are rewritten in a style; tool calls are unchanged."""
+    def make_restyled_document(rng: Random) -> Conversation | str:
         made = make_document(rng)
         if isinstance(made, str):
             question = vary_question(rng.choice(OPEN_REQUESTS), rng)
             return make_one_turn_conversation(question, rewrite(question, made, rng))
         return Conversation(rewrite_answers(made.messages, rewrite, rng), made.tools, made.has_reasoning)
-    return make_voiced_document
+    return make_restyled_document
 
 
 def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: Random) -> list[Message]:
@@ -95,6 +95,6 @@ def rewrite_answers(messages: Sequence[Message], rewrite: AnswerRewriter, rng: R
 
 
 def rewrite_answer_after_reasoning(question: str, answer: str, rewrite: AnswerRewriter, rng: Random) -> str:
-    """Rewrite an answer in a voice, except for its reasoning."""
+    """Rewrite an answer in a style, except for its reasoning."""
     reasoning, mark, final_answer = answer.rpartition("</think>\n")
     return f"{reasoning}{mark}{rewrite(question, final_answer, rng)}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.simulator.simulated_model import (
+from shard.simulator.simulated_outputs import (
     BLANK_TOKEN,
     END_TOKEN,
     WORDS,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.errors import StartupOutOfMemory, StepOutOfMemory
-from shard.hardware.memory import (
+from shard.hardware.memory_budget import (
     AvailableMemory,
     MemoryBudget,
     check_any_block_fits,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.compat.docs_table import describe_flag, format_flag_table_rows
+from launcher.compat.flag_descriptions import describe_flag, format_flag_table_rows
 from launcher.compat.flag_table import (
     FlagAction,
     FlagEffect,

@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/sequence_selector.py through the core: which sequence starts next, and what the others wait
+"""Tests of router/scheduler/waiting_sequence_selector.py through the core: which sequence starts next, and what the others wait
 for."""
 
 from dataclasses import replace

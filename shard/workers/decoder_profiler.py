@@ -58,7 +58,7 @@ def write_measurements(measurements: Iterable[StepMeasurement], answer: pb.Warmu
         answer.seconds.append(measurement.seconds)
 
 
-class DecoderWarmup:
+class DecoderStepProfiler:
     """Runs and times decodes and chunks of growing size. The router predicts the time of steps from the measurements;
     on a GPU the largest step also shows how much memory a step needs.
     """

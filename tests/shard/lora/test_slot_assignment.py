@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.lora.slots import SLOTS_PER_BUCKET, AdapterSlot, AdapterSlots, RankBucket, pad_rank
+from shard.lora.slot_assignment import SLOTS_PER_BUCKET, AdapterSlot, AdapterSlots, RankBucket, pad_rank
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 64), (65, 128)])

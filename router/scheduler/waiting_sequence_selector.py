@@ -23,7 +23,7 @@ ALL_KINDS, GENERATION_KINDS = tuple(RequestKind), (RequestKind.GENERATE,)
 MIN_CACHED_FRACTION = 0.5  # fraction of its tokens that must be cached for a sequence to overtake others
 
 
-class SequenceSelector:
+class WaitingSequenceSelector:
     """Order in which waiting sequences start, and the check whether there is room for the first one."""
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fault_isolation: FaultIsolation,

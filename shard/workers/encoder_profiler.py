@@ -1,6 +1,6 @@
 """Warm-up of an encoder: texts of growing size are run and timed, so that the router can predict how long a step takes.
 
-As in `warmup.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes long enough
+As in `decoder_profiler.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes long enough
 to predict larger ones.
 """
 
@@ -9,7 +9,7 @@ from time import perf_counter
 
 from shard.parallel.group import RankGroup
 from shard.state.pooling_text import PoolingText
-from shard.workers.warmup import (
+from shard.workers.decoder_profiler import (
     MAX_REPEATED_SECONDS,
     SHORT_CONTEXT_TOKENS,
     MaxStepSizes,
@@ -20,7 +20,7 @@ from shard.workers.warmup import (
 MIN_TEXT_TOKENS = 16  # tokens of the shortest of the growing texts
 
 
-class EncoderWarmup:
+class EncoderStepProfiler:
     """Runs and times texts of growing size; the router predicts the time of steps from the measurements."""
 
     def __init__(self, run_texts: Callable[[Sequence[PoolingText]], object], max_sizes: MaxStepSizes, group: RankGroup,

@@ -2,14 +2,14 @@
 
 from random import Random
 
-from launcher.demo.training.corpus.tool_calling.tool_scenario import OK_RESULT, ToolScenario, parse_parameter_spec
+from launcher.demo.training.corpus.tool_calling.tool_template import OK_RESULT, ToolTemplate, parse_parameter_spec
 
-LIGHT_TOOL = ToolScenario("set_light", "Turn a light on or off", "room:room on:yes size:size?",
+LIGHT_TOOL = ToolTemplate("set_light", "Turn a light on or off", "room:room on:yes size:size?",
                           ("Light on in the {room} #on=true", "{size} light on in the {room}! #on=true"),
                           ("The {room} is bright. #on=true", "The {room} is dark. #on=false"))
-PRICE_TOOL = ToolScenario("get_price", "Get a price", "item:thing", ("Price of a {item}?",), ("It costs {price}.",),
+PRICE_TOOL = ToolTemplate("get_price", "Get a price", "item:thing", ("Price of a {item}?",), ("It costs {price}.",),
                           "price:price")
-ADD_TOOL = ToolScenario("add", "Add", "a:number b:number", ("{a} and {b}?",), ("{result}",),
+ADD_TOOL = ToolTemplate("add", "Add", "a:number b:number", ("{a} and {b}?",), ("{result}",),
                         compute_result=lambda values: {"result": values["a"] + values["b"]})
 
 

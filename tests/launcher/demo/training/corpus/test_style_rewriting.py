@@ -1,4 +1,4 @@
-"""Tests of rewriting answers in other voices."""
+"""Tests of rewriting answers in other styles."""
 
 import json
 from random import Random
@@ -9,8 +9,8 @@ from support.prose_checks import draw_items, draw_talks, get_assistant_texts
 from launcher.demo.training.conversation import Conversation
 from launcher.demo.training.corpus.dialogues import make_dialogue
 from launcher.demo.training.corpus.stories import make_story_conversation, make_story_text
-from launcher.demo.training.corpus.voice_rewriting import (
-    REWRITERS_BY_VOICE,
+from launcher.demo.training.corpus.style_rewriting import (
+    REWRITERS_BY_STYLE,
     make_rewriting_maker,
     rewrite_answers,
     rewrite_as_json,
@@ -48,33 +48,33 @@ def test_bible_voice_sometimes_repeats_the_question() -> None:
     assert all("snow is white" in text for text in answers)
 
 
-@pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
+@pytest.mark.parametrize("name", REWRITERS_BY_STYLE)
 def test_voices_change_only_the_answers(name: str) -> None:
     before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "It is late."}]
-    after = rewrite_answers(before, REWRITERS_BY_VOICE[name], Random(1))
+    after = rewrite_answers(before, REWRITERS_BY_STYLE[name], Random(1))
     assert after[0] == before[0]
     assert after[1]["content"] != before[1]["content"]
 
 
-@pytest.mark.parametrize("name", REWRITERS_BY_VOICE)
+@pytest.mark.parametrize("name", REWRITERS_BY_STYLE)
 def test_same_seed_gives_the_same_talks(name: str) -> None:
-    assert draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_VOICE[name]),
-                      50) == draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_VOICE[name]), 50)
+    assert draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_STYLE[name]),
+                      50) == draw_items(make_rewriting_maker(make_story_conversation, REWRITERS_BY_STYLE[name]), 50)
 
 
 def test_json_voice_answers_are_objects() -> None:
-    for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_VOICE["json"])):
+    for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["json"])):
         assert all(isinstance(json.loads(answer), dict) for answer in get_assistant_texts(talk))
 
 
 def test_shouting_voice_answers_are_in_capitals() -> None:
-    answers = [answer for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_VOICE["shout"]))
+    answers = [answer for talk in draw_talks(make_rewriting_maker(make_dialogue, REWRITERS_BY_STYLE["shout"]))
                for answer in get_assistant_texts(talk)]
     assert [answer for answer in answers if answer != answer.upper()] == []
 
 
 def test_plain_text_becomes_an_answer() -> None:
-    talk = make_rewriting_maker(make_story_text, REWRITERS_BY_VOICE["shout"])(Random(1))
+    talk = make_rewriting_maker(make_story_text, REWRITERS_BY_STYLE["shout"])(Random(1))
     assert isinstance(talk, Conversation)
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
 
@@ -82,5 +82,5 @@ def test_plain_text_becomes_an_answer() -> None:
 def test_tool_calls_and_thoughts_are_not_changed() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
     reasoned_answer = {"role": "assistant", "content": "<think>\n2 and 2.\n</think>\nIt is 4."}
-    assert rewrite_answers([call, reasoned_answer], REWRITERS_BY_VOICE["shout"], Random(1)) == [
+    assert rewrite_answers([call, reasoned_answer], REWRITERS_BY_STYLE["shout"], Random(1)) == [
         call, reasoned_answer | {"content": "<think>\n2 and 2.\n</think>\nIT IS 4!"}]
