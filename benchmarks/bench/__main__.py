@@ -79,7 +79,8 @@ def compute_window_end(settings: BenchSettings, records: Sequence[RequestRecord]
     return min(settings.seconds, last_end) if may_run_out or not is_complete else settings.seconds
 
 
-async def prepare_requests(settings: BenchSettings, prompt_salt: str) -> tuple[Iterable[PlannedRequest], dict[str, str]]:
+async def prepare_requests(settings: BenchSettings,
+                           prompt_salt: str) -> tuple[Iterable[PlannedRequest], dict[str, str]]:
     """Return the requests to send, and facts about the server.
 
     In a closed loop with --seconds the requests are repeated, since the number needed is unknown."""

@@ -107,7 +107,7 @@ def measure_parts(settings: StudySettings, study_runner: StudyRunner) -> None:
     simulation_speedup = QUICK_SIMULATION_SPEEDUP if settings.quick else settings.pace
     for name in settings.shapes:
         study_model, scope = resolve_study_model(name, settings.models, settings.demo,
-                                              simulation_speedup), make_scope(settings)
+                                                 simulation_speedup), make_scope(settings)
         plan = StudyPlan(study_model, scope,
                          study_runner.measure_server_speed(StudyPlan(study_model, scope), settings.parts))
         for part in settings.parts:

@@ -102,6 +102,6 @@ def record_from_json(record_json: Mapping[str, Any], *, is_open_loop: bool) -> R
     if "first" in record_json:
         token_times.extend(accumulate((gap / 1e3 for gap in record_json["gaps_ms"]), initial=record_json["first"]))
     request = PlannedRequest(record_json["number"], "", record_json["asked"],
-                           at=record_json.get("at") if is_open_loop else None)
+                             at=record_json.get("at") if is_open_loop else None)
     return RequestRecord(request, record_json["sent"], record_json["ended"], token_times, record_json["tokens"],
                          told_seconds=record_json.get("told_seconds"), error=record_json.get("error", ""))

@@ -119,7 +119,8 @@ def summarize_policies(all_records: Sequence[RunRecords], server_speed: ServerSp
                            for policy, runs in group_by_policy(all_records).items()}
     return {policy: compute_bands(list(map(compute_fixed_load_metrics, seeds)))
             | {"latency_by_tokens": compute_latency_by_tokens(seeds),
-               "latency_by_range": compute_latency_by_length_bin(seeds)} for policy, seeds in completed_by_policy.items()}
+               "latency_by_range": compute_latency_by_length_bin(seeds)}
+            for policy, seeds in completed_by_policy.items()}
 
 
 def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
@@ -129,7 +130,8 @@ def compute_latency_by_tokens(completed_by_seed: Sequence[Sequence[CompletedRequ
                                                if length in latencies) for length in lengths}
 
 
-def compute_latency_by_length_bin(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float, ConfidenceBand]:
+def compute_latency_by_length_bin(completed_by_seed: Sequence[Sequence[CompletedRequest]]) -> dict[float,
+                                                                                                   ConfidenceBand]:
     """Return latencies by the mean number of tokens of each range: many seeds have no request of a given length."""
     width = choose_length_bin_width(completed_by_seed)
     latencies_of_seeds = [mean_by_key(((answer.num_tokens - 1) // width, answer.latency_seconds)

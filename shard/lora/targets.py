@@ -90,7 +90,8 @@ class LoraTargets:
         self.embeddings.append(site)
         return site
 
-    def _wrap(self, linear: Linear, weight_slices: Sequence[WeightSlice], target_list: list[LinearLoraTarget]) -> Linear:
+    def _wrap(self, linear: Linear, weight_slices: Sequence[WeightSlice],
+              target_list: list[LinearLoraTarget]) -> Linear:
         if self.adapter_routing is None:
             return linear
         site = LinearLoraTarget(self.adapter_routing, weight_slices, self._dtype, self._device)

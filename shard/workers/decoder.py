@@ -34,10 +34,11 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import RejectedMessage, Step, cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
-from shard.workers.decoder_profiler import SLOW_STEP_SECONDS, DecoderStepProfiler, MaxStepSizes, write_measurements
+from shard.workers.decoder_profiler import DecoderStepProfiler
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 from shard.workers.model_worker import ModelWorker
 from shard.workers.overlap import OverlapQueue
+from shard.workers.step_measurements import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache

@@ -1,61 +1,28 @@
-"""Warm-up: steps that are run and timed before anything is served.
+"""Warm-up of a decoder: steps that are run and timed before anything is served.
 
 Sizes grow, kind by kind, up to the largest that the limits allow; on a CPU, where a large step takes many seconds and
 its memory need not be measured, only until a step takes long enough to predict larger ones. Nothing is served
 meanwhile, so all sequences of the warm-up share the cache's first blocks.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import inf
 from time import perf_counter
 
 from shard.attention.kv_cache import KVCache
 from shard.parallel.group import RankGroup
-from shard.pb import shard_pb2 as pb
 from shard.runner.model_runner import ModelRunner
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.transaction import PrefillChunk, Step
+from shard.workers.step_measurements import (
+    MAX_REPEATED_SECONDS,
+    SHORT_CONTEXT_TOKENS,
+    MaxStepSizes,
+    StepMeasurement,
+    iter_growing_sizes,
+)
 
-# seconds of a step, by device, after which no larger one of its kind is tried
-SLOW_STEP_SECONDS = {"cpu": 0.1, "cuda": inf}
-MAX_REPEATED_SECONDS = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
-SIZE_GROWTH_FACTOR = 4
-SHORT_CONTEXT_TOKENS = 32  # context of a decode, unless the context is what grows
 WARMUP_SAMPLING_PARAMS = SamplingParams(temperature=1.0, top_p=0.9)
-
-
-@dataclass(frozen=True, slots=True)
-class StepMeasurement:
-    """Measured time of a step of a given size."""
-
-    num_rows: int
-    num_chunk_tokens: int
-    num_context_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class MaxStepSizes:
-    """Sizes of the largest step that the limits allow."""
-
-    max_rows: int
-    max_chunk_tokens: int
-    max_sequence_length: int  # of the longest sequence
-
-    @classmethod
-    def from_request(cls, request: pb.WarmupRequest, num_slots: int) -> "MaxStepSizes":
-        """Return the sizes for a cache of `num_slots` slots."""
-        length = min(request.max_total_tokens or num_slots, num_slots)
-        return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
-
-
-def write_measurements(measurements: Iterable[StepMeasurement], answer: pb.WarmupAnswer) -> None:
-    for measurement in measurements:
-        answer.rows.append(measurement.num_rows)
-        answer.chunk_tokens.append(measurement.num_chunk_tokens)
-        answer.context.append(measurement.num_context_tokens)
-        answer.seconds.append(measurement.seconds)
 
 
 class DecoderStepProfiler:
@@ -129,9 +96,3 @@ class DecoderStepProfiler:
                         sampling=WARMUP_SAMPLING_PARAMS, wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
 
 
-def iter_growing_sizes(first: int, last: int) -> Iterator[int]:
-    size = first
-    while size < last:
-        yield size
-        size *= SIZE_GROWTH_FACTOR
-    yield last

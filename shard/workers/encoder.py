@@ -15,10 +15,10 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
-from shard.workers.decoder_profiler import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 from shard.workers.encoder_profiler import EncoderStepProfiler
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
 from shard.workers.model_worker import ModelWorker
+from shard.workers.step_measurements import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
 
 
 class EncoderWorker(ModelWorker[LoadedEncoder]):

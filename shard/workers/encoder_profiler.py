@@ -1,7 +1,7 @@
 """Warm-up of an encoder: texts of growing size are run and timed, so that the router can predict how long a step takes.
 
-As in `decoder_profiler.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes long enough
-to predict larger ones.
+As in `decoder_profiler.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes
+long enough to predict larger ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from time import perf_counter
 
 from shard.parallel.group import RankGroup
 from shard.state.pooling_text import PoolingText
-from shard.workers.decoder_profiler import (
+from shard.workers.step_measurements import (
     MAX_REPEATED_SECONDS,
     SHORT_CONTEXT_TOKENS,
     MaxStepSizes,

@@ -16,7 +16,7 @@ def make_streamed_record(sent_at: float = 0.0, first_token_seconds: float = 0.1,
     """Return the record of a streamed response that ends with its last token."""
     times = array("d", [sent_at + first_token_seconds + gap * place for place in range(num_tokens)])
     request = PlannedRequest(record_fields.pop("number", 1), "hello", num_tokens,
-                           adapter=record_fields.pop("adapter", ""))
+                             adapter=record_fields.pop("adapter", ""))
     return RequestRecord(request, sent_at, times[-1], times, num_tokens, status=200, **record_fields)
 
 

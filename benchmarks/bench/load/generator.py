@@ -41,8 +41,8 @@ async def run_open_loop(client: LoadClient, requests: Iterable[PlannedRequest], 
             group.create_task(send_one(request))
 
 
-async def run_closed_loop(client: LoadClient, requests: Iterable[PlannedRequest], concurrency: int, seconds: float | None,
-                          records: list[RequestRecord]) -> None:
+async def run_closed_loop(client: LoadClient, requests: Iterable[PlannedRequest], concurrency: int,
+                          seconds: float | None, records: list[RequestRecord]) -> None:
     remaining_requests = iter(requests)
     deadline = perf_counter() + seconds if seconds is not None else None
     async with asyncio.TaskGroup() as group:

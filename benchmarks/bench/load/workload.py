@@ -81,7 +81,7 @@ async def make_requests(workload: Workload, count_tokens: TokenCounter) -> list[
     prompts = await make_prompts(workload, [size.prompt_tokens for size in sizes], count_tokens)
     rows = zip(sizes, prompts, cycle(workload.adapters or ("",)), strict=False)
     return [PlannedRequest(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
-                         size.at if workload.is_open_loop else None)
+                           size.at if workload.is_open_loop else None)
             for number, (size, text, adapter) in enumerate(rows)]
 
 

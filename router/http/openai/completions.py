@@ -93,13 +93,13 @@ class CompletionRoutes:
             completion_request.check_supported()
         validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
                               for choice in await self._validate_request_for_prompt(completion_request, prompt,
-                                                                        context.for_prompt(index))]
+                                                                                    context.for_prompt(index))]
         if completion_request.stream:
             return await self._respond_streaming(request, completion_request, validated_requests, context)
         return await self._respond_in_full(request, validated_requests, context)
 
     async def _validate_request_for_prompt(self, completion_request: CompletionRequest, prompt: str,
-                               context: RequestContext) -> list[ValidatedRequest]:
+                                           context: RequestContext) -> list[ValidatedRequest]:
         return await validate_openai_request(self._services, completion_request,
                                              completion_request.to_generation_input(prompt, context), context)
 

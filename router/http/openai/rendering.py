@@ -241,6 +241,7 @@ class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
     def _render_failure(self, event: FailedEvent) -> str:
+        """Keep the error and render nothing: the handler ends all completions of the stream with it."""
         self.error = event.error
         return ""
 

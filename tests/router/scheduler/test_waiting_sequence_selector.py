@@ -1,5 +1,5 @@
-"""Tests of router/scheduler/waiting_sequence_selector.py through the core: which sequence starts next, and what the others wait
-for."""
+"""Tests of router/scheduler/waiting_sequence_selector.py through the core: which sequence starts next, and what the
+others wait for."""
 
 from dataclasses import replace
 

@@ -40,7 +40,7 @@ def test_long_steps_do_not_share_the_noise_of_short_ones():
 
 def test_rare_step_kind_uses_the_noise_of_similar_kinds():
     noise_replay = TimingReplay(TimingProfile(COEFFICIENTS, {SHORT_STEP_KIND: [2.0] * 20, (False, -3): [9.0],
-                                                            (False, 0): [1.0] * 20}), seed=0)
+                                                             (False, 0): [1.0] * 20}), seed=0)
     # its own kind was seen once, which is too few
     assert noise_replay.step_seconds(StepLoad(1, 70, 1)) == pytest.approx(0.16)
     assert noise_replay.step_seconds(StepLoad(1, 1000, 1)) == pytest.approx(1.01)
@@ -77,7 +77,8 @@ def test_seed_chooses_where_the_noise_replay_starts():
 
 
 def test_step_sent_ahead_is_answered_after_the_previous_one():
-    noise_replay = TimingReplay(TimingProfile(COEFFICIENTS, idle_overheads=[0.005], pipelined_overheads=[0.001]), seed=0)
+    noise_replay = TimingReplay(TimingProfile(COEFFICIENTS, idle_overheads=[0.005], pipelined_overheads=[0.001]),
+                                seed=0)
     assert noise_replay.answer_time(1.0, None, 0.02) == pytest.approx(1.025)
     assert noise_replay.answer_time(1.0, 1.5, 0.02) == pytest.approx(1.521)
     assert noise_replay.answer_time(1.6, 1.5, 0.02) == pytest.approx(1.625)

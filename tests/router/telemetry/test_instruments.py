@@ -83,7 +83,7 @@ def test_label_values_are_escaped():
 
 def test_two_labels_have_a_counter_for_each_pair():
     family = MetricDefinition("knots", MetricType.COUNTER, "Tied.", ("by", "how"), ("hand", "foot"),
-                          second_label_values=("well", "badly"))
+                              second_label_values=("well", "badly"))
     registry = MetricRegistry([family])
     registry.counter("knots", "foot", "badly").add()
     assert registry.render({}).splitlines()[2:] == [

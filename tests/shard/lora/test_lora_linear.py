@@ -91,7 +91,7 @@ def test_exactness_check_finds_results_that_depend_on_the_batch_size(monkeypatch
 def test_one_adapter_allocates_memory_for_one_adapter_only() -> None:
     adapter_slots, adapter_ids = AdapterSlots(), count(1)
     lora_target = LinearLoraTarget(AdapterRouting(CPU, adapter_slots),
-                             [WeightSlice("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
+                                   [WeightSlice("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
 
     def put_adapter() -> None:

@@ -265,6 +265,6 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
 def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
     lora_target = lora_linear.LinearLoraTarget(AdapterRouting(CPU, AdapterSlots()),
-                                         [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
+                                               [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
     assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraStore)
     assert exactness_check.find_batch_dependence([lora_target], torch.float32, CPU) == ""

@@ -5,8 +5,8 @@ from math import inf
 
 from shard.parallel.group import SingleRankGroup
 from shard.state.pooling_text import PoolingText
-from shard.workers.decoder_profiler import MaxStepSizes
 from shard.workers.encoder_profiler import EncoderStepProfiler
+from shard.workers.step_measurements import MaxStepSizes
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:

@@ -150,7 +150,8 @@ def test_response_without_tokens_has_timing_headers():
 
 
 def test_request_is_counted_once():
-    request, counter = make_mocked_request("POST", "/"), Counter(MetricDefinition("came", MetricType.COUNTER, "Came."), ())
+    request, counter = make_mocked_request("POST",
+                                           "/"), Counter(MetricDefinition("came", MetricType.COUNTER, "Came."), ())
     request[REQUEST_COUNTER] = counter
     for _ in range(2):
         RequestContext.from_request(request, RequestRecordStore())
