@@ -13,7 +13,7 @@ def round_to_float32(name: str, value: float) -> float:
     """Round to float32, so that a value which float32 cannot distinguish from a bound is rejected like the bound."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
+    except (OverflowError, struct.error):  # beyond float32; an int beyond float64
         rounded = math.inf
     if not math.isfinite(rounded):
         raise InvalidRequest(f"`{name}` must be a finite 32-bit number, got {value}")

@@ -1,0 +1,350 @@
+"""Tests of router/engine/resource_loading.py."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.metrics_page import parse_metrics
+
+from router.engine.resource_loading import ResourceController
+from router.errors import NotReady
+from router.model_info import ModelInfo
+from router.request import LoadableResource, Request
+from router.scheduler.events import RequestAccepted, SchedulerEvent, SequenceFailed
+from router.scheduler.fault_isolation import ShardLossReason
+from router.scheduler.loadable_resource_cache import AdapterStatus
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.settings import SchedulerSettings
+from router.shards.handshake import HandshakeResult
+from router.telemetry.server_metrics import ServerMetrics
+from router.text.prompt_encoder import TokenLimits
+from shard.pb import shard_pb2 as pb
+
+MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4,
+                       adapters=True, adapter_bytes=1000)
+TOO_LARGE = "the adapter takes 1,001 bytes of memory, and there are 1,000"
+
+
+class ScriptedShards:
+    """Double of the shards: loads fail with `failure_reason`, if it is not empty."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []  # verb and id
+        self.failure_reason = ""
+
+    async def load_resource(self, request: pb.LoadRequest) -> str:
+        self.calls.append(("load", request.id))
+        return self.failure_reason
+
+    async def unload_resource(self, request: pb.UnloadRequest) -> str:
+        self.calls.append(("unload", request.id))
+        return ""
+
+
+class ControllerSetup:
+    """Controller of a scheduler and scripted shards, with everything that it tells the engine."""
+
+    def __init__(self, *, has_adapter_metrics: bool) -> None:
+        self.shards = ScriptedShards()
+        self.event_lists: list[list[SchedulerEvent]] = []
+        self.num_wakes = 0
+        self.controller = ResourceController(self.shards, self.event_lists.append, self._count_wake)
+        self.scheduler = Scheduler(SchedulerSettings(), MODEL_INFO)
+        self.metrics = ServerMetrics(self.scheduler, TokenLimits(63, 64), 1, with_adapters=has_adapter_metrics)
+        self.controller.attach_scheduler(self.scheduler, self.metrics)
+
+    def _count_wake(self) -> None:
+        self.num_wakes += 1
+
+    async def connect_shards(self, epoch: int = 1, model_info: ModelInfo = MODEL_INFO) -> None:
+        handshake = HandshakeResult(model_info, epoch, frozenset(), frozenset())
+        await self.controller.loader.restore_after_handshake(handshake)
+        self.scheduler.on_shards_ready(model_info, epoch, 0.0)
+
+    async def replace_shards(self, loss: ShardLossReason, epoch: int, model_info: ModelInfo = MODEL_INFO) -> None:
+        """Lose the shards and connect to new ones, which have nothing loaded."""
+        self.scheduler.on_shards_lost(0.0, loss)
+        self.controller.loader.end_epoch(resources_lost=loss is ShardLossReason.DEATH)
+        await self.connect_shards(epoch, model_info)
+        self.controller.wake_load_waiters()
+
+    def make_adapter(self, source: str = "a", max_bytes: int = 100) -> LoadableResource:
+        return self.controller.loader.get_or_create("adapter", source, max_bytes)
+
+    def submit(self, resource: LoadableResource) -> int:
+        """Submit a request that needs the adapter and return its sequence id."""
+        [event] = self.scheduler.submit(Request("r", (1, 2), 9, adapter=resource), 0.0)
+        assert isinstance(event, RequestAccepted)
+        return event.sequence_id
+
+    async def start_loading(self, *resources: LoadableResource) -> list["asyncio.Task[str]"]:
+        """Start a call of `load` for each resource and let all calls wait."""
+        tasks = [asyncio.create_task(self.controller.load(resource)) for resource in resources]
+        await asyncio.sleep(0)
+        return tasks
+
+    async def run_commands(self) -> None:
+        """Send the loads and unloads that the scheduler decides on, and wait for the shards' results."""
+        self.scheduler.expire(0.0)
+        self.controller.send_resource_commands()
+        while tasks := self.controller.loader._tasks:
+            await asyncio.wait(tasks)
+
+    async def load(self, resource: LoadableResource) -> str:
+        [task] = await self.start_loading(resource)
+        await self.run_commands()
+        return await task
+
+    async def unload(self, resource: LoadableResource) -> None:
+        self.controller.request_unload(resource)
+        await self.run_commands()
+
+    def get_samples(self) -> dict[str, float]:
+        return parse_metrics(self.metrics.render(is_ready=True, has_shards=True))
+
+
+def run_scenario(scenario: Callable[[ControllerSetup], Awaitable[None]], *, has_adapter_metrics: bool = True) -> None:
+    async def main() -> None:
+        setup = ControllerSetup(has_adapter_metrics=has_adapter_metrics)
+        await setup.connect_shards()
+        await asyncio.wait_for(scenario(setup), 5.0)
+        await setup.controller.loader.close()
+    asyncio.run(main())
+
+
+# -- loading
+
+
+def test_all_callers_of_an_adapter_share_one_load() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        tasks = await setup.start_loading(*[setup.make_adapter()] * 3)
+        await setup.run_commands()
+        assert [await task for task in tasks] == ["", "", ""]
+        assert setup.shards.calls == [("load", 1)]
+    run_scenario(scenario)
+
+
+def test_available_adapter_is_not_loaded_again() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        assert await setup.controller.load(adapter) == ""
+        await setup.run_commands()
+        assert setup.shards.calls == [("load", 1)]
+    run_scenario(scenario)
+
+
+def test_adapter_that_never_fits_is_refused_at_once_and_never_loaded() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        assert (await setup.controller.load(setup.make_adapter(max_bytes=1001))).startswith(TOO_LARGE)
+        await setup.run_commands()
+        assert (setup.shards.calls, setup.num_wakes) == ([], 0)
+    run_scenario(scenario)
+
+
+def test_failure_of_a_load_reaches_its_callers_and_no_others() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        setup.shards.failure_reason = "it is broken"
+        assert await setup.load(setup.make_adapter("broken")) == "it is broken"
+        setup.shards.failure_reason = ""
+        assert await setup.load(setup.make_adapter("whole")) == ""
+    run_scenario(scenario)
+
+
+def test_failure_of_a_load_fails_the_requests_that_need_it() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        setup.shards.failure_reason = "it is broken"
+        sequence_id = setup.submit(adapter := setup.make_adapter())
+        assert await setup.load(adapter) == "it is broken"
+        assert setup.event_lists == [[SequenceFailed(sequence_id, "it is broken")]]
+    run_scenario(scenario)
+
+
+def test_request_may_start_once_its_adapter_is_loaded() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        sequence_id = setup.submit(setup.make_adapter())
+        assert setup.scheduler.plan(0.0) is None
+        await setup.run_commands()
+        plan = setup.scheduler.plan(0.0)
+        assert plan is not None
+        assert plan.members == (sequence_id,)
+    run_scenario(scenario)
+
+
+# -- unloading
+
+
+def test_adapter_is_unloaded_when_no_request_needs_it() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        sequence_id = setup.submit(adapter)
+        await setup.unload(adapter)
+        assert setup.controller.adapter_statuses == {adapter: AdapterStatus("here", 1)}
+        setup.scheduler.cancel(sequence_id, 0.0)
+        await setup.run_commands()
+        assert setup.controller.adapter_statuses == {}
+        assert setup.shards.calls == [("load", 1), ("unload", 1)]
+    run_scenario(scenario)
+
+
+def test_unloaded_adapter_can_be_loaded_again() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        await setup.unload(adapter)
+        assert setup.controller.adapter_statuses == {}
+        assert await setup.load(adapter) == ""
+        assert setup.shards.calls == [("load", 1), ("unload", 1), ("load", 1)]
+    run_scenario(scenario)
+
+
+def test_caller_waits_for_a_load_behind_the_unload_under_way() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        setup.controller.request_unload(adapter)
+        setup.scheduler.expire(0.0)  # decides on the unload
+        [task] = await setup.start_loading(adapter)
+        await setup.run_commands()
+        assert not task.done()
+        await setup.run_commands()
+        assert await task == ""
+        assert setup.shards.calls == [("load", 1), ("unload", 1), ("load", 1)]
+    run_scenario(scenario)
+
+
+def test_caller_that_revokes_an_unload_waits_for_no_load() -> None:
+    """The unload waits for the step that uses the adapter."""
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        sequence_id = setup.submit(adapter)
+        assert setup.scheduler.plan(0.0) is not None
+        setup.scheduler.cancel(sequence_id, 0.0)
+        await setup.unload(adapter)
+        [task] = await setup.start_loading(adapter)
+        assert not task.done()
+        await setup.run_commands()
+        assert (await task, setup.shards.calls) == ("", [("load", 1)])
+    run_scenario(scenario)
+
+
+# -- losses of the shards, and the end
+
+
+@pytest.mark.parametrize("loss", [ShardLossReason.DEATH, ShardLossReason.DEFECT])
+def test_loss_of_the_shards_only_delays_a_load(loss: ShardLossReason) -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        [task] = await setup.start_loading(setup.make_adapter())
+        setup.scheduler.expire(0.0)  # decides on the load
+        await setup.replace_shards(loss, 2)
+        assert (task.done(), setup.shards.calls) == (False, [])
+        await setup.run_commands()
+        assert await task == ""
+    run_scenario(scenario)
+
+
+def test_caller_whose_adapter_no_longer_fits_hears_why_and_it_is_not_loaded() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        large, small = await setup.start_loading(setup.make_adapter("a", 900), setup.make_adapter("b", 100))
+        await setup.replace_shards(ShardLossReason.DEATH, 2, replace(MODEL_INFO, adapter_bytes=500))
+        assert (await large).startswith("the adapter takes 900 bytes of memory, and there are 500")
+        await setup.run_commands()
+        assert (await small, setup.shards.calls) == ("", [("load", 2)])
+    run_scenario(scenario)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.sampled_from(["load", "load", "unload", "run", "die", "defect"]), st.integers(0, 2)),
+                max_size=12))
+def test_every_caller_gets_an_answer_in_the_end(operations: list[tuple[str, int]]) -> None:
+    """Two of the three adapters fit. One is only unloaded while no caller waits."""
+    async def scenario(setup: ControllerSetup) -> None:
+        adapters, tasks = [setup.make_adapter(source, 400) for source in "abc"], list[asyncio.Task[str]]()
+        for epoch, (operation, index) in enumerate(operations, 2):
+            if operation == "load":
+                tasks += await setup.start_loading(adapters[index])
+            elif operation == "unload" and all(task.done() for task in tasks):
+                setup.controller.request_unload(adapters[index])
+            elif operation in {"die", "defect"}:
+                await setup.replace_shards(ShardLossReason[{"die": "DEATH"}.get(operation, "DEFECT")], epoch)
+            elif operation == "run":
+                await setup.run_commands()
+        for _ in range(6):  # an unload and a load for each
+            await setup.run_commands()
+        assert [task.done() and task.result() for task in tasks] == [""] * len(tasks)
+    run_scenario(scenario)
+
+
+def test_stopped_server_fails_waiting_and_later_callers() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        [waiting] = await setup.start_loading(adapter)
+        setup.controller.fail_waiters("the server stops")
+        for call in (waiting, setup.controller.load(adapter)):
+            with pytest.raises(NotReady, match="the server stops"):
+                await call
+    run_scenario(scenario)
+
+
+# -- what the engine and the metrics are told
+
+
+def test_engine_is_woken_by_every_request_for_a_load_or_an_unload() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        assert setup.num_wakes == 1
+        setup.controller.request_unload(adapter)
+        assert setup.num_wakes == 2
+    run_scenario(scenario)
+
+
+def test_engine_hears_of_every_result_even_if_it_causes_no_events() -> None:
+    """The engine plans again when it hears of a result."""
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        await setup.unload(adapter)
+        setup.shards.failure_reason = "it is broken"
+        await setup.load(adapter)
+        assert setup.event_lists == [[], [], []]
+    run_scenario(scenario)
+
+
+def test_loads_and_unloads_of_adapters_are_counted_and_successful_loads_timed() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        await setup.load(adapter)
+        await setup.unload(adapter)
+        setup.shards.failure_reason = "it is broken"
+        await setup.load(adapter)
+        samples = setup.get_samples()
+        assert [samples[f'weft_adapter_loads{{outcome="{outcome}"}}'] for outcome in ("ok", "failed")] == [1, 1]
+        assert (samples["weft_adapter_unloads"], samples["weft_adapter_load_seconds_count"]) == (1, 1)
+    run_scenario(scenario)
+
+
+def test_loads_and_unloads_of_grammars_are_not_counted_as_adapters() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        grammar = setup.controller.loader.get_or_create("grammar", "a")
+        assert await setup.load(grammar) == ""
+        await setup.unload(grammar)
+        assert setup.shards.calls == [("load", 1), ("unload", 1)]
+        samples = setup.get_samples()
+        assert (samples["weft_adapter_unloads"], samples["weft_adapter_load_seconds_count"]) == (0, 0)
+        assert samples['weft_adapter_loads{outcome="ok"}'] == 0
+    run_scenario(scenario)
+
+
+def test_server_without_adapter_metrics_loads_and_unloads_too() -> None:
+    async def scenario(setup: ControllerSetup) -> None:
+        adapter = setup.make_adapter()
+        assert await setup.load(adapter) == ""
+        await setup.unload(adapter)
+        assert setup.shards.calls == [("load", 1), ("unload", 1)]
+    run_scenario(scenario, has_adapter_metrics=False)
