@@ -99,8 +99,8 @@ def run_random_world(seed):
     for client in world.all_clients:
         if client.end_reason.startswith("failed: the step failed"):
             # A sequence that is blamed was alone in a step of the last epoch that it took part in.
-            epoch = max(plan.epoch for _, plan in world.sent_plans if client.sequence_id in plan.members)
-            assert (client.sequence_id,) in [plan.members for _, plan in world.sent_plans if plan.epoch == epoch]
+            epoch = max(plan.epoch for _, plan in world.sent_plans if client.sequence_id in plan.member_ids)
+            assert (client.sequence_id,) in [plan.member_ids for _, plan in world.sent_plans if plan.epoch == epoch]
     return world
 
 

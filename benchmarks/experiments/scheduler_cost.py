@@ -93,7 +93,7 @@ class BusyScheduler:
         assert plan is not None
         scheduler.plan(self._now + 0.001)
         scheduler.plan(self._now + 0.002)
-        rows = dict.fromkeys(plan.members_with_output, ONE_TOKEN_ROW)
+        rows = dict.fromkeys(plan.output_ids, ONE_TOKEN_ROW)
         scheduler.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, self._now + 0.01)
 
     def _make_request(self, num_output_tokens: int) -> Request:
@@ -133,7 +133,7 @@ def measure_snapshot_ms(settings: SchedulerCostSettings) -> float:
         scheduler.submit(Request(f"{number}", (7,) * LONG_PROMPT_TOKENS, MIN_OUTPUT_TOKENS, block_hashes=hashes), 0.0)
     for step in range(100):
         if (plan := scheduler.plan(0.01 * step)) is not None:
-            rows = dict.fromkeys(plan.members_with_output, ONE_TOKEN_ROW)
+            rows = dict.fromkeys(plan.output_ids, ONE_TOKEN_ROW)
             scheduler.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, 0.01 * step)
     return median(time_one_snapshot_ms(scheduler) for _ in range(15))
 

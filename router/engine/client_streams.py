@@ -70,7 +70,7 @@ class ClientStreams:
                                on_disconnect=lambda: self._on_disconnect(sequence_id))
         timeline = self._get_timeline(sequence_id)
         record = RequestRecord(request.id, request.tenant.name, len(request.prompt),
-                               timeline.arrived_at if arrived_at is None else arrived_at, timeline,
+                               timeline.submitted_at if arrived_at is None else arrived_at, timeline,
                                traceparent=traceparent,
                                adapter_name=None if request.adapter is None else request.adapter_name)
         self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
@@ -92,7 +92,7 @@ class ClientStreams:
 
     # -- from the shards and the core
 
-    def detokenize_result(self, result: StepResult) -> dict[int, int]:
+    def receive_result(self, result: StepResult) -> dict[int, int]:
         """Detokenise an answer. Returns, for each sequence that reached a stop string, how many of its tokens count."""
         for logprobs in result.prompt_logprobs:
             if (builder := self._builders.get(logprobs.sequence_id)) is not None:
@@ -135,7 +135,7 @@ class ClientStreams:
             return
         try:
             builder.finish(event.reason)
-        except Exception:  # fails only this request, as in `detokenize_result`
+        except Exception:  # fails only this request, as in `receive_result`
             self._fail_undecodable(event.sequence_id)
             return
         self._close_request(event.sequence_id)

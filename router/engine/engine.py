@@ -17,7 +17,7 @@ from router.engine.client_streams import ClientStreams
 from router.engine.health import SHUTDOWN_REASON, Health
 from router.engine.movable_timer import MovableTimer
 from router.engine.plans_in_flight import PlansInFlight, SentPlan
-from router.engine.resource_loading import ResourceController
+from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
 from router.recording.folder import RecordingFolder
@@ -75,7 +75,7 @@ class Engine:
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
         self._undispatched_events: list[SchedulerEvent] = []  # not dispatched to clients yet
-        self._expiry_timer = MovableTimer(self._expire_requests)
+        self._wake_timer = MovableTimer(self._on_timer)
 
     # -- for the HTTP layer
 
@@ -113,7 +113,7 @@ class Engine:
         self._loop_task.cancel()
         await asyncio.gather(self._loop_task, return_exceptions=True)
         self._dispatch_events()  # events that are still queued may finish requests, which then must not fail
-        self._expiry_timer.cancel()
+        self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()
         await self.resource_controller.loader.close()
         self.health.set_unready_permanently(SHUTDOWN_REASON)
@@ -138,7 +138,7 @@ class Engine:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
         self._client_streams.dispatch_events(events[1:])
-        self._expiry_timer.set_deadline(self._scheduler.wake_at)
+        self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
         return stream
 
@@ -209,16 +209,16 @@ class Engine:
         while (plan := self._scheduler.plan(now())) is not None:
             self._send_plan(plan)
         self.resource_controller.send_resource_commands()
-        self._expiry_timer.set_deadline(self._scheduler.wake_at)
+        self._wake_timer.set_deadline(self._scheduler.wake_at)
 
     def _dispatch_events(self) -> None:
         events, self._undispatched_events = self._undispatched_events, []
         self._client_streams.dispatch_events(events)
-        self._expiry_timer.set_deadline(self._scheduler.wake_at)
+        self._wake_timer.set_deadline(self._scheduler.wake_at)
 
-    def _expire_requests(self) -> None:
+    def _on_timer(self) -> None:
         """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._dispatch_new_events(self._scheduler.expire(now()))
+        self._dispatch_new_events(self._scheduler.on_timer(now()))
 
     def _dispatch_new_events(self, events: list[SchedulerEvent]) -> None:
         """Dispatch events that do not come from an answer, after the events that are already queued."""
@@ -237,7 +237,7 @@ class Engine:
         result, answered_at = self._decode_answer(sent_plan.answer.result(), sent_plan.plan), now()
         self._plans_in_flight.drop_oldest()
         round_trip_seconds = self.health.watchdog.finish_oldest_step(answered_at)
-        stopped, detokenized_at = self._client_streams.detokenize_result(result), now()
+        stopped, detokenized_at = self._client_streams.receive_result(result), now()
         self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
                                                  detokenized_at - answered_at)
         return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stopped, detokenized_at)
@@ -256,7 +256,7 @@ class Engine:
         if not loop_task.cancelled():
             logger.critical("the engine's loop failed", exc_info=loop_task.exception())
             self.health.set_unready_permanently("the server failed")
-            self._expiry_timer.cancel()
+            self._wake_timer.cancel()
             self.write_recording("the engine's loop failed")
             self._fail_all_requests("the server failed")
 

@@ -29,8 +29,8 @@ def summarize_plan(plan: StepPlan) -> DecisionSummary:
     blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
     """
     # members that yield no token: unfinished prompts
-    num_without_token = len(plan.members) - len(plan.members_with_output)
-    digest_input = dumps((plan.last_message_number, plan.members, plan.members_with_output if num_without_token else (),
+    num_without_token = len(plan.member_ids) - len(plan.output_ids)
+    digest_input = dumps((plan.last_message_number, plan.member_ids, plan.output_ids if num_without_token else (),
                           [*map(_message_digest_fields, plan.messages)]), MARSHAL_VERSION)
     digest = blake2b(digest_input, digest_size=8).hexdigest()
     step = plan.messages[-1]
@@ -38,9 +38,9 @@ def summarize_plan(plan: StepPlan) -> DecisionSummary:
         return (plan.last_message_number, digest, 0, len(step.new_sequences),
                 sum(len(n.request.prompt) for n in step.new_sequences))
     if not isinstance(step, Prefill):
-        return (plan.last_message_number, digest, len(plan.members), 0, 0)
+        return (plan.last_message_number, digest, len(plan.member_ids), 0, 0)
     tokens = sum(chunk.length for chunk in step.chunks)
-    return (plan.last_message_number, digest, len(plan.members) - len(step.chunks), len(step.new_sequences), tokens)
+    return (plan.last_message_number, digest, len(plan.member_ids) - len(step.chunks), len(step.new_sequences), tokens)
 
 
 def _message_digest_fields(message: ShardMessage) -> tuple[Any, ...]:

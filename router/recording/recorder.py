@@ -202,9 +202,9 @@ class RecordingScheduler(Scheduler):
 
     # -- time and shards
 
-    def expire(self, now: float) -> list[SchedulerEvent]:
-        events = super().expire(now)
-        self._buffer.add_call("expire", now, (), decision_summary.summarize_events(events))
+    def on_timer(self, now: float) -> list[SchedulerEvent]:
+        events = super().on_timer(now)
+        self._buffer.add_call("on_timer", now, (), decision_summary.summarize_events(events))
         return events
 
     def on_shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:

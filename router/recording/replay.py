@@ -208,7 +208,7 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "request_unload": lambda core, call: core.request_unload(LoadableResource(*call.arguments), call.recorded_at),
     "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
     "plan": lambda core, call: core.plan(call.recorded_at), "complete_step": replay_complete_call,
-    "expire": lambda core, call: core.expire(call.recorded_at),
+    "on_timer": lambda core, call: core.on_timer(call.recorded_at),
     "on_shards_lost": lambda core, call: core.on_shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
     "on_shards_ready": lambda core, call: core.on_shards_ready(model_info_from_json(call.arguments[0]),
                                                                call.arguments[1],

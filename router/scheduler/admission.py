@@ -37,8 +37,8 @@ class AdmissionControl:
         """Return the predicted wait without bias correction, as the forecast learns from it."""
         if not self.num_left_waiting:
             return 0.0
-        own_sequences = self._queue.startable_sequences(tenant.name)
-        if len(own_sequences) == len(self._queue) - self._queue.num_blocked and not self._fair_shares.has_competition:
+        own_sequences = self._queue.get_unblocked_sequences(tenant.name)
+        if len(own_sequences) == len(self._queue) - self._queue.num_set_aside and not self._fair_shares.has_competition:
             return self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running)
         if not own_sequences and self._running.is_below_fair_share(tenant):
             return 0.0  # others are preempted for it
@@ -46,14 +46,14 @@ class AdmissionControl:
 
     def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: GenericSequence[Sequence]) -> float:
         """Return the tenant's wait if the requests of others get no more than their share before its own."""
-        other_weights = (self._queue.startable_sequences(name)[0].request.tenant.weight for name in self._queue.tenants
-                         if name != tenant.name)
+        other_weights = (self._queue.get_unblocked_sequences(name)[0].request.tenant.weight
+                         for name in self._queue.tenants if name != tenant.name)
         wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, self._queue.tenant_demand(tenant.name),
                                                            self._running)
         return min(self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running),
                    wait_alone * (sum(other_weights) + tenant.weight) / tenant.weight)
 
-    def reset_shard_state(self, running: RunningSequences) -> None:
+    def use_running_sequences(self, running: RunningSequences) -> None:
         self._running = running
 
     def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:

@@ -46,8 +46,8 @@ class FairShares:
         Each prompt token is charged at most once: the tenant does not pay for recomputation after a preemption or a
         loss, and nothing is charged while no other tenant has unfinished sequences.
         """
-        end = min(sequence.num_computed_tokens, len(sequence.request.prompt))
-        num_new_tokens = end - max(sequence.num_computed_tokens - num_sent_tokens, sequence.num_charged_tokens)
+        end = min(sequence.num_sent_tokens, len(sequence.request.prompt))
+        num_new_tokens = end - max(sequence.num_sent_tokens - num_sent_tokens, sequence.num_charged_tokens)
         if num_new_tokens > 0:
             sequence.num_charged_tokens = end
             if self.has_competition:

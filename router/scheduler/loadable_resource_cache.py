@@ -175,7 +175,7 @@ class LoadableResourceCache:
     def plan_loads_and_unloads(self, now: float, find_resources_in_use: Callable[[], set[LoadableResource]]) -> None:
         """Plan loads and unloads. `find_resources_in_use` returns those of running sequences and steps in flight."""
         self.wake_at = None
-        if self._queue.blocked_by_resource:
+        if self._queue.set_aside_by_resource:
             to_load = self._resources_to_load()
             adapters = [resource for resource in to_load if resource.kind == ADAPTER]
             self._stop_draining(now, include_adapters=not adapters)
@@ -201,10 +201,10 @@ class LoadableResourceCache:
 
         If several tenants compete, those of the tenant that has received least go first.
         """
-        to_load = [resource for resource in self._queue.blocked_by_resource if resource not in self._cached]
+        to_load = [resource for resource in self._queue.set_aside_by_resource if resource not in self._cached]
         if not self._fair_shares.has_competition or len(to_load) < 2:
             return to_load
-        tenants = {resource: {s.request.tenant.name for s in self._queue.blocked_by_resource[resource]}
+        tenants = {resource: {s.request.tenant.name for s in self._queue.set_aside_by_resource[resource]}
                    for resource in to_load}
         order = self._fair_shares.sort_tenants(set[str]().union(*tenants.values()))
         return sorted(to_load, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
@@ -282,14 +282,14 @@ class LoadableResourceCache:
         self._available.add(resource)
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
-        for sequence in self._queue.unblock_sequences(resource):
+        for sequence in self._queue.bring_back_sequences(resource):
             sequence.timeline.enter_phase(waiting_phase(sequence), now)
 
     def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
         if resource in self._available:
             self._available.remove(resource)
             self._idle_by_kind[resource.kind].pop(resource, None)
-            for sequence in self._queue.block_sequences(resource):
+            for sequence in self._queue.set_aside_sequences(resource):
                 sequence.timeline.enter_phase(waiting_phase(sequence), now)
 
 

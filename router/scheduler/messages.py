@@ -113,8 +113,8 @@ class StepPlan:
     last_message_number: int
     messages: tuple[ShardMessage, ...]
     # Sequences in the step (any may fail), those that must return tokens unless they fail, and the predicted seconds.
-    members: tuple[int, ...]
-    members_with_output: tuple[int, ...]
+    member_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
     predicted_seconds: float
 
 

@@ -36,7 +36,7 @@ class PoolingPolicy:
 
     def _draft_pooling_step(self, kind: RequestKind) -> StepDraft | None:
         draft, budget, max_sequences = StepDraft(kind=kind), self._make_budget(), self.scheduler.settings.max_batch_size
-        while len(draft.chunks) < max_sequences and (sequence := self.scheduler.next_startable(kind)) is not None:
+        while len(draft.chunks) < max_sequences and (sequence := self.scheduler.peek_next_sequence(kind)) is not None:
             if budget.max_chunk_length(0, sequence.length) < sequence.length:
                 self.scheduler.record_over_budget(sequence)
                 draft.is_budget_exhausted = True

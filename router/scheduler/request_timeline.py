@@ -30,15 +30,15 @@ MAX_INTERVALS = 512  # intervals; beyond, a change between two causes of waiting
 class RequestTimeline:
     """Timeline that begins when the request arrives; `end` closes the last interval."""
 
-    __slots__ = ("_phase_starts", "ended_at", "num_cached_tokens")
+    __slots__ = ("_phase_starts", "ended_at", "num_prefix_hit_tokens")
 
-    def __init__(self, arrived_at: float, phase: RequestPhase = RequestPhase.QUEUE) -> None:
-        self._phase_starts = [(arrived_at, phase)]
-        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when the request first started
+    def __init__(self, submitted_at: float, phase: RequestPhase = RequestPhase.QUEUE) -> None:
+        self._phase_starts = [(submitted_at, phase)]
+        self.num_prefix_hit_tokens = 0  # prompt tokens found in the prefix cache when the request first started
         self.ended_at: float | None = None
 
     @property
-    def arrived_at(self) -> float:
+    def submitted_at(self) -> float:
         return self._phase_starts[0][0]
 
     @property

@@ -25,7 +25,7 @@ class ResultProcessor:
         self._fair_shares = fair_shares
         self._fault_isolation = fault_isolation
 
-    def reset_shard_state(self, running: RunningSequences) -> None:
+    def use_running_sequences(self, running: RunningSequences) -> None:
         self._running = running
 
     def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
@@ -42,9 +42,9 @@ class ResultProcessor:
         rows, failures = result.rows, result.failures
         for chunk_write in step.chunk_writes:
             if chunk_write.is_valid and chunk_write.sequence.id not in failures:
-                self._record_computed_chunk(chunk_write.sequence, chunk_write.num_cached_tokens, now)
+                self._record_computed_chunk(chunk_write.sequence, chunk_write.num_computed_tokens, now)
         for sequence in step.members_with_output:
-            sequence.num_steps_in_flight -= 1
+            sequence.num_outputs_in_flight -= 1
             sequence_id = sequence.id
             if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:
                 token_counts[sequence_id] = self._accept_tokens(sequence, rows[sequence_id].tokens,

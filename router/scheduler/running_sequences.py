@@ -65,13 +65,13 @@ class RunningSequences:
         """
         if len(self) >= self.settings.max_batch_size:
             return False
-        return self._num_missing_blocks(sequence, len(self)) <= 0 and self._can_all_finish(sequence)
+        return self._compute_block_shortfall(sequence, len(self)) <= 0 and self._can_all_finish(sequence)
 
     def can_reenter(self, sequence: Sequence) -> bool:
         """Return whether a sequence that has just left fits again; no reserve is kept."""
         return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
 
-    def _num_missing_blocks(self, new_sequence: Sequence, num_running: int) -> int:
+    def _compute_block_shortfall(self, new_sequence: Sequence, num_running: int) -> int:
         """Return how many free blocks are missing for this new sequence to enter beside `num_running` others; <= 0:
         none."""
         if not num_running:
@@ -85,7 +85,7 @@ class RunningSequences:
         self.block_pool.acquire(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
-        sequence.num_initial_tokens, sequence.num_computed_tokens = (
+        sequence.num_initial_tokens, sequence.num_sent_tokens = (
             sequence.length, len(cached_blocks) * self.block_pool.block_size)
         sequence.num_cached_blocks = len(cached_blocks)
         for block, block_hash in self._blocks_to_cache(sequence):
@@ -94,7 +94,7 @@ class RunningSequences:
         if batch not in self.batches:
             self.batches.append(batch)
         return NewSequence(sequence.id, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
-                           sequence.num_computed_tokens)
+                           sequence.num_sent_tokens)
 
     def start_pooling(self, sequence: Sequence) -> NewSequence:
         """Return the sequence as a member of a pooling step, its only one: it enters no batch and holds no blocks."""
@@ -133,7 +133,7 @@ class RunningSequences:
         """
         return self.block_pool.find_cached_prefix(islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
 
-    def num_cached_tokens(self, sequence: Sequence) -> int:
+    def count_cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's tokens are cached, if it entered now."""
         return len(self.find_cached_blocks(sequence)) * self.block_pool.block_size
 
@@ -193,7 +193,7 @@ class RunningSequences:
         """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
         per_step, size = self._tokens_per_step, self.block_pool.block_size
         shortfalls = [(s, self._num_blocks_to_grant(s)) for s in decoding
-                      if s.length + (s.num_steps_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+                      if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
         if sum(missing for _, missing in shortfalls) <= self.block_pool.num_free:
             return [self._grant_blocks(sequence, missing) for sequence, missing in shortfalls], []
         for finishing in list(self._finishing.values()):
@@ -201,7 +201,7 @@ class RunningSequences:
         return self._allocate_by_priority(sorted(shortfalls, key=lambda want: want[0].priority_key))
 
     def _num_blocks_to_grant(self, sequence: Sequence) -> int:
-        max_tokens = sequence.length + (sequence.num_steps_in_flight + 1) * self._tokens_per_step - 1
+        max_tokens = sequence.length + (sequence.num_outputs_in_flight + 1) * self._tokens_per_step - 1
         return self.block_pool.num_blocks_for(max_tokens) - len(sequence.blocks)
 
     def _grant_blocks(self, sequence: Sequence, num_blocks: int) -> BlockGrant:
@@ -264,8 +264,8 @@ class RunningSequences:
     def _has_room_without(self, new_sequence: Sequence, victims: list[Sequence]) -> bool:
         num_left = len(self) - len(victims)
         freed = self.block_pool.count_freed_by(s.blocks for s in victims)
-        return (num_left < self.settings.max_batch_size and self._num_missing_blocks(new_sequence, num_left) <= freed
-                and self._can_all_finish(new_sequence))
+        return (num_left < self.settings.max_batch_size and self._compute_block_shortfall(new_sequence, num_left)
+                <= freed and self._can_all_finish(new_sequence))
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
@@ -286,7 +286,7 @@ class RunningSequences:
         """
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
         sequence.state = SequenceState.FINISHING
-        num_final_tokens = sequence.length + sequence.num_steps_in_flight * self._tokens_per_step - 1
+        num_final_tokens = sequence.length + sequence.num_outputs_in_flight * self._tokens_per_step - 1
         self._cache_generated_blocks(sequence)
         if (self._may_share_blocks(sequence)
             and num_final_tokens // self.block_pool.block_size > sequence.num_cached_blocks):

@@ -73,11 +73,11 @@ class Scheduler:
                                          else MixedPolicy(self) if self.settings.mixed else PausePolicy(self))
         self._pooling_policy = PoolingPolicy(self)
         self._steps_in_flight: deque[StepInFlight] = deque()
-        self._selector.reset_shard_state(self.running)
-        self._static_groups.reset_shard_state(self.running)
-        self._admission.reset_shard_state(self.running)
-        self.sequences.reset_shard_state(self.running)
-        self._result_processor.reset_shard_state(self.running)
+        self._selector.use_running_sequences(self.running)
+        self._static_groups.use_running_sequences(self.running)
+        self._admission.use_running_sequences(self.running)
+        self.sequences.use_running_sequences(self.running)
+        self._result_processor.use_running_sequences(self.running)
         self._resource_cache.set_adapter_memory(model_info.adapter_bytes)
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
@@ -128,7 +128,7 @@ class Scheduler:
         times = (self.sequences.wake_at, self._resource_cache.wake_at, self._static_groups.wake_at)
         return min((moment for moment in times if moment is not None), default=None)
 
-    def expire(self, now: float) -> list[SchedulerEvent]:
+    def on_timer(self, now: float) -> list[SchedulerEvent]:
         """Process what is due at `now`: end sequences whose deadline has passed, plan loads and unloads, and form the
         next static group.
         """
@@ -226,9 +226,9 @@ class Scheduler:
         self._preempt_for_fair_share()
         draft = self._pooling_policy.draft_step() or self._step_policy.draft_step()
         if self.settings.static:
-            self._static_groups.close_unless_joinable(self._queue, can_start_more=self.next_startable() is not None)
-        self._admission.num_left_waiting = len(self._queue) - self._queue.num_blocked
-        messages = draft.messages()
+            self._static_groups.close_unless_joinable(self._queue, can_start_more=self.peek_next_sequence() is not None)
+        self._admission.num_left_waiting = len(self._queue) - self._queue.num_set_aside
+        messages = draft.take_messages()
         if not messages:
             return None
         self._last_message_number += len(messages)
@@ -299,13 +299,13 @@ class Scheduler:
     def next_request_kind(self) -> RequestKind:
         return self._selector.next_request_kind(self._planned_at)
 
-    def next_startable(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
-        return self._selector.next_sequence(self._planned_at, kind)
+    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
+        return self._selector.peek_next_sequence(self._planned_at, kind)
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
-                   for tenant in self._queue.tenants for sequence in self._queue.startable_sequences(tenant))
+                   for tenant in self._queue.tenants for sequence in self._queue.get_unblocked_sequences(tenant))
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
@@ -313,7 +313,7 @@ class Scheduler:
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
-        return max(0, min(self._queue.num_unblocked_generation, num_in_cache,
+        return max(0, min(self._queue.num_generation_not_set_aside, num_in_cache,
                           self.settings.max_batch_size - len(self.running)))
 
     def num_waiting_pooling(self) -> int:
@@ -326,14 +326,15 @@ class Scheduler:
         self._resource_cache.mark_used(new_sequence)
         self._static_groups.add_member(new_sequence)
         if new_sequence.predicted_raw_wait is not None:
-            self._wait_forecast.record_wait(new_sequence.predicted_raw_wait, self._planned_at - new_sequence.arrived_at)
+            self._wait_forecast.record_wait(new_sequence.predicted_raw_wait,
+                                            self._planned_at - new_sequence.submitted_at)
             new_sequence.predicted_raw_wait = None
-            new_sequence.timeline.num_cached_tokens = self.running.num_cached_tokens(new_sequence)
+            new_sequence.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(new_sequence)
         new_sequence.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
 
     def record_over_budget(self, new_sequence: Sequence) -> None:
         """Record that the step's token budget has no room for the sequence."""
-        self._selector.record_blocked(new_sequence, RequestPhase.PREFILL_BUDGET, self._planned_at)
+        self._selector.record_turned_away(new_sequence, RequestPhase.PREFILL_BUDGET, self._planned_at)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:
         for sequence in preempted:
@@ -345,7 +346,7 @@ class Scheduler:
 
     def _preempt_for_fair_share(self) -> None:
         """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
-        preempted = self._selector.choose_fair_preemptions(self._planned_at)
+        preempted = self._selector.find_fair_preemptions(self._planned_at)
         for sequence in preempted:
             self.running.preempt(sequence)
         self.requeue_preempted(preempted)
@@ -364,7 +365,7 @@ class Scheduler:
 
     def _requeue_after_loss(self, sequence: Sequence) -> None:
         sequence.reset_cache_state()
-        sequence.num_steps_in_flight = 0
+        sequence.num_outputs_in_flight = 0
         self.sequences.requeue(sequence)
 
     def _fail_never_fitting(self, sequences: list[Sequence], now: float) -> list[SchedulerEvent]:

@@ -31,7 +31,7 @@ class Sequence:
 
     request: Request
     id: int
-    arrived_at: float
+    submitted_at: float
     generated: list[int] = field(default_factory=list)
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Sequence:
     # Number of tokens when it last entered a batch; it is ready to decode when all of them are computed.
     num_initial_tokens: int = 0
     # Tokens sent to the shards for computation, answered or not.
-    num_computed_tokens: int = 0
+    num_sent_tokens: int = 0
     # Unanswered steps that will produce tokens for it.
-    num_steps_in_flight: int = 0
+    num_outputs_in_flight: int = 0
     # Number of its leading blocks that are in the prefix cache, and the hashes of all blocks hashed so far.
     num_cached_blocks: int = 0
     block_hashes: list[bytes] = field(init=False)
@@ -58,9 +58,9 @@ class Sequence:
     def __post_init__(self) -> None:
         self.length = len(self.request.prompt) + len(self.generated)
         self.block_hashes = list(self.request.block_hashes)
-        self.timeline = RequestTimeline(self.arrived_at)
+        self.timeline = RequestTimeline(self.submitted_at)
         timeout = self.request.timeout
-        self.deadline = inf if timeout is None else self.arrived_at + timeout
+        self.deadline = inf if timeout is None else self.submitted_at + timeout
 
     def append_tokens(self, tokens: GenericSequence[int]) -> None:
         self.generated += tokens
@@ -68,22 +68,22 @@ class Sequence:
 
     @property
     def is_ready_to_decode(self) -> bool:
-        return self.num_computed_tokens >= self.num_initial_tokens
+        return self.num_sent_tokens >= self.num_initial_tokens
 
     @property
     def num_tokens_left(self) -> int:
         """Number of tokens that may still be generated, if each step in flight yields one."""
-        return self.request.max_length - self.length - self.num_steps_in_flight
+        return self.request.max_length - self.length - self.num_outputs_in_flight
 
     @property
     def priority_key(self) -> tuple[float, int]:
         """Sort key, lowest first: one level of priority equals SECONDS_PER_PRIORITY_LEVEL seconds of age."""
-        return (self.arrived_at - SECONDS_PER_PRIORITY_LEVEL * self.request.priority, self.id)
+        return (self.submitted_at - SECONDS_PER_PRIORITY_LEVEL * self.request.priority, self.id)
 
     def reset_cache_state(self) -> list[int]:
         """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
-        self.num_initial_tokens = self.num_computed_tokens = self.num_cached_blocks = 0
+        self.num_initial_tokens = self.num_sent_tokens = self.num_cached_blocks = 0
         return blocks
 
     def tokens_between(self, start: int, end: int) -> list[int]:

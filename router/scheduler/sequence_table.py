@@ -66,7 +66,7 @@ class SequenceTable:
         self._next_ids = count(1)
         self._sequences: dict[int, Sequence] = {}
 
-    def reset_shard_state(self, running: RunningSequences) -> None:
+    def use_running_sequences(self, running: RunningSequences) -> None:
         self._running = running
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class SequenceTable:
         for sequence in self._deadlines.pop_expired(now):
             if sequence.generated and sequence.state is SequenceState.WAITING:
                 events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
-            elif not sequence.generated and not sequence.num_steps_in_flight:
+            elif not sequence.generated and not sequence.num_outputs_in_flight:
                 events.append(self._expire(sequence, now))
         return events
 
@@ -124,7 +124,7 @@ class SequenceTable:
 
     def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""
-        if sequence.state is SequenceState.PREEMPTED and not sequence.num_steps_in_flight:
+        if sequence.state is SequenceState.PREEMPTED and not sequence.num_outputs_in_flight:
             self.requeue(sequence)
 
     # -- ends
@@ -155,7 +155,7 @@ class SequenceTable:
         del self._sequences[sequence.id]
 
     def _expire(self, sequence: Sequence, now: float) -> SequenceExpired:
-        reason = (f"no token within {now - sequence.arrived_at:.3f} seconds (x-request-timeout-ms): "
+        reason = (f"no token within {now - sequence.submitted_at:.3f} seconds (x-request-timeout-ms): "
                   f"{sequence.timeline.phase}")
         self.end_sequence(sequence, now)
         return SequenceExpired(sequence.id, reason)

@@ -24,7 +24,7 @@ class StaticGroups:
         self._settings = settings
         self.wake_at: float | None = None  # when the window of the group being formed ends
 
-    def reset_shard_state(self, running: RunningSequences) -> None:
+    def use_running_sequences(self, running: RunningSequences) -> None:
         self._running = running
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group
@@ -50,7 +50,7 @@ class StaticGroups:
         if (not self._settings.static or sequence.request.kind is not RequestKind.GENERATE
             or sequence.id in self._member_ids):
             return True
-        return (self._num_places_left > 0 and sequence.arrived_at <= self._formed_at
+        return (self._num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
 
     def add_member(self, sequence: Sequence) -> None:
@@ -77,7 +77,7 @@ class StaticGroups:
         self._num_places_left, self._member_lengths = 0, None
         if not waiting:
             return
-        window_end = min(sequence.arrived_at for sequence in waiting) + self._settings.static_window_seconds
+        window_end = min(sequence.submitted_at for sequence in waiting) + self._settings.static_window_seconds
         if now < window_end:
             full_group_lengths = self._find_full_group_lengths(waiting)
             if full_group_lengths is None:

@@ -18,7 +18,7 @@ class ChunkWrite:
 
     sequence: Sequence
     blocks: list[int]
-    num_cached_tokens: int  # number of the sequence's tokens in the cache after the chunk
+    num_computed_tokens: int  # number of the sequence's tokens in the cache after the chunk
 
     @property
     def is_valid(self) -> bool:
@@ -45,18 +45,18 @@ class StepInFlight:
         load = compute_step_load(draft)
         members_with_output = members = tuple(draft.decoding)
         for sequence in draft.decoding:
-            sequence.num_computed_tokens += 1
-            sequence.num_steps_in_flight += 1
+            sequence.num_sent_tokens += 1
+            sequence.num_outputs_in_flight += 1
         for sequence, length in draft.chunks:
-            sequence.num_computed_tokens += length
+            sequence.num_sent_tokens += length
         if draft.chunks:
             prompts = [sequence for sequence, _ in draft.chunks]
             members = (*members_with_output, *prompts)
             finished_prompts = [sequence for sequence in prompts if sequence.is_ready_to_decode]
             for sequence in finished_prompts:
-                sequence.num_steps_in_flight += 1
+                sequence.num_outputs_in_flight += 1
             members_with_output = (*members_with_output, *finished_prompts)
-        chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_computed_tokens)
+        chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_sent_tokens)
                               for sequence, _ in draft.chunks])
         return cls(last_message_number, members, members_with_output, chunk_writes, load, draft.is_budget_exhausted,
                    draft.kind)

@@ -37,7 +37,7 @@ class SchedulerView(Protocol):
     cost_model: CostModel
 
     def next_request_kind(self) -> RequestKind: ...
-    def next_startable(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
+    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
     def num_waiting_for_room(self) -> int: ...
     def num_fitting(self) -> int: ...
     def num_waiting_pooling(self) -> int: ...
@@ -64,7 +64,7 @@ class StepDraft:
     cached_decode_load: StepLoad | None = None  # load of the decodes without chunks, computed on demand
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
-    def messages(self) -> list[ShardMessage]:
+    def take_messages(self) -> list[ShardMessage]:
         step = self._step_message()
         return [*self.messages_before, step] if step is not None else list(self.messages_before)
 
@@ -86,7 +86,7 @@ class StepDraft:
         batch_id, grants, keep = self.batch.id, tuple(self.grants), self._pop_own_filter(self.batch)
         if not self.chunks:
             return Decode(batch_id, grants, keep)
-        chunks = tuple(PrefillChunk(s.id, s.num_computed_tokens, length) for s, length in self.chunks)
+        chunks = tuple(PrefillChunk(s.id, s.num_sent_tokens, length) for s, length in self.chunks)
         return Prefill(batch_id, tuple(self.new_sequences), chunks, bool(self.decoding), grants, keep)
 
     def _pop_own_filter(self, batch: Batch) -> tuple[int, ...] | None:
@@ -110,7 +110,7 @@ class StepPolicy:
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
 
-    def allocate_for_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
+    def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
         self.scheduler.requeue_preempted(preempted)
         draft.decoding = [s for s in decoding if s.state is SequenceState.RUNNING] if preempted else decoding
@@ -118,12 +118,12 @@ class StepPolicy:
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget, may_start_next: Callable[[int], bool]) -> bool:
         """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out."""
         assert draft.batch is not None
-        prompts = unfinished_prompts(draft.batch) if len(draft.decoding) < len(draft.batch) else []
+        prompts = find_sequences_to_prefill(draft.batch) if len(draft.decoding) < len(draft.batch) else []
         for sequence in prompts:
             if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_start_next(budget.tokens) and (new_sequence := self.scheduler.next_startable()) is not None:
-            cached = self.scheduler.running.num_cached_tokens(new_sequence)
+        while may_start_next(budget.tokens) and (new_sequence := self.scheduler.peek_next_sequence()) is not None:
+            cached = self.scheduler.running.count_cached_tokens(new_sequence)
             if not budget.max_chunk_length(cached, new_sequence.length - cached):
                 self.scheduler.record_over_budget(new_sequence)
                 draft.is_budget_exhausted = True
@@ -134,10 +134,10 @@ class StepPolicy:
         return False
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
-        length = budget.max_chunk_length(sequence.num_computed_tokens,
-                                         sequence.num_initial_tokens - sequence.num_computed_tokens)
+        length = budget.max_chunk_length(sequence.num_sent_tokens,
+                                         sequence.num_initial_tokens - sequence.num_sent_tokens)
         if length:
-            budget.spend(sequence.num_computed_tokens, length)
+            budget.spend(sequence.num_sent_tokens, length)
             draft.chunks.append((sequence, length))
         return length
 
@@ -154,8 +154,8 @@ class MixedPolicy(StepPolicy):
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
-        decoding = [s for batch in running.batches for s in batch if s.num_computed_tokens >= s.num_initial_tokens]
-        self.allocate_for_decodes(decoding, draft)
+        decoding = [s for batch in running.batches for s in batch if s.num_sent_tokens >= s.num_initial_tokens]
+        self.draft_decodes(decoding, draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
         left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch),
@@ -187,7 +187,7 @@ class PausePolicy(StepPolicy):
         draft.messages_before += running.take_pending_filters()
         if self._prefill_batch not in running.batches:
             self._prefill_batch = None
-        if self._prefill_batch is not None and not unfinished_prompts(self._prefill_batch):
+        if self._prefill_batch is not None and not find_sequences_to_prefill(self._prefill_batch):
             self._merge_prefill_batch(draft)
         if not (self._decode_next and self._ready_sequences()):
             self._draft_prefill(draft)
@@ -198,7 +198,7 @@ class PausePolicy(StepPolicy):
     def _draft_prefill(self, draft: StepDraft) -> None:
         """Continue the prompts of the joining batch, or else start new sequences if they are due."""
         if self._prefill_batch is not None:
-            self._add_prompts(draft, self._prefill_batch, lambda _: False)
+            self._draft_chunks(draft, self._prefill_batch, lambda _: False)
         elif self._should_start_prefill():
             self._start_new_sequences(draft)
 
@@ -225,22 +225,22 @@ class PausePolicy(StepPolicy):
         return not num_running or enough or self._num_decode_steps >= settings.max_waiting_tokens
 
     def _start_new_sequences(self, draft: StepDraft) -> None:
-        if self.scheduler.next_startable() is None:
+        if self.scheduler.peek_next_sequence() is None:
             return
         self._prefill_batch = self.scheduler.running.new_batch()
         self._num_decode_steps = 0
         full_budget = self.scheduler.settings.max_prefill_tokens
-        self._add_prompts(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
+        self._draft_chunks(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
 
     def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        new_sequence = self.scheduler.next_startable()
+        new_sequence = self.scheduler.peek_next_sequence()
         if new_sequence is None:
             return False
         return (tokens_left == full_budget
-                or new_sequence.length - self.scheduler.running.num_cached_tokens(new_sequence) <= tokens_left)
+                or new_sequence.length - self.scheduler.running.count_cached_tokens(new_sequence) <= tokens_left)
 
-    def _add_prompts(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
+    def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
         draft.batch = batch
         self.add_prompt_chunks(draft, PrefillBudget(self.scheduler.settings.max_prefill_tokens, self.block_size()),
                                may_start_next)
@@ -251,24 +251,24 @@ class PausePolicy(StepPolicy):
         ready = self._ready_sequences()
         if ready:
             self._num_decode_steps += 1
-            self.allocate_for_decodes(ready, draft)
+            self.draft_decodes(ready, draft)
             draft.messages_before += self.scheduler.running.take_pending_filters()
             draft.batch = self._find_decode_batch()
 
 
-def unfinished_prompts(batch: Batch) -> list[Sequence]:
+def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:
     return [sequence for sequence in batch if not sequence.is_ready_to_decode]
 
 
 def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
     """Return the load of decoding one token per sequence. To be called before `StepInFlight.from_draft`."""
-    return StepLoad(rows=len(decoding), context=sum([s.length + s.num_steps_in_flight for s in decoding]))
+    return StepLoad(rows=len(decoding), context=sum([s.length + s.num_outputs_in_flight for s in decoding]))
 
 
 def compute_step_load(draft: StepDraft) -> StepLoad:
     """Return the load of the drafted step. Call before `StepInFlight.from_draft` advances the sequences."""
     decode_load = draft.decode_load()
-    chunks = [compute_chunk_load(sequence.num_computed_tokens, length) for sequence, length in draft.chunks]
+    chunks = [compute_chunk_load(sequence.num_sent_tokens, length) for sequence, length in draft.chunks]
     context = decode_load.context + sum(chunk.context for chunk in chunks)
     return StepLoad(decode_load.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)
 

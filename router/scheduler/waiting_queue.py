@@ -40,7 +40,7 @@ class WaitingQueue:
         self.num_pooling = 0  # waiting requests for embeddings or labels; stored because every step reads it
         # Sequences set aside, by the resource that they lack, highest priority first. The longest awaited resource is
         # first.
-        self.blocked_by_resource: dict[LoadableResource, list[Sequence]] = {}
+        self.set_aside_by_resource: dict[LoadableResource, list[Sequence]] = {}
         self._requested_loads: dict[LoadableResource, None] = {}  # to be loaded even if no sequence waits for them
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class WaitingQueue:
         """Iterate tenant by tenant, highest priority first, and then over the sequences set aside."""
         for tenant_queue in self._tenant_queues.values():
             yield from tenant_queue.startable
-        for blocked in self.blocked_by_resource.values():
+        for blocked in self.set_aside_by_resource.values():
             yield from blocked
 
     @property
@@ -59,19 +59,20 @@ class WaitingQueue:
         return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.startable]
 
     @property
-    def num_blocked(self) -> int:
-        return sum(map(len, self.blocked_by_resource.values()))
+    def num_set_aside(self) -> int:
+        return sum(map(len, self.set_aside_by_resource.values()))
 
     @property
-    def num_unblocked_generation(self) -> int:
+    def num_generation_not_set_aside(self) -> int:
         """Number of sequences that wait to generate text and are not set aside."""
-        num_blocked = self.num_blocked
-        if num_blocked and self.num_pooling:
-            num_blocked = sum(sequence.request.kind is RequestKind.GENERATE
-                              for blocked in self.blocked_by_resource.values() for sequence in blocked)
-        return self.demand.num_sequences - self.num_pooling - num_blocked
+        num_generation_set_aside = self.num_set_aside
+        if num_generation_set_aside and self.num_pooling:
+            num_generation_set_aside = sum(
+                sequence.request.kind is RequestKind.GENERATE
+                for sequences in self.set_aside_by_resource.values() for sequence in sequences)
+        return self.demand.num_sequences - self.num_pooling - num_generation_set_aside
 
-    def startable_sequences(self, tenant: str) -> GenericSequence[Sequence]:
+    def get_unblocked_sequences(self, tenant: str) -> GenericSequence[Sequence]:
         """Return the tenant's sequences whose resources are loaded, highest priority first."""
         return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
 
@@ -97,22 +98,22 @@ class WaitingQueue:
             del self._tenant_queues[tenant]
 
     def request_load(self, resource: LoadableResource) -> None:
-        """List the resource in `blocked_by_resource`, even if no sequence waits for it, until it is loaded or
+        """List the resource in `set_aside_by_resource`, even if no sequence waits for it, until it is loaded or
         `cancel_load_request` is called."""
         self._requested_loads[resource] = None
-        self.blocked_by_resource.setdefault(resource, [])
+        self.set_aside_by_resource.setdefault(resource, [])
 
     def cancel_load_request(self, resource: LoadableResource) -> None:
         self._requested_loads.pop(resource, None)
-        if not self.blocked_by_resource.get(resource, True):
-            del self.blocked_by_resource[resource]
+        if not self.set_aside_by_resource.get(resource, True):
+            del self.set_aside_by_resource[resource]
 
-    def unblock_sequences(self, resource: LoadableResource) -> list[Sequence]:
+    def bring_back_sequences(self, resource: LoadableResource) -> list[Sequence]:
         """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
         self._requested_loads.pop(resource, None)
-        return self._reinsert_sequences(self.blocked_by_resource.pop(resource, []))
+        return self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []))
 
-    def block_sequences(self, resource: LoadableResource) -> list[Sequence]:
+    def set_aside_sequences(self, resource: LoadableResource) -> list[Sequence]:
         """Set aside and return the sequences that need a resource which is unloaded or about to be."""
         blocked = [sequence for tenant_queue in self._tenant_queues.values() for sequence in tenant_queue.startable
                    if resource in sequence.request.needed_resources]
@@ -133,17 +134,17 @@ class WaitingQueue:
             next((need for need in needed_resources if need not in self._available_resources), None)
             if needed_resources else None)
         waiting_list = (tenant_queue.startable if sequence.missing_resource is None
-                        else self.blocked_by_resource.setdefault(sequence.missing_resource, []))
+                        else self.set_aside_by_resource.setdefault(sequence.missing_resource, []))
         insort(waiting_list, sequence, key=_priority_key)
 
     def _extract_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
         if sequence.missing_resource is None:
             tenant_queue.startable.remove(sequence)
             return
-        blocked = self.blocked_by_resource[sequence.missing_resource]
+        blocked = self.set_aside_by_resource[sequence.missing_resource]
         blocked.remove(sequence)
         if not blocked and sequence.missing_resource not in self._requested_loads:
-            del self.blocked_by_resource[sequence.missing_resource]
+            del self.set_aside_by_resource[sequence.missing_resource]
 
 
 def _priority_key(sequence: Sequence) -> tuple[float, int]:

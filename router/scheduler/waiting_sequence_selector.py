@@ -34,9 +34,9 @@ class WaitingSequenceSelector:
         self._fair_shares = fair_shares
         self._static_groups = static_groups
         # the last sequence turned away; its cause becomes QUEUE when another one is
-        self._last_blocked: Sequence | None = None
+        self._last_turned_away: Sequence | None = None
 
-    def reset_shard_state(self, running: RunningSequences) -> None:
+    def use_running_sequences(self, running: RunningSequences) -> None:
         self._running = running
         self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
 
@@ -55,7 +55,7 @@ class WaitingSequenceSelector:
             first = self._first_candidate(now, POOLING_KINDS)
         return RequestKind.GENERATE if first is None else first.request.kind
 
-    def next_sequence(self, now: float, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
+    def peek_next_sequence(self, now: float, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
         """Return the next sequence of this kind to start; None while the first one in turn has no room."""
         if not len(self._queue):
             return None
@@ -64,11 +64,11 @@ class WaitingSequenceSelector:
             return None
         phase = self._why_no_room(first)
         if phase is not None:
-            self.record_blocked(first, phase, now)
+            self.record_turned_away(first, phase, now)
             return None
         return self._prefer_cached(first, now) if kind is RequestKind.GENERATE else first
 
-    def choose_fair_preemptions(self, now: float) -> list[Sequence]:
+    def find_fair_preemptions(self, now: float) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can start another one; usually none."""
         if not self._fair_shares.has_competition or self._fault_isolation or not len(self._queue):
             return []
@@ -77,12 +77,12 @@ class WaitingSequenceSelector:
             return []
         return self._running.choose_fair_preemptions(first)
 
-    def record_blocked(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
+    def record_turned_away(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
         """Record the cause for which the first sequence in turn cannot start."""
-        if (self._last_blocked is not None and self._last_blocked is not sequence
-            and self._last_blocked.state is SequenceState.WAITING):
-            self._last_blocked.timeline.enter_phase(RequestPhase.QUEUE, now)
-        self._last_blocked = sequence
+        if (self._last_turned_away is not None and self._last_turned_away is not sequence
+            and self._last_turned_away.state is SequenceState.WAITING):
+            self._last_turned_away.timeline.enter_phase(RequestPhase.QUEUE, now)
+        self._last_turned_away = sequence
         sequence.timeline.enter_phase(phase, now)
 
     def is_blocked(self, sequence: Sequence) -> bool:
@@ -103,11 +103,11 @@ class WaitingSequenceSelector:
             if first is None:
                 first = next(self._startable_sequences(tenant, now, kinds), None)
             else:
-                self._queue.startable_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
+                self._queue.get_unblocked_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
         return first
 
     def _startable_sequences(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
-        candidates = (sequence for sequence in self._queue.startable_sequences(tenant)
+        candidates = (sequence for sequence in self._queue.get_unblocked_sequences(tenant)
                       if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
         for sequence in candidates:
@@ -145,16 +145,16 @@ class WaitingSequenceSelector:
 
     def _prefer_cached(self, first: Sequence, now: float) -> Sequence:
         """Return a mostly cached sequence of the same tenant, to start before its blocks are evicted, else `first`."""
-        if (self._fault_isolation or now - first.arrived_at >= self._settings.max_passed_over_seconds
+        if (self._fault_isolation or now - first.submitted_at >= self._settings.max_passed_over_seconds
             or self._is_mostly_cached(first)):
             return first
         is_cached = self._running.block_pool.is_cached
-        candidates = [s for s in islice(self._queue.startable_sequences(first.request.tenant.name),
+        candidates = [s for s in islice(self._queue.get_unblocked_sequences(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
         return next((s for s in candidates if self._is_mostly_cached(s) and self._can_start(s)), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
-        return self._running.num_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
+        return self._running.count_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
 
     def _can_start(self, sequence: Sequence) -> bool:
         return (not self.is_blocked(sequence) and not self._running.is_waiting_for_prefix(sequence)

@@ -67,12 +67,12 @@ def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelI
     check_forward_seconds(answer)
     rows = _decode_rows(answer, model_info)
     failed = decode_failure_reasons(answer)
-    if (not set(plan.members_with_output) <= rows.keys() | failed.keys()
-        or not rows.keys() <= set(plan.members_with_output) - failed.keys()):
+    if (not set(plan.output_ids) <= rows.keys() | failed.keys()
+        or not rows.keys() <= set(plan.output_ids) - failed.keys()):
         raise InvalidShardAnswer(
-            f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.members_with_output]} were expected")
-    if not failed.keys() <= set(plan.members):
-        raise InvalidShardAnswer(f"failures of {[*failed]} in a step of {[*plan.members]}")
+            f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.output_ids]} were expected")
+    if not failed.keys() <= set(plan.member_ids):
+        raise InvalidShardAnswer(f"failures of {[*failed]} in a step of {[*plan.member_ids]}")
     return StepResult(plan.epoch, answer.forward_seconds, rows, failed, _decode_prompt_logprobs(answer, plan))
 
 
@@ -138,8 +138,8 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
     if not len(sequence_ids) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
         raise InvalidShardAnswer(
             f"{len(sequence_ids)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
-    if not set(sequence_ids) <= set(plan.members):
-        raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.members]}")
+    if not set(sequence_ids) <= set(plan.member_ids):
+        raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.member_ids]}")
     pieces = split_by_counts(list(answer.prompt_logprobs), counts)
     return [PromptLogprobs(*row) for row in zip(sequence_ids, starts, pieces, strict=True)]
 
@@ -151,14 +151,14 @@ def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: Mode
     step = plan.messages[-1]
     assert isinstance(step, PoolingStep)
     reasons_by_index = decode_failure_reasons(answer)
-    if any(place >= len(plan.members) for place in reasons_by_index):
-        raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.members)}")
+    if any(place >= len(plan.member_ids) for place in reasons_by_index):
+        raise InvalidShardAnswer(f"failures of texts {[*reasons_by_index]}, where there are {len(plan.member_ids)}")
     succeeded = [new_sequence for place, new_sequence in enumerate(step.new_sequences) if place not in reasons_by_index]
     lengths = [len(new_sequence.request.prompt) for new_sequence in succeeded]
     rows = (_decode_vectors(answer, len(succeeded)) if step.kind is RequestKind.EMBED
             else _decode_token_labels(answer, lengths, model_info))
     outputs = dict(zip([new_sequence.sequence_id for new_sequence in succeeded], rows, strict=True))
-    failed = {plan.members[place]: why for place, why in reasons_by_index.items()}
+    failed = {plan.member_ids[place]: why for place, why in reasons_by_index.items()}
     return StepResult(plan.epoch, answer.forward_seconds, {}, failed, pooling_outputs=outputs)
 
 

@@ -25,7 +25,7 @@ from router.scheduler.messages import (
 from shard.pb import shard_pb2 as pb
 
 RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
-POOLING_OUTPUTS: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
+WANTED_BY_KIND: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
 SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def _encode_message(message: ShardMessage, epoch: int, message_number: int,
 
 def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.EmbedRequest:
     requests = [new_sequence.request for new_sequence in message.new_sequences]
-    return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=POOLING_OUTPUTS[message.kind],
+    return pb.EmbedRequest(epoch=epoch, order=message_number, wanted=WANTED_BY_KIND[message.kind],
                            num_tokens=[len(r.prompt) for r in requests],
                            tokens=chain.from_iterable(request.prompt for request in requests),
                            adapters=_encode_adapters(requests))

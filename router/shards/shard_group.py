@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost, most_severe_loss
 from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
-from router.shards.step_stream import RpcFailure, RpcOutcome, StepStream
+from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -53,13 +53,13 @@ class RankConnection:
         }
         self._watch_health = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
         self._health_task: asyncio.Task[None] | None = None
-        self._step_stream: StepStream | None = None
+        self._step_stream: StepStreamClient | None = None
 
     def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[RpcOutcome]":
         """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
         if self._use_stream:
             # Opened with the first message: a call that is cancelled while it starts leaves tasks in gRPC's server.
-            self._step_stream = self._step_stream or StepStream(self._channel)
+            self._step_stream = self._step_stream or StepStreamClient(self._channel)
             return self._step_stream.send(message, timeout)
         return asyncio.ensure_future(self.call(method, message, timeout))
 

@@ -30,7 +30,7 @@ UNEXPECTED_OUTCOME = RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, "an outcome
 RpcOutcome = Any  # the verb's answer, or RpcFailure
 
 
-class StepStream:
+class StepStreamClient:
     """The `Steps` call to one rank: messages are answered in the order in which they were sent."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:

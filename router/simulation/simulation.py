@@ -99,18 +99,18 @@ class Simulation:
             self._scheduler.cancel(sequence_id, self.now)
 
     def _expire(self) -> None:
-        self._drop_ended(self._scheduler.expire(self.now))
+        self._drop_ended(self._scheduler.on_timer(self.now))
 
     def _send_plan(self, plan: StepPlan) -> None:
         self.stats.record_plan(plan, self.now)
-        seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.members else 0.0
+        seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.member_ids else 0.0
         previous_answered_at = self._steps_in_flight[-1].answered_at if self._steps_in_flight else None
         self._steps_in_flight.append(
             SimulatedStep(plan, seconds, self._noise_replay.answer_time(self.now, previous_answered_at, seconds)))
 
     def _complete_step(self) -> None:
         step = self._steps_in_flight.popleft()
-        stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.members_with_output
+        stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.output_ids
                              if self._num_tokens_left.get(sequence_id) == 1}
         events = self._scheduler.complete_step(step.plan.last_message_number,
                                                StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),

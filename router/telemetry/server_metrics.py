@@ -94,7 +94,7 @@ class RequestMetrics:
         phase_seconds = timeline.seconds_by_phase(timeline.ended_at)
         inference_seconds = phase_seconds.get(RequestPhase.PREFILL, 0.0) + phase_seconds.get(RequestPhase.DECODE, 0.0)
         self._total_seconds.observe(timeline.ended_at - record.arrived_at)
-        self._phase_seconds["validation"].observe(timeline.arrived_at - record.arrived_at)
+        self._phase_seconds["validation"].observe(timeline.submitted_at - record.arrived_at)
         self._phase_seconds["queue"].observe(
             fsum(seconds for cause, seconds in phase_seconds.items() if cause not in RUNNING_PHASES))
         self._phase_seconds["inference"].observe(inference_seconds)
@@ -109,7 +109,7 @@ class RequestMetrics:
             self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
         if record.timeline.has_started:
             self._prefix_query_tokens.add(record.num_prompt_tokens)
-            self._prefix_hit_tokens.add(record.timeline.num_cached_tokens)
+            self._prefix_hit_tokens.add(record.timeline.num_prefix_hit_tokens)
 
 
 class StepMethodMetrics:
@@ -220,5 +220,5 @@ class StepMetrics:
             # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
             if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
                 self._num_stalls_exceeded.add()
-        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.members):
+        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.member_ids):
             self._stall_seconds.observe(seconds)

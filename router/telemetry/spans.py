@@ -99,7 +99,7 @@ def to_nanoseconds(seconds: float) -> int:
 
 def request_phase_spans(arrived_at: float, records: Sequence[RequestRecord], now: float) -> Iterator[PhaseSpan]:
     if records:
-        yield PhaseSpan("validation", arrived_at, min(account.timeline.arrived_at for account in records), {})
+        yield PhaseSpan("validation", arrived_at, min(account.timeline.submitted_at for account in records), {})
     for record in records[:MAX_TRACED_SEQUENCES]:
         yield from islice(sequence_phase_spans(record, now), MAX_SPANS_PER_SEQUENCE)
 
@@ -150,7 +150,7 @@ def response_attributes(arrived_at: float, records: Sequence[RequestRecord], now
     attributes: dict[str, AttributeValue] = {
         "gen_ai.usage.input_tokens": sum(account.num_prompt_tokens for account in records),
         "gen_ai.usage.output_tokens": sum(account.num_generated for account in records),
-        "gen_ai.usage.cache_read.input_tokens": sum(account.timeline.num_cached_tokens for account in records)}
+        "gen_ai.usage.cache_read.input_tokens": sum(account.timeline.num_prefix_hit_tokens for account in records)}
     reasons = [account.finish_reason for account in records if account.finish_reason is not None]
     if reasons:
         attributes["gen_ai.response.finish_reasons"] = [FINISH_REASON_NAMES.get(reason, str(reason))

@@ -27,9 +27,9 @@ from shard.rpc.ordering import (
     make_received_message,
     set_outcome,
 )
-from shard.rpc.step_stream import StepStream
+from shard.rpc.step_stream import StepStreamServer
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
-from shard.telemetry.step_log import RunStep, run_untimed
+from shard.telemetry.step_log import VerbCaller, run_untimed
 
 
 class AbortableContext(Protocol):
@@ -75,7 +75,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
     def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
-                 run_step: RunStep = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
+                 run_step: VerbCaller = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = ignore_progress) -> None:
         """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
         order, is delayed. `run_step` calls the verb with the request, in the compute thread: that of
@@ -91,7 +91,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._sequencer = MessageSequencer(self._compute_executor, self._waiting_executor, gap_timeout)
         self._loading_executor = ThreadPoolExecutor(1, "loading")
         self._open_calls: set[asyncio.Task[Any]] = set()
-        self._step_streams: set[StepStream[StreamedMessage]] = set()
+        self._step_streams: set[StepStreamServer[StreamedMessage]] = set()
 
     def stop(self) -> None:
         """Begin no new work, and let the calls under way end soon."""
@@ -155,7 +155,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return await self._answer_step(request, self.worker.embed, context)
 
     async def Steps(self, messages: AsyncIterator[pb.StepMessage], context: Any) -> None:
-        stream = StepStream(self._receive_message, self._await_outcome)
+        stream = StepStreamServer(self._receive_message, self._await_outcome)
         self._step_streams.add(stream)
         try:
             self._track_call()

@@ -13,7 +13,7 @@ class WritableContext(Protocol):
     async def write(self, message: Any) -> None: ...
 
 
-class StepStream(Generic[Received]):
+class StepStreamServer(Generic[Received]):
     """One open `Steps` call: answers messages in the order in which they arrived."""
 
     def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeVar
 from shard.pending_result import PendingResult
 
 Answer = TypeVar("Answer")
-RunStep = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request
+VerbCaller = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request
 
 
 def run_untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
@@ -35,8 +35,8 @@ def run_timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> An
 
 
 @contextmanager
-def open_step_log(path: str) -> Iterator[RunStep]:
-    """Yield a `RunStep` that writes the steps' times to the file; without a path nothing is timed."""
+def open_step_log(path: str) -> Iterator[VerbCaller]:
+    """Yield a `VerbCaller` that writes the steps' times to the file; without a path nothing is timed."""
     if not path:
         yield run_untimed
         return

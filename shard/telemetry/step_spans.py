@@ -6,16 +6,17 @@ from time import time_ns
 from typing import Any
 
 from shard.pb import shard_pb2 as pb
-from shard.telemetry.step_log import RunStep
+from shard.telemetry.step_log import VerbCaller
 from shard.telemetry.tracing import SpanSender
 
 
-def trace_steps(span_sender: SpanSender | None, rank: int, run_step: RunStep) -> RunStep:
-    """Return a `RunStep` that sends spans; without a sender `run_step` itself."""
+def trace_steps(span_sender: SpanSender | None, rank: int, run_step: VerbCaller) -> VerbCaller:
+    """Return a `VerbCaller` that sends spans; without a sender `run_step` itself."""
     return run_step if span_sender is None else partial(run_traced, span_sender, rank, run_step)
 
 
-def run_traced(span_sender: SpanSender, rank: int, run_step: RunStep, verb: Callable[[Any], Any], request: Any) -> Any:
+def run_traced(span_sender: SpanSender, rank: int, run_step: VerbCaller, verb: Callable[[Any], Any],
+               request: Any) -> Any:
     """Run a step in the compute thread and send its spans. Only chunks have a traceparent, so a decode costs one check.
     """
     if not isinstance(request, pb.PrefillRequest) or not request.chunks.traceparents:

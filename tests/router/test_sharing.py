@@ -128,8 +128,8 @@ class SharingMachine(RuleBasedStateMachine):
         """Answer the oldest step; one of its sequences may end, and one may fail."""
         step = self.steps_in_flight.pop(0)
         tokens = {number: self.tokens_of(number, num_tokens, place == ends)
-                  for place, number in enumerate(step.plan.members_with_output)}
-        failed = {number: "why" for place, number in enumerate(step.plan.members) if place == fails}
+                  for place, number in enumerate(step.plan.output_ids)}
+        failed = {number: "why" for place, number in enumerate(step.plan.member_ids) if place == fails}
         rows = {number: StepResultRow(generated, (0.0,) * len(generated)) for number, generated in tokens.items()
                 if number not in failed}
         before = self.sequences_with_blocks()

@@ -149,7 +149,7 @@ class SchedulerSimulation:
             self.on_end(RequestHistory(request, self.now, is_rejected=True))
 
     def _expire(self) -> None:
-        for event in self.scheduler.expire(self.now):
+        for event in self.scheduler.on_timer(self.now):
             if isinstance(event, SequenceExpired | SequenceFinished):
                 history = self.histories[event.sequence_id]
                 history.ended_at, history.is_expired = self.now, True
@@ -161,7 +161,7 @@ class SchedulerSimulation:
         chunk_load = StepLoad(len(chunks), sum(c.length for c in chunks), sum(c.start + c.length for c in chunks))
         self.num_prompt_tokens_run += chunk_load.chunk_tokens
         factor, is_outlier = self.draw_noise(self.random)
-        seconds = self.true_costs.compute_step_seconds(load) * factor if plan.members else 0.0
+        seconds = self.true_costs.compute_step_seconds(load) * factor if plan.member_ids else 0.0
         last_end = self._steps_in_flight[-1].ended_at if self._steps_in_flight else 0.0
         end = max(self.now + self.latency, last_end) + seconds
         self._steps_in_flight.append(TimedStep(plan, self.now, load, chunk_load, seconds, is_outlier, end,
@@ -169,7 +169,7 @@ class SchedulerSimulation:
 
     def _complete(self, step: TimedStep) -> None:
         self.timed_steps.append(step)
-        rows = {number: StepResultRow((7,), (0.0,)) for number in step.plan.members_with_output}
+        rows = {number: StepResultRow((7,), (0.0,)) for number in step.plan.output_ids}
         for event in self.scheduler.complete_step(step.plan.last_message_number, StepResult(1, step.seconds, rows, {}),
                                                   {}, self.now):
             if isinstance(event, TokensGenerated):

@@ -46,7 +46,7 @@ def submit_prompt(scheduler: Scheduler, prompt: Iterable[int], max_new_tokens: i
 
 def complete_plan(core: Scheduler, plan: StepPlan, token: int = 7, failed: Iterable[int] = ()) -> list[SchedulerEvent]:
     failures = dict.fromkeys(failed, "not a number")
-    rows = {number: StepResultRow((token,), (0.0,)) for number in plan.members_with_output if number not in failures}
+    rows = {number: StepResultRow((token,), (0.0,)) for number in plan.output_ids if number not in failures}
     return core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, failures), {}, 0.0)
 
 

@@ -203,7 +203,7 @@ class SimulatedWorld:
     def _expire(self) -> None:
         """Call `expire`; an early call changes nothing, but `wake_at` may become earlier for a new static group."""
         wake_at = self.scheduler.wake_at
-        self._apply_events(self._call_scheduler("expire", self.now), None)
+        self._apply_events(self._call_scheduler("on_timer", self.now), None)
         if wake_at is not None and wake_at > self.now:
             assert self.scheduler.wake_at is not None
             assert self.now < self.scheduler.wake_at <= wake_at
@@ -336,8 +336,8 @@ class SimulatedWorld:
         requests = [newcomer.request for newcomer in step.new_sequences]
         assert len(plan.messages) == 1
         assert {request.kind for request in requests} == {step.kind}
-        assert plan.members == plan.members_with_output == tuple(newcomer.sequence_id
-                                                                 for newcomer in step.new_sequences)
+        assert plan.member_ids == plan.output_ids == tuple(newcomer.sequence_id
+                                                           for newcomer in step.new_sequences)
         assert len(requests) <= self.settings.max_batch_size
         assert sum(len(request.prompt) for request in requests) <= self.settings.max_prefill_tokens
         previous_plan = self.sent_plans[-1][1] if self.sent_plans else None
@@ -531,7 +531,7 @@ class SimulatedWorld:
             assert (
                 sequence.state in {SequenceState.RUNNING,
                                    SequenceState.FINISHING}) == should_hold_blocks, "blocks are held by whoever runs"
-            assert sequence.num_steps_in_flight >= 0
+            assert sequence.num_outputs_in_flight >= 0
         assert states[SequenceState.WAITING] == scheduler.num_waiting()
         assert states[SequenceState.RUNNING] == len(running)
         assert scheduler.num_steps_in_flight <= self.settings.look_ahead
@@ -601,6 +601,6 @@ class SimulatedWorld:
 
     def make_state_digest(self) -> tuple[Any, ...]:
         scheduler = self.scheduler
-        return (tuple((s.id, s.state, tuple(s.blocks), s.num_computed_tokens, s.num_steps_in_flight, tuple(s.generated))
+        return (tuple((s.id, s.state, tuple(s.blocks), s.num_sent_tokens, s.num_outputs_in_flight, tuple(s.generated))
                       for s in scheduler.sequences), tuple(scheduler.running.block_pool._free_blocks),
                 scheduler.num_steps_in_flight)

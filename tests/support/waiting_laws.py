@@ -48,8 +48,8 @@ class WaitingLawChecker:
     def _passes_over_waiting(self, scheduler: Scheduler) -> bool:
         """Return whether the first waiting request could have started.
 
-        `WaitingSequenceSelector.next_sequence` is not called to find that request: it would change the recorded causes
-        of waiting.
+        `WaitingSequenceSelector.peek_next_sequence` is not called to find that request: it would change the recorded
+        causes of waiting.
         """
         if scheduler.settings.mixed:
             return scheduler._steps_in_flight[-1].is_budget_exhausted

@@ -70,7 +70,7 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
         "tenant": record.tenant_name,
         "state": record.state,
         "prompt_tokens": record.num_prompt_tokens,
-        "cached_tokens": record.timeline.num_cached_tokens,
+        "cached_tokens": record.timeline.num_prefix_hit_tokens,
         "generated_tokens": record.num_generated,
         "total_ms": intervals[-1]["start_ms"] + intervals[-1]["ms"],
         "intervals": intervals,
@@ -81,7 +81,7 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
 
 def round_intervals(record: RequestRecord, now: float) -> Iterator[dict[str, Any]]:
     """Yield the intervals without gaps: points in time are rounded, and lengths are their differences."""
-    intervals = [(VALIDATION_PHASE, record.arrived_at, record.timeline.arrived_at), *record.timeline.intervals(now)]
+    intervals = [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at), *record.timeline.intervals(now)]
     for cause, start, end in intervals:
         start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
         yield {"cause": cause, "start_ms": start_ms, "ms": end_ms - start_ms}

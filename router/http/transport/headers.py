@@ -135,7 +135,7 @@ def timing_headers(outputs: Sequence[GenerationOutput | PoolingRequestOutput], v
         "x-queue-ms": f"{queue * 1000:.1f}",
         "x-prefill-ms": f"{prefill * 1000:.1f}",
         "x-decode-ms": f"{decode * 1000:.1f}",
-        "x-cached-tokens": str(sum(answer.final_event.timeline.num_cached_tokens for answer in outputs)),
+        "x-cached-tokens": str(sum(answer.final_event.timeline.num_prefix_hit_tokens for answer in outputs)),
         **wait_reason_header(waiting_seconds),
     }
 

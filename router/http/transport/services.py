@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from aiohttp import web
 
 from router.config import RouterConfig
-from router.engine.resource_loading import ResourceController
+from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import Cancelled
 from router.http.transport.headers import RequestContext

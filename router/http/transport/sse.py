@@ -129,26 +129,26 @@ class EventPump:
         self._renderer = renderer
         self._event_stream = event_stream
         self._pump_flusher = pump_flusher
-        self._wake_task: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
         self._stream.set_event_callback(partial(self._pump_flusher.add, self))
         while not self._renderer.is_finished:
             self.write(self.render_queued_events())
-            await self._wake_task
+            await self._wake_future
             await self._event_stream.drain()
-            self._wake_task = asyncio.get_running_loop().create_future()
+            self._wake_future = asyncio.get_running_loop().create_future()
         self._event_stream.failure = self._stream.failure
 
     def render_queued_events(self) -> bytes:
         """Render the waiting events. While writing is blocked they stay in the stream, which measures their size."""
-        if self._wake_task.done():
+        if self._wake_future.done():
             return b""
         try:
             return self._renderer.render(self._stream.take_events())
         except Exception as error:
-            self._wake_task.set_exception(error)
+            self._wake_future.set_exception(error)
             return b""
 
     def write(self, data: bytes) -> None:
@@ -156,10 +156,10 @@ class EventPump:
             if data:
                 self._event_stream.write(data)
         except Exception as error:
-            self._wake_task.set_exception(error)
+            self._wake_future.set_exception(error)
         else:
-            if not self._wake_task.done() and (self._renderer.is_finished or self._event_stream.is_paused):
-                self._wake_task.set_result(None)
+            if not self._wake_future.done() and (self._renderer.is_finished or self._event_stream.is_paused):
+                self._wake_future.set_result(None)
 
 
 class PumpFlusher:

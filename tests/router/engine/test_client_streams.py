@@ -30,7 +30,7 @@ from router.scheduler.messages import PromptLogprobs, StepResult, StepResultRow
 from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_records import RequestRecord
+from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer
@@ -66,7 +66,7 @@ class StreamsSetup:
     def detokenize(self, tokens_by_sequence: dict[int, bytes]) -> dict[int, int]:
         rows = {sequence_id: StepResultRow(list(tokens), [-0.5] * len(tokens))
                 for sequence_id, tokens in tokens_by_sequence.items()}
-        return self.client_streams.detokenize_result(StepResult(1, 0.0, rows, {}))
+        return self.client_streams.receive_result(StepResult(1, 0.0, rows, {}))
 
     def dispatch(self, *events: SchedulerEvent) -> None:
         self.client_streams.dispatch_events(events)
@@ -147,7 +147,7 @@ def test_undecodable_row_leaves_the_rest_of_its_step_intact(monkeypatch: pytest.
 def test_prompt_logprobs_go_to_the_stream_of_their_sequence() -> None:
     setup = StreamsSetup()
     first, second = setup.open(), setup.open()
-    setup.client_streams.detokenize_result(StepResult(1, 0.0, {}, {}, [PromptLogprobs(second, 1, [-1.0, -2.0])]))
+    setup.client_streams.receive_result(StepResult(1, 0.0, {}, {}, [PromptLogprobs(second, 1, [-1.0, -2.0])]))
     assert setup.streams[first].take_events() == []
     assert setup.streams[second].take_events() == [PromptLogprobsEvent(1, (-1.0, -2.0))]
 
@@ -155,7 +155,7 @@ def test_prompt_logprobs_go_to_the_stream_of_their_sequence() -> None:
 def test_pooling_output_is_delivered_when_its_sequence_finishes() -> None:
     setup = StreamsSetup()
     sequence_id = setup.open(kind=RequestKind.EMBED, max_new_tokens=0)
-    setup.client_streams.detokenize_result(StepResult(1, 0.0, {}, {}, pooling_outputs={sequence_id: [0.5, 1.5]}))
+    setup.client_streams.receive_result(StepResult(1, 0.0, {}, {}, pooling_outputs={sequence_id: [0.5, 1.5]}))
     assert setup.streams[sequence_id].take_events() == []
     setup.dispatch(SequenceFinished(sequence_id, FinishReason.LENGTH))
     timeline = setup.get_record(sequence_id).timeline
@@ -166,7 +166,7 @@ def test_answer_for_requests_that_have_ended_is_dropped_silently(caplog: pytest.
     setup = StreamsSetup()
     sequence_id = setup.open()
     setup.streams[sequence_id].close()
-    assert setup.client_streams.detokenize_result(StepResult(
+    assert setup.client_streams.receive_result(StepResult(
         1, 0.0, {sequence_id: StepResultRow([97], [-0.5])}, {}, [PromptLogprobs(sequence_id, 1, [-1.0])],
         {sequence_id: [0.5]})) == {}
     assert not caplog.records

@@ -170,7 +170,7 @@ def test_recording_of_served_requests_replays_identically(tmp_path):
 def test_failing_engine_writes_a_recording(tmp_path, monkeypatch):
     async def scenario(weft):
         folder = await restart_with_recording(weft, tmp_path / "recordings")
-        monkeypatch.setattr(weft.engine._client_streams, "detokenize_result", None)
+        monkeypatch.setattr(weft.engine._client_streams, "receive_result", None)
         received, = await weft.collect_streams(make_text_request())
         assert isinstance(received.error, NotReady)
         recording, outcome = await replay_recording(folder, tmp_path / "recordings")
@@ -492,7 +492,7 @@ def test_request_record_is_kept_while_running_and_after_finishing(tmp_path):
         stream = weft.engine.submit(request, arrived_at=engine.now() - 1.0)
         account = weft.engine.get_request_record(request.id)
         assert (account.state, account.num_prompt_tokens, account.num_generated) == ("waiting", 6, 0)
-        assert account.timeline.arrived_at - account.arrived_at >= 1.0
+        assert account.timeline.submitted_at - account.arrived_at >= 1.0
         assert not weft.engine.can_use_request_id(request.id, DEFAULT_TENANT)
         (await ReceivedStream.from_stream(stream)).check_output(weft.model)
         assert weft.engine.get_request_record(request.id) is account
@@ -564,9 +564,10 @@ def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, mo
 def test_step_events_are_delivered_before_expirations(tmp_path):
     async def scenario(weft):
         dispatched = []
-        weft.engine._client_streams.dispatch_events, weft.scheduler.expire = dispatched.append, lambda now: ["expired"]
+        weft.engine._client_streams.dispatch_events, weft.scheduler.on_timer = dispatched.append, lambda now: [
+            "expired"]
         weft.engine._undispatched_events = ["said"]
-        weft.engine._expire_requests()
+        weft.engine._on_timer()
         assert dispatched == [["said", "expired"]]
     play_scenario(scenario, tmp_path)
 
@@ -708,7 +709,7 @@ def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
         for rank in weft.ranks:
             await rank.start()
         assert "there are 500 for adapters" in await loading
-        assert weft.scheduler._queue.blocked_by_resource == {}
+        assert weft.scheduler._queue.set_aside_by_resource == {}
     play_scenario(scenario, tmp_path, adapter_bytes=1000)
 
 

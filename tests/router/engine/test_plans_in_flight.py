@@ -38,9 +38,9 @@ def test_answer_wakes_the_engine_but_only_the_oldest_plan_is_completed():
 
 def test_predicted_seconds_sum_over_plans_in_flight():
     async def scenario(awaited, answers, wake):
-        assert (len(awaited), awaited.predicted_seconds, awaited.oldest_sent_at) == (2, 1.0, 5.0)
+        assert (len(awaited), awaited.total_predicted_seconds, awaited.oldest_sent_at) == (2, 1.0, 5.0)
         awaited.drop_oldest()
-        assert (len(awaited), awaited.predicted_seconds) == (1, 0.5)
+        assert (len(awaited), awaited.total_predicted_seconds) == (1, 0.5)
         assert [sent.answer for sent in awaited] == [answers[1]]
     run_with_two_plans(scenario)
 

@@ -60,7 +60,7 @@ class ScriptedEngine:
             raise self.submit_errors.pop()
         timeline = RequestTimeline(time.monotonic())
         self.request_log.add_unfinished(RequestRecord(request.id, request.tenant.name, len(request.prompt), arrived_at
-                                                      or timeline.arrived_at, timeline, traceparent=traceparent))
+                                                      or timeline.submitted_at, timeline, traceparent=traceparent))
         stream = RequestStream(request, 262_144, lambda: None, lambda: None, lambda: self._on_disconnect(request))
         self.streams.append(stream)
         self.request_received.set()

@@ -45,8 +45,8 @@ def test_every_change_of_a_plan_changes_the_digest():
     step = DECODE_PLAN.messages[0]
     prefill = MIXED_PLAN.messages[-1]
     decodes = [replace(step, batch=2), replace(step, grants=()), replace(step, keep=None)]
-    others = [replace(DECODE_PLAN, last_message_number=6), replace(DECODE_PLAN, members=(4, 3)),
-              replace(DECODE_PLAN, members_with_output=(3,)), replace(DECODE_PLAN, messages=(Filter(1, ()), step))]
+    others = [replace(DECODE_PLAN, last_message_number=6), replace(DECODE_PLAN, member_ids=(4, 3)),
+              replace(DECODE_PLAN, output_ids=(3,)), replace(DECODE_PLAN, messages=(Filter(1, ()), step))]
     others += [replace(DECODE_PLAN, messages=(other,)) for other in decodes]
     newcomers = [replace(NEW_SEQUENCE, blocks=(7, 6)), replace(NEW_SEQUENCE, num_cached=16),
                  replace(NEW_SEQUENCE, sequence_id=6)]

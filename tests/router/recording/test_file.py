@@ -25,7 +25,7 @@ def run_secret_request():
     for step in range(30):
         plan = core.plan(step / 10)
         token = generated_token if step < 29 else end
-        rows = {number: StepResultRow((token,), (-0.123456,)) for number in plan.members_with_output}
+        rows = {number: StepResultRow((token,), (-0.123456,)) for number in plan.output_ids}
         core.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, step / 10 + 0.05)
     assert not core.num_unfinished
     return core

@@ -26,7 +26,7 @@ def get_notes(core):
 
 def plan_and_complete(core, now, tokens=(7,), stopped=None, failed=None):
     plan = core.plan(now)
-    rows = {number: StepResultRow(tokens, (0.0,) * len(tokens)) for number in plan.members_with_output
+    rows = {number: StepResultRow(tokens, (0.0,) * len(tokens)) for number in plan.output_ids
             if number not in (failed or {})}
     return core.complete_step(plan.last_message_number, StepResult(1, 0.1, rows, failed or {}), stopped or {}, now)
 
@@ -51,10 +51,10 @@ def test_every_call_is_recorded_with_its_outcome():
     core.resume(1, 1.6)
     plan_and_complete(core, 2.0)
     core.cancel(1, 3.0)
-    core.expire(4.0)
+    core.on_timer(4.0)
     core.on_shards_lost(5.0, ShardLossReason.DEFECT)
-    assert [note[0] for note in get_notes(core)] == [
-        "on_shards_ready", "submit", "suspend", "resume", "plan", "complete_step", "cancel", "expire", "on_shards_lost"]
+    assert [note[0] for note in get_notes(core)] == ["on_shards_ready", "submit", "suspend", "resume", "plan",
+                                                     "complete_step", "cancel", "on_timer", "on_shards_lost"]
     assert get_notes(core)[1][3] == (("RequestAccepted", 1),)
     assert get_notes(core)[5][1:4] == (2.0, (1, 1, 0.1), ())
 

@@ -19,7 +19,7 @@ def make_busy_scheduler():
     for step in range(5):
         plan = core.plan(float(step))
         core.complete_step(plan.last_message_number,
-                           StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output},
+                           StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.output_ids},
                       {}), {}, step)
     return core
 
@@ -29,9 +29,9 @@ def test_restored_scheduler_decides_the_same():
     restored = restore_scheduler(take_snapshot(core))
     for step in range(5, 60):
         plan, replanned = core.plan(float(step)), restored.plan(float(step))
-        assert (plan.last_message_number, plan.members,
-                len(plan.messages)) == (replanned.last_message_number, replanned.members, len(replanned.messages))
-        answer = StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.members_with_output}, {})
+        assert (plan.last_message_number, plan.member_ids,
+                len(plan.messages)) == (replanned.last_message_number, replanned.member_ids, len(replanned.messages))
+        answer = StepResult(1, 0.1, {n: StepResultRow((9000,), (0.0,)) for n in plan.output_ids}, {})
         assert core.complete_step(plan.last_message_number, answer, {},
                                   step) == restored.complete_step(plan.last_message_number, answer, {}, step)
         if not core.num_unfinished:

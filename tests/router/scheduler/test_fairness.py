@@ -55,6 +55,6 @@ def test_prompt_is_charged_once_and_cached_tokens_never() -> None:
     charged: list[float] = []
     fair_shares.charge_tenant = lambda _, cost: charged.append(cost)  # type: ignore[method-assign]
     for computed, length in ((64, 32), (100, 36), (48, 48), (103, 55)):  # 32 cached; preempted at 100
-        sequence.num_computed_tokens = computed
+        sequence.num_sent_tokens = computed
         fair_shares.charge_prompt(sequence, length)
     assert charged == [32, 36]

@@ -47,7 +47,7 @@ class SchedulerWithShards:
         return event.sequence_id  # type: ignore[union-attr]
 
     def take_commands(self) -> list[LoadResource | UnloadResource]:
-        self.core.expire(self.now)
+        self.core.on_timer(self.now)
         return self.core.take_resource_commands(self.now)
 
     def execute_commands(self) -> list[LoadResource | UnloadResource]:
@@ -62,9 +62,9 @@ class SchedulerWithShards:
         plan = self.core.plan(self.now)
         if plan is None:
             return ()
-        rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+        rows = {number: StepResultRow((9,), (0.0,)) for number in plan.output_ids}
         self.core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, self.now)
-        return plan.members
+        return plan.member_ids
 
     def run_request(self, adapter: LoadableResource) -> None:
         self.submit(adapter)

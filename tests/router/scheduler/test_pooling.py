@@ -36,7 +36,7 @@ def submit(core: Scheduler, kind: RequestKind = RequestKind.EMBED, length: int =
 def run_step(core: Scheduler, now: float = 0.0, **failures: str) -> tuple[StepPlan, list[object]]:
     plan = core.plan(now)
     assert plan is not None
-    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.output_ids}
     reasons = {int(name[1:]): reason for name, reason in failures.items()}
     return plan, [*core.complete_step(plan.last_message_number,
                                       StepResult(plan.epoch, plan.predicted_seconds, rows, reasons), {}, now)]
@@ -51,7 +51,7 @@ def test_pooling_step_takes_all_that_fit_and_finishes_them() -> None:
     core = make_scheduler(max_prefill_tokens=64)
     numbers = [submit(core) for _ in range(4)]
     plan, events = run_step(core)
-    assert plan.members == tuple(numbers[:3])
+    assert plan.member_ids == tuple(numbers[:3])
     assert events == [SequenceFinished(number, FinishReason.LENGTH) for number in numbers[:3]]
     assert core.num_unfinished == 1
 
@@ -59,15 +59,15 @@ def test_pooling_step_takes_all_that_fit_and_finishes_them() -> None:
 def test_pooling_step_respects_the_maximum_batch_size() -> None:
     core = make_scheduler(max_batch_size=2)
     numbers = [submit(core) for _ in range(3)]
-    assert run_step(core)[0].members == tuple(numbers[:2])
+    assert run_step(core)[0].member_ids == tuple(numbers[:2])
 
 
 def test_pooling_step_has_one_request_kind_chosen_by_the_first() -> None:
     core = make_scheduler()
     first, second, third = (submit(core, RequestKind.CLASSIFY), submit(core, RequestKind.EMBED),
                             submit(core, RequestKind.CLASSIFY))
-    assert run_step(core)[0].members == (first, third)
-    assert run_step(core)[0].members == (second,)
+    assert run_step(core)[0].member_ids == (first, third)
+    assert run_step(core)[0].member_ids == (second,)
 
 
 def test_pooling_step_uses_no_blocks_and_no_batch() -> None:
@@ -101,7 +101,7 @@ def test_pooling_request_does_not_wait_behind_requests_that_need_capacity() -> N
     submit(core, RequestKind.GENERATE)
     run_step(core)
     waiting, embedded = submit(core, RequestKind.GENERATE, now=0.1), submit(core, RequestKind.EMBED, now=0.2)
-    assert run_step(core, 0.3)[0].members == (embedded,)
+    assert run_step(core, 0.3)[0].member_ids == (embedded,)
     assert core.get_timeline(waiting).phase is RequestPhase.QUEUE
 
 
@@ -114,7 +114,7 @@ def test_pooling_beyond_the_stall_limit_runs_after_decodes_took_half_its_time() 
         held_up = 0.0
         while get_request_kind(plan := run_step(core, 0.3)[0]) is RequestKind.GENERATE:
             held_up += plan.predicted_seconds
-        assert plan.members == (text,)
+        assert plan.member_ids == (text,)
         assert plan.predicted_seconds < 2 * held_up + 2 * decode
         assert plan.predicted_seconds > 2 * held_up - 2 * decode
 
@@ -141,7 +141,7 @@ def test_stall_limit_does_not_apply_without_decodes() -> None:
     core = make_scheduler(max_stall_seconds=0.0)
     core.cost_model = CostModel.from_measurements(STEP_MEASUREMENTS)
     numbers = [submit(core, length=1000) for _ in range(3)]
-    assert run_step(core)[0].members == tuple(numbers)
+    assert run_step(core)[0].member_ids == tuple(numbers)
 
 
 def test_pooling_input_longer_than_a_step_fails_at_once() -> None:
@@ -153,7 +153,7 @@ def test_pooling_input_longer_than_a_step_fails_at_once() -> None:
 def test_pooling_input_may_be_longer_than_the_kv_cache() -> None:
     core = make_scheduler()
     number = submit(core, length=64 * 16 + 1)
-    assert run_step(core)[0].members == (number,)
+    assert run_step(core)[0].member_ids == (number,)
 
 
 def test_pooling_failure_affects_only_its_own_request() -> None:
@@ -180,7 +180,7 @@ def test_pooling_request_runs_again_after_a_shard_loss() -> None:
     core.on_shards_lost(0.1, ShardLossReason.DEATH)
     core.on_shards_ready(MODEL_INFO, 2, 0.2)
     plan, events = run_step(core, 0.3)
-    assert (plan.epoch, plan.members) == (2, (number,))
+    assert (plan.epoch, plan.member_ids) == (2, (number,))
     assert events == [SequenceFinished(number, FinishReason.LENGTH)]
 
 
@@ -190,8 +190,8 @@ def test_faulty_pooling_request_is_found_by_bisection() -> None:
     sizes, failed = [], []
     for epoch in range(2, 10):
         while (plan := core.plan(0.0)) is not None:
-            sizes.append(len(plan.members))
-            if numbers[2] in plan.members:
+            sizes.append(len(plan.member_ids))
+            if numbers[2] in plan.member_ids:
                 failed += core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
                 core.on_shards_ready(MODEL_INFO, epoch, 0.0)
                 break
@@ -205,7 +205,7 @@ def test_waiting_pooling_request_times_out() -> None:
     core = make_scheduler()
     submit(core, timeout=1.0)
     core.on_shards_lost(0.5, ShardLossReason.DEATH)
-    (event,) = core.expire(1.0)
+    (event,) = core.on_timer(1.0)
     assert isinstance(event, SequenceExpired)
 
 
@@ -215,7 +215,7 @@ def test_pooling_request_waits_for_its_adapter() -> None:
     assert core.plan(0.0) is None
     assert core.get_timeline(number).phase is RequestPhase.ADAPTER
     core.on_resource_loaded(adapter, 0.1)
-    assert run_step(core, 0.2)[0].members == (number,)
+    assert run_step(core, 0.2)[0].member_ids == (number,)
 
 
 @pytest.mark.parametrize("kind", [RequestKind.EMBED, RequestKind.CLASSIFY])
@@ -224,7 +224,7 @@ def test_tenant_is_charged_for_pooling_and_the_other_goes_first(kind: RequestKin
     first_tenant, second_tenant = Tenant("one"), Tenant("two")
     first, second = submit(core, kind, tenant=first_tenant), submit(core, kind, tenant=first_tenant, now=0.1)
     third, fourth = submit(core, kind, tenant=second_tenant, now=0.2), submit(core, kind, tenant=second_tenant, now=0.3)
-    assert [run_step(core, 0.4)[0].members[0] for _ in range(4)] == [first, third, second, fourth]
+    assert [run_step(core, 0.4)[0].member_ids[0] for _ in range(4)] == [first, third, second, fourth]
 
 
 def test_pooling_does_not_change_the_output_length_forecast() -> None:

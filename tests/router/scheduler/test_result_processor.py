@@ -43,8 +43,8 @@ class ResultHarness:
                                        LoadableResourceCache(settings, self.queue, self.fair_shares, available))
         self.running = RunningSequences(settings, BlockPool(20, 16), 1)
         self.processor = ResultProcessor(self.sequences, self.fair_shares, self.fault_isolation)
-        self.sequences.reset_shard_state(self.running)
-        self.processor.reset_shard_state(self.running)
+        self.sequences.use_running_sequences(self.running)
+        self.processor.use_running_sequences(self.running)
 
     def start(self, prompt: int = 16, output: int = 8, **fields: Any) -> Sequence:
         request = Request("r", tuple(range(prompt)), output, end_tokens=frozenset({END_TOKEN}), **fields)
@@ -76,7 +76,7 @@ def harness() -> ResultHarness:
 
 def send_chunks(*sequences: Sequence, length: int | None = None) -> StepInFlight:
     """Send the first `length` tokens of the rest of each prompt, by default all."""
-    chunks = [(s, length or s.num_initial_tokens - s.num_computed_tokens) for s in sequences]
+    chunks = [(s, length or s.num_initial_tokens - s.num_sent_tokens) for s in sequences]
     return StepInFlight.from_draft(StepDraft(chunks=chunks), 1)
 
 
@@ -92,7 +92,7 @@ def test_tokens_are_appended_to_their_sequences(harness: ResultHarness) -> None:
     assert harness.answer(send_chunks(first, second), s1=(5,), s2=(6,)) == [TokensGenerated({1: 1, 2: 1})]
     harness.answer(send_decodes(second), s2=(7,))
     assert (first.generated, second.generated, second.length) == ([5], [6, 7], 18)
-    assert (first.num_steps_in_flight, second.num_steps_in_flight) == (0, 0)
+    assert (first.num_outputs_in_flight, second.num_outputs_in_flight) == (0, 0)
 
 
 def test_tokens_behind_the_end_are_not_appended(harness: ResultHarness) -> None:

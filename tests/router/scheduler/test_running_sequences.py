@@ -26,7 +26,7 @@ def enter_computed(running_sequences, *sequences):
     batch = running_sequences.new_batch()
     for sequence in sequences:
         running_sequences.enter_batch(sequence, batch)
-        sequence.num_computed_tokens = sequence.num_initial_tokens
+        sequence.num_sent_tokens = sequence.num_initial_tokens
         sequence.append_tokens([7])
     return batch
 
@@ -167,7 +167,7 @@ def test_blocks_of_a_finishing_sequence_go_to_growing_ones_but_not_to_new_ones()
                                       make_sharing_sequence(1, prompt=32, output=1), make_sequence(2, prompt=47))
     batch = running_sequences.new_batch()
     running_sequences.enter_batch(ends, batch)
-    ends.num_computed_tokens, ends.num_steps_in_flight = ends.num_initial_tokens, 1
+    ends.num_sent_tokens, ends.num_outputs_in_flight = ends.num_initial_tokens, 1
     enter_computed(running_sequences, grows)
     running_sequences.remove_finishing_sequence(ends)
     assert (running_sequences.block_pool.num_free, ends.state) == (1, SequenceState.FINISHING)
@@ -181,7 +181,7 @@ def test_finishing_sequence_that_fills_no_further_block_frees_its_blocks_at_once
     running_sequences, sequence = make_running_sequences(), make_sharing_sequence(1, prompt=40, output=2)
     enter_computed(running_sequences, sequence)
     running_sequences.cache_full_blocks(sequence, 40)
-    sequence.num_steps_in_flight = 1
+    sequence.num_outputs_in_flight = 1
     running_sequences.remove_finishing_sequence(sequence)
     assert running_sequences.block_pool.num_free == running_sequences.block_pool.num_blocks
 

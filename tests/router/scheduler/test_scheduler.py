@@ -32,7 +32,7 @@ def submit(core, prompt=16, output=8, now=0.0, **fields):
 
 def make_result(plan, tokens=(7,), **token_overrides):
     """Answer each expected sequence with `tokens`, or with the value of s<number>, where None means a failure."""
-    rows = {n: token_overrides.get(f"s{n}", tokens) for n in plan.members_with_output}
+    rows = {n: token_overrides.get(f"s{n}", tokens) for n in plan.output_ids}
     return StepResult(plan.epoch, 0.01, {n: StepResultRow(t, [0.0] * len(t)) for n, t in rows.items() if t is not None},
                       {n: "not a number" for n, t in rows.items() if t is None})
 
@@ -69,35 +69,35 @@ def test_new_sequences_run_alongside_decodes():
     plan = core.plan(0.0)
     (message,) = plan.messages
     assert message.includes_decodes
-    assert set(plan.members_with_output) == {first, second}
+    assert set(plan.output_ids) == {first, second}
 
 
 def test_timed_out_sequence_ends_after_a_shard_loss_instead_of_running_again():
     core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
     run_step(core)
-    assert core.expire(6.0) == []  # the sequence is running, so it ends with its next token
+    assert core.on_timer(6.0) == []  # the sequence is running, so it ends with its next token
     core.on_shards_lost(6.0, ShardLossReason.DEATH)
     assert core.wake_at == 5.0
-    assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
+    assert core.on_timer(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
 
 def test_timed_out_sequence_without_tokens_expires_after_a_shard_loss():
     core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
     core.plan(0.0)
-    assert core.expire(6.0) == []
+    assert core.on_timer(6.0) == []
     core.on_shards_lost(6.0, ShardLossReason.DEATH)
-    assert [event.sequence_id for event in core.expire(6.0)] == [number]
+    assert [event.sequence_id for event in core.on_timer(6.0)] == [number]
 
 
 def test_timed_out_sequence_ends_when_it_is_suspended():
     core = make_scheduler(look_ahead=1)
     number = submit(core, timeout=5.0)
     run_step(core)
-    assert core.expire(6.0) == []
+    assert core.on_timer(6.0) == []
     core.suspend(number, 6.0)
-    assert core.expire(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
+    assert core.on_timer(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
 
 def test_no_more_steps_than_look_ahead_are_in_flight():
@@ -131,7 +131,7 @@ def test_sequence_that_reaches_its_length_is_filtered_before_the_next_step():
     core = make_scheduler()
     short, long = submit(core, output=1), submit(core, output=8)
     first, second = core.plan(0.0), core.plan(0.0)
-    assert set(first.members_with_output) == {short, long}
+    assert set(first.output_ids) == {short, long}
     assert second.messages[0].keep == (long,)
     assert complete_step(core, first) == [TokensGenerated({short: 1, long: 1}),
                                           SequenceFinished(short, FinishReason.LENGTH)]
@@ -180,13 +180,13 @@ def test_preempted_sequence_may_finish_with_the_token_in_flight():
     core = make_scheduler(replace(MODEL_INFO, num_blocks=4), reserved_block_fraction=0.0)
     old, young = submit(core, prompt=16, output=40), submit(core, prompt=16, output=40, now=1.0)
     plans = [core.plan(0.0), core.plan(0.0)]
-    assert set(plans[0].members_with_output) == {old, young}
+    assert set(plans[0].output_ids) == {old, young}
     yielded = None
     while yielded is None:
         events = complete_step(core, plans.pop(0))
         assert old in events[0].token_counts
         plans.append(core.plan(0.0))
-        yielded = plans[-1] if young not in plans[-1].members_with_output else None
+        yielded = plans[-1] if young not in plans[-1].output_ids else None
     assert yielded.messages[0].keep == (old,)
     events = complete_step(core, plans[0], **{f"s{young}": (END_TOKEN,)})
     assert SequenceFinished(young, FinishReason.END_TOKEN) in events
@@ -260,7 +260,7 @@ def test_pause_policy_cuts_only_prompts_longer_than_the_budget():
     first, second = submit(core, prompt=40), submit(core, prompt=40)
     plan, _ = run_step(core)
     assert [chunk.sequence_id for chunk in plan.messages[0].chunks] == [first]
-    assert second not in plan.members
+    assert second not in plan.member_ids
 
 
 @pytest.mark.parametrize(("batch", "prompt", "expected"), [(64, 16, 20), (8, 16, 7), (64, 160, 6)])
@@ -307,7 +307,7 @@ ADAPTER = LoadableResource("adapter", 3)
 def test_request_waits_for_its_adapter_while_others_pass():
     core = make_scheduler(look_ahead=1)
     waits, passes = submit(core, adapter=ADAPTER), submit(core)
-    assert core.plan(0.0).members_with_output == (passes,)
+    assert core.plan(0.0).output_ids == (passes,)
     assert waits
 
 
@@ -316,7 +316,7 @@ def test_request_starts_when_its_adapter_is_loaded():
     number = submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
     core.on_resource_loaded(ADAPTER, 0.0)
-    assert core.plan(0.0).members_with_output == (number,)
+    assert core.plan(0.0).output_ids == (number,)
 
 
 def test_request_fails_if_its_adapter_cannot_be_loaded():
@@ -369,7 +369,7 @@ def test_step_error_is_retried_in_halves_until_one_sequence_fails_alone():
     guilty, failed, epoch = everyone[2], [], 1
     while not failed:
         plan = core.plan(0.0)
-        if guilty in plan.members:
+        if guilty in plan.member_ids:
             epoch += 1
             failed = core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
             core.on_shards_ready(MODEL_INFO, epoch, 0.0)
@@ -444,10 +444,10 @@ def test_later_request_does_not_start_in_the_place_of_a_preempted_one():
     submit(core, prompt=32, output=60)
     old, young = submit(core, prompt=32, output=60, now=1.0), submit(core, prompt=1, output=1, now=2.0)
     plans = [core.plan(0.0), core.plan(0.0)]
-    while old in plans[-1].members_with_output:
+    while old in plans[-1].output_ids:
         complete_step(core, plans.pop(0))
         plans.append(core.plan(0.0))
-    assert young not in plans[-1].members
+    assert young not in plans[-1].member_ids
 
 
 def fail_step(core, epoch):
@@ -476,7 +476,7 @@ def test_suspended_suspect_does_not_block_other_requests():
     served = set()
     for _ in range(3):
         plan = core.plan(0.0)
-        served |= set(plan.members)
+        served |= set(plan.member_ids)
         complete_step(core, plan)
     assert served == set(others)
 
@@ -489,7 +489,7 @@ def test_suspect_without_its_adapter_does_not_block_other_requests():
     core.on_resource_loaded(ADAPTER, 0.0)
     lose_shards(core, 3)
     newcomer = submit(core, now=1.0)
-    assert core.plan(0.0).members == (newcomer,)
+    assert core.plan(0.0).member_ids == (newcomer,)
 
 
 def test_failed_resource_fails_its_running_requests():
@@ -506,4 +506,4 @@ def test_many_suspended_requests_do_not_hide_later_ones():
     for number in range(MAX_EXAMINED_SEQUENCES):
         core.suspend(submit(core, now=float(number)), 0.0)
     newcomer = submit(core, now=1000.0)
-    assert core.plan(0.0).members == (newcomer,)
+    assert core.plan(0.0).member_ids == (newcomer,)

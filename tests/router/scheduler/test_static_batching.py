@@ -33,7 +33,7 @@ def submit(core: Scheduler, prompt: int = 20, output: int = 3, now: float = 0.0,
 
 def complete_and_get_finished(core: Scheduler, plan: StepPlan, now: float) -> list[int]:
     """Answer the plan with a token for each sequence and return the finished ones."""
-    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.output_ids}
     events = core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, now)
     return [event.sequence_id for event in events if isinstance(event, SequenceFinished)]
 
@@ -81,7 +81,7 @@ def test_first_request_waits_for_others_during_the_window() -> None:
     assert (core.get_timeline(first).phase, core.wake_at) == (RequestPhase.STATIC_GROUP, 1.5)
     second = submit(core, now=1.4)
     assert core.plan(1.45) is None
-    core.expire(1.5)
+    core.on_timer(1.5)
     assert core.wake_at is None
     assert run_and_get_groups(core, 1.5) == [{first, second}]
 
@@ -134,7 +134,7 @@ def test_suspended_sequence_stays_in_its_group() -> None:
     plan = core.plan(0.2)
     assert plan is not None
     assert get_new_sequences(plan) == {first}
-    assert plan.members == (second, first)
+    assert plan.member_ids == (second, first)
     complete_and_get_finished(core, plan, 0.2)
     assert run_and_get_groups(core, 0.3, frozenset({first, second})) == [{first, second}, {late}]
 
@@ -184,7 +184,7 @@ def test_pooling_request_belongs_to_no_group() -> None:
     text = submit(core, output=0, now=0.1, kind=RequestKind.EMBED)
     plan = core.plan(0.1)
     assert plan is not None
-    assert plan.members == (text,)
+    assert plan.member_ids == (text,)
 
 
 def test_continuous_batching_does_not_scan_the_queue() -> None:

@@ -20,14 +20,14 @@ from router.scheduler.step_policies import StepDraft
 def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
     """Return a sequence of which a part of the prompt is computed."""
     return Sequence(Request(str(number), (1,) * prompt, 16), number, 0.0, num_initial_tokens=prompt,
-                    num_computed_tokens=num_computed)
+                    num_sent_tokens=num_computed)
 
 
 def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -> Sequence:
     """Return a sequence with one generated token, and with more in flight."""
     sequence = make_sequence(number, length - 1, length - 1 + num_steps_in_flight)
     sequence.append_tokens([7])
-    sequence.num_steps_in_flight = num_steps_in_flight
+    sequence.num_outputs_in_flight = num_steps_in_flight
     return sequence
 
 
@@ -44,7 +44,7 @@ def test_draft_without_a_step_has_a_number_and_no_load() -> None:
 def test_token_of_a_decode_counts_as_computed_and_in_flight() -> None:
     one = make_decoding(1, num_steps_in_flight=1)
     step = start_step(one)
-    assert (one.num_computed_tokens, one.num_steps_in_flight, one.length) == (21, 2, 20)
+    assert (one.num_sent_tokens, one.num_outputs_in_flight, one.length) == (21, 2, 20)
     assert step.members == step.members_with_output == (one,)
     assert step.chunk_writes == ()
 
@@ -52,14 +52,14 @@ def test_token_of_a_decode_counts_as_computed_and_in_flight() -> None:
 def test_chunk_in_the_middle_of_a_prompt_yields_no_token() -> None:
     one = make_sequence(1, prompt=40)
     step = start_step(chunks=[(one, 39)])
-    assert (one.num_computed_tokens, one.num_steps_in_flight) == (39, 0)
+    assert (one.num_sent_tokens, one.num_outputs_in_flight) == (39, 0)
     assert (step.members, step.members_with_output) == ((one,), ())
 
 
 def test_last_chunk_of_a_prompt_yields_a_token() -> None:
     one = make_sequence(1, prompt=40, num_computed=32)
     step = start_step(chunks=[(one, 8)])
-    assert (one.num_computed_tokens, one.num_steps_in_flight) == (40, 1)
+    assert (one.num_sent_tokens, one.num_outputs_in_flight) == (40, 1)
     assert step.members_with_output == (one,)
 
 
@@ -101,12 +101,12 @@ def test_sequences_advance_by_what_the_step_computes(decodes: list[tuple[int, in
     chunks = [(make_sequence(number, computed + length + left, computed), length)
               for number, (length, computed, left) in enumerate(prompts, len(decoding))]
     everyone = [*decoding, *(sequence for sequence, _ in chunks)]
-    before = [(sequence.num_computed_tokens, sequence.num_steps_in_flight) for sequence in everyone]
+    before = [(sequence.num_sent_tokens, sequence.num_outputs_in_flight) for sequence in everyone]
     step = start_step(*decoding, chunks=chunks)
-    advances = [sequence.num_computed_tokens - computed
+    advances = [sequence.num_sent_tokens - computed
                 for sequence, (computed, _) in zip(everyone, before, strict=True)]
     yielding = [sequence for sequence, (_, num_steps) in zip(everyone, before, strict=True)
-                if sequence.num_steps_in_flight == num_steps + 1]
+                if sequence.num_outputs_in_flight == num_steps + 1]
     assert advances == [1] * len(decoding) + [length for _, length in chunks]
     assert list(step.members_with_output) == yielding == [s for s in step.members if s.is_ready_to_decode]
     assert step.load is None or (step.load.rows, step.load.chunk_tokens) == (

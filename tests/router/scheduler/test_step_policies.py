@@ -27,7 +27,7 @@ def submit(core: Scheduler, prompt: int = 20, output: int = 3) -> int:
 def run_step(core: Scheduler) -> StepPlan:
     plan = core.plan(0.0)
     assert plan is not None
-    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.output_ids}
     core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
     return plan
 

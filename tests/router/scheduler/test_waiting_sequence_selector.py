@@ -31,7 +31,7 @@ def submit(core: Scheduler, prompt: int = 40, output: int = 8, now: float = 0.0,
 def run_step(core: Scheduler, now: float = 0.0) -> StepPlan:
     plan = core.plan(now)
     assert plan is not None
-    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((9,), (0.0,)) for number in plan.output_ids}
     core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, now)
     return plan
 

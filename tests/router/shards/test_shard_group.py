@@ -16,7 +16,7 @@ from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.shard_group import ShardGroup, is_hung
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import GRPC_OPTIONS
-from shard.rpc.step_stream import StepStream
+from shard.rpc.step_stream import StepStreamServer
 
 Code = grpc.StatusCode
 OUTCOME_FIELDS = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}
@@ -67,7 +67,8 @@ class ScriptedRank(grpc.GenericRpcHandler):
         return answer.SerializeToString()
 
     async def _serve_steps(self, messages, context):
-        line = StepStream(lambda message: asyncio.create_task(self._answer_step(message)), lambda outcome: outcome)
+        line = StepStreamServer(lambda message: asyncio.create_task(self._answer_step(message)),
+                                lambda outcome: outcome)
         await line.serve(messages, context)
 
     async def _answer_step(self, message):

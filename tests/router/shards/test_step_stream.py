@@ -11,7 +11,7 @@ from router.shards.step_stream import (
     STREAM_CLOSED,
     UNEXPECTED_OUTCOME,
     RpcFailure,
-    StepStream,
+    StepStreamClient,
 )
 from shard.pb import shard_pb2 as pb
 
@@ -50,7 +50,7 @@ def run_scenario(scenario, folder):
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"unix:{folder}/rank") as channel:
-                step_stream = StepStream(channel)
+                step_stream = StepStreamClient(channel)
                 await scenario(step_stream, rank)
                 await step_stream.close()
         finally:

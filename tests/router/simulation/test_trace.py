@@ -21,7 +21,7 @@ from router.simulation.trace import WorkloadTrace, read_trace
 
 def run_step(core, now, ending=()):
     plan = core.plan(now)
-    rows = {number: StepResultRow((9 if number in ending else 7,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((9 if number in ending else 7,), (0.0,)) for number in plan.output_ids}
     core.complete_step(plan.last_message_number, StepResult(1, 0.01, rows, {}), {}, now + 0.02)
 
 

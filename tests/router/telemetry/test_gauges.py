@@ -29,7 +29,7 @@ def make_scheduler(*prompt_lengths: int) -> Scheduler:
 def run_step(core: Scheduler) -> None:
     plan = core.plan(0.0)
     assert plan is not None
-    rows = {number: StepResultRow((7,), (0.0,)) for number in plan.members_with_output}
+    rows = {number: StepResultRow((7,), (0.0,)) for number in plan.output_ids}
     core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
 
 
@@ -89,7 +89,7 @@ def test_adapters_are_counted_by_state_and_named_by_their_requests() -> None:
     for number, name in ((1, "b"), (1, "a"), (2, "c"), (2, "")):
         core.submit(Request(str(number), (1,), 8, adapter=LoadableResource("adapter", number, 100), adapter_name=name),
                     0.0)
-    core.expire(0.0)
+    core.on_timer(0.0)
     core.on_resource_loaded(LoadableResource("adapter", 1, 100), 0.0)
     run_step(core)
     assert gauges.adapter_gauges(core, 5.0) == {

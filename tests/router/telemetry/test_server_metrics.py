@@ -56,7 +56,7 @@ class MetricsHarness:
         for index in range(count):
             self.core.submit(Request(str(index), (1, 2), 9), 0.0)
         plan = self.core.plan(0.0)
-        answer = StepResult(1, 0.01, {n: StepResultRow((7,), (0.0,)) for n in plan.members_with_output}, {})
+        answer = StepResult(1, 0.01, {n: StepResultRow((7,), (0.0,)) for n in plan.output_ids}, {})
         self.core.complete_step(plan.last_message_number, answer, {}, 0.0)
 
 
@@ -121,7 +121,7 @@ def test_inter_token_latency_is_observed_for_every_further_token():
 def test_prefix_cache_hits_are_counted_for_started_requests():
     harness = MetricsHarness()
     started, waiting = make_finished_timeline(), RequestTimeline(0.0)
-    started.num_cached_tokens = 48
+    started.num_prefix_hit_tokens = 48
     waiting.end(1.0)
     harness.requests.count_closed(1, RequestRecord("0", "", 50, 0.0, started))
     harness.requests.count_closed(2, RequestRecord("1", "", 70, 0.0, waiting))

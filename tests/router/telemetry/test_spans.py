@@ -36,7 +36,7 @@ def make_record(*phase_changes, ended_at=110.0, name="mine", **fields):
     for moment, cause in phase_changes[1:]:
         timeline.enter_phase(cause, moment)
     timeline.end(ended_at)
-    timeline.num_cached_tokens = 2
+    timeline.num_prefix_hit_tokens = 2
     return RequestRecord(name, "", 3, ARRIVED_AT, timeline,
                          **{"num_generated": 5, "finish_reason": FinishReason.END_TOKEN} | fields)
 

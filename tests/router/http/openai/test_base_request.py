@@ -48,8 +48,8 @@ def run_with_services(scenario: Callable[[Services], Awaitable[Any]], store: Fak
         registry = None if store is None else await make_preloaded_adapters(config, store)
         with closing(RequestValidator(config, MODEL_INFO, create_byte_tokenizer(),
                                       adapter_registry=registry)) as validator:
-            services: Any = Services(None, validator, config, ServedModel("looms/loom"), PumpFlusher())  # type: ignore[arg-type]
-            return await scenario(services)
+            no_engine: Any = None
+            return await scenario(Services(no_engine, validator, config, ServedModel("looms/loom"), PumpFlusher()))
     return asyncio.run(main())
 
 

@@ -141,7 +141,7 @@ def test_request_that_did_not_wait_has_no_wait_reason():
 
 def test_cached_tokens_come_from_the_timeline():
     timeline = make_finished_timeline()
-    timeline.num_cached_tokens = 48
+    timeline.num_prefix_hit_tokens = 48
     assert make_timing_headers(timeline)["x-cached-tokens"] == "48"
 
 

@@ -1,4 +1,4 @@
-"""Tests of router/engine/resource_loading.py."""
+"""Tests of router/engine/resource_controller.py."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metrics_page import parse_metrics
 
-from router.engine.resource_loading import ResourceController
+from router.engine.resource_controller import ResourceController
 from router.errors import NotReady
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request
@@ -88,7 +88,7 @@ class ControllerSetup:
 
     async def run_commands(self) -> None:
         """Send the loads and unloads that the scheduler decides on, and wait for the shards' results."""
-        self.scheduler.expire(0.0)
+        self.scheduler.on_timer(0.0)
         self.controller.send_resource_commands()
         while tasks := self.controller.loader._tasks:
             await asyncio.wait(tasks)
@@ -170,7 +170,7 @@ def test_request_may_start_once_its_adapter_is_loaded() -> None:
         await setup.run_commands()
         plan = setup.scheduler.plan(0.0)
         assert plan is not None
-        assert plan.members == (sequence_id,)
+        assert plan.member_ids == (sequence_id,)
     run_scenario(scenario)
 
 
@@ -207,7 +207,7 @@ def test_caller_waits_for_a_load_behind_the_unload_under_way() -> None:
         adapter = setup.make_adapter()
         await setup.load(adapter)
         setup.controller.request_unload(adapter)
-        setup.scheduler.expire(0.0)  # decides on the unload
+        setup.scheduler.on_timer(0.0)  # decides on the unload
         [task] = await setup.start_loading(adapter)
         await setup.run_commands()
         assert not task.done()
@@ -240,7 +240,7 @@ def test_caller_that_revokes_an_unload_waits_for_no_load() -> None:
 def test_loss_of_the_shards_only_delays_a_load(loss: ShardLossReason) -> None:
     async def scenario(setup: ControllerSetup) -> None:
         [task] = await setup.start_loading(setup.make_adapter())
-        setup.scheduler.expire(0.0)  # decides on the load
+        setup.scheduler.on_timer(0.0)  # decides on the load
         await setup.replace_shards(loss, 2)
         assert (task.done(), setup.shards.calls) == (False, [])
         await setup.run_commands()
