@@ -24,7 +24,7 @@ from benchmarks.harness.results import format_json_line, report_results, save_re
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import MaxDecodeSize
-from shard.state.transaction import Step
+from shard.state.step import Step
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 # share of matmuls by batch size, for qwen2.5-0.5b at context 256

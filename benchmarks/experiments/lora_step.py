@@ -29,7 +29,7 @@ from benchmarks.harness.random_inputs import measure_seconds
 from benchmarks.harness.results import report_results
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import MaxDecodeSize
-from shard.state.transaction import Step
+from shard.state.step import Step
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 # Highest cost in percent of the throughput, by number of adapters: 16 streams, rank 16, shape qwen2.5-0.5b.

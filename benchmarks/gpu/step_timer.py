@@ -10,7 +10,7 @@ from time import perf_counter
 from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, num_blocks_for, synchronize_gpu
 from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 from shard.workers.load_decoder import LoadedDecoder
 
 NUM_TIMED_STEPS = 50  # decode steps that are timed together

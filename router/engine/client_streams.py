@@ -1,4 +1,4 @@
-"""Streams of the unfinished requests, by sequence id.
+"""Output builders of the unfinished requests, each with its stream, by sequence id.
 
 Passes the scheduler's events and the shards' answers to the clients' streams, and what clients do (leave, stop
 reading) to the scheduler.
@@ -39,7 +39,7 @@ now = time.monotonic
 
 
 class ClientStreams:
-    """Output builder and stream of every unfinished request, by sequence id."""
+    """Output builders of the unfinished requests, each with its stream, by sequence id."""
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, scheduler: Scheduler,
                  wake_engine: Callable[[], None], *, metrics: ServerMetrics) -> None:
@@ -49,7 +49,7 @@ class ClientStreams:
         self._scheduler = scheduler
         self._wake_engine = wake_engine
         self._metrics = metrics
-        self.request_log = RequestRecordStore()
+        self.request_records = RequestRecordStore()
         self._builders: dict[int, OutputBuilder] = {}
         self._slow_client_timers: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
         self._all_finished = asyncio.Event()
@@ -74,7 +74,7 @@ class ClientStreams:
                                traceparent=traceparent,
                                adapter_name=None if request.adapter is None else request.adapter_name)
         self._builders[sequence_id] = OutputBuilder(request, stream, self._tokenizer, record)
-        self.request_log.add_unfinished(record)
+        self.request_records.add_unfinished(record)
         self._all_finished.clear()
         self._metrics.requests.count_accepted(request)
         return stream
@@ -90,28 +90,31 @@ class ClientStreams:
         builder = self._builders.get(sequence_id)
         return "" if builder is None else builder.record.traceparent
 
-    # -- from the shards and the core
+    # -- from the shards and the scheduler
 
     def receive_result(self, result: StepResult) -> dict[int, int]:
-        """Detokenise an answer. Returns, for each sequence that reached a stop string, how many of its tokens count."""
+        """Detokenise rows, deliver prompt logprobs, keep pooling outputs; return `stop_token_counts`.
+
+        These map each sequence that reached a stop string to the number of the row's tokens that count.
+        """
         for logprobs in result.prompt_logprobs:
             if (builder := self._builders.get(logprobs.sequence_id)) is not None:
                 builder.deliver_prompt_logprobs(logprobs)
         for sequence_id, output in result.pooling_outputs.items():
             if (builder := self._builders.get(sequence_id)) is not None:
                 builder.set_pooling_output(output)
-        stopped = {}
+        stop_token_counts = {}
         builders = self._builders
         for sequence_id, row in result.rows.items():
             if (builder := builders.get(sequence_id)) is not None:
                 try:
-                    stop = builder.detokenize_row(row)
+                    num_tokens = builder.detokenize_row(row)
                 except Exception:  # an error in the text of one request must fail only that request
                     self._fail_undecodable(sequence_id)
                     continue
-                if stop is not None:
-                    stopped[sequence_id] = stop
-        return stopped
+                if num_tokens is not None:
+                    stop_token_counts[sequence_id] = num_tokens
+        return stop_token_counts
 
     def _fail_undecodable(self, sequence_id: int) -> None:
         logger.exception("the text of a request could not be made")
@@ -147,8 +150,8 @@ class ClientStreams:
 
     def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
         delivered_at = now()
-        for sequence_id in self._metrics.requests.observe_token_delivery(token_counts.keys(), self._builders,
-                                                                             delivered_at):
+        first_token_ids = self._metrics.requests.record_delivery(token_counts.keys(), self._builders, delivered_at)
+        for sequence_id in first_token_ids:
             if (builder := self._builders.get(sequence_id)) is not None:
                 self._metrics.requests.observe_first_token(builder.record, delivered_at)
         self._metrics.steps.count_generated_tokens(token_counts)
@@ -190,7 +193,7 @@ class ClientStreams:
 
     def _close_request(self, sequence_id: int) -> None:
         if (builder := self._builders.pop(sequence_id, None)) is not None:
-            self.request_log.move_to_finished(builder.record, now())
+            self.request_records.move_to_finished(builder.record, now())
             self._metrics.requests.count_closed(sequence_id, builder.record)
         if (timer := self._slow_client_timers.pop(sequence_id, None)) is not None:
             timer.cancel()

@@ -20,12 +20,14 @@ from router.engine.plans_in_flight import PlansInFlight, SentPlan
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
+from router.model_info import ModelInfo
 from router.recording.folder import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepPlan, StepResult
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
 from router.shards.answer_decoding import (
     InvalidShardAnswer,
@@ -44,8 +46,10 @@ from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
 
 MIN_STEP_TIMEOUT_SECONDS = 30.0
+STEP_TIMEOUT_FACTOR = 10.0  # how many times its predicted duration a step may take
 RECONNECT_DELAY = 0.1  # seconds before the next attempt to connect to the shards
-MAX_DEFECTS, DEFECT_WINDOW_SECONDS = 3, 60.0
+MAX_DEFECTS = 3  # so many within DEFECT_WINDOW_SECONDS, and the shards are replaced
+DEFECT_WINDOW_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 now = time.monotonic
@@ -53,6 +57,13 @@ now = time.monotonic
 
 class Engine:
     """Main loop around the scheduler, with the interface that the HTTP layer uses."""
+
+    # Set by `start`.
+    model_info: ModelInfo
+    server_metrics: ServerMetrics
+    _scheduler: Scheduler
+    _client_streams: ClientStreams
+    _loop_task: "asyncio.Task[None]"
 
     def __init__(self, config: RouterConfig, shards: ShardGroup, tokenizer: Tokenizer,
                  on_restart_needed: Callable[[str], None] = logger.error,
@@ -65,7 +76,7 @@ class Engine:
         self.has_shards = False
         self.health = Health()
         self._wake_event = asyncio.Event()
-        self.resource_controller = ResourceController(shards, self._dispatch_new_events, self._wake_event.set)
+        self.resource_controller = ResourceController(shards, self._queue_and_flush, self._wake_event.set)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_restart_needed = on_restart_needed
@@ -74,7 +85,7 @@ class Engine:
         shards.on_disconnect = self._wake_event.set
         self._epoch = 0
         self._defect_times: deque[float] = deque(maxlen=MAX_DEFECTS)
-        self._undispatched_events: list[SchedulerEvent] = []  # not dispatched to clients yet
+        self._queued_events: list[SchedulerEvent] = []  # not dispatched to clients yet
         self._wake_timer = MovableTimer(self._on_timer)
 
     # -- for the HTTP layer
@@ -112,7 +123,7 @@ class Engine:
         """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
         self._loop_task.cancel()
         await asyncio.gather(self._loop_task, return_exceptions=True)
-        self._dispatch_events()  # events that are still queued may finish requests, which then must not fail
+        self._flush_events()  # events that are still queued may finish requests, which then must not fail
         self._wake_timer.cancel()
         self._plans_in_flight.cancel_all()
         await self.resource_controller.loader.close()
@@ -137,7 +148,7 @@ class Engine:
         except Exception:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
-        self._client_streams.dispatch_events(events[1:])
+        self._client_streams.dispatch_events(events[1:])  # directly: a new sequence has no queued events
         self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
         return stream
@@ -152,11 +163,11 @@ class Engine:
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
         """Return the record of an unfinished or recently finished request."""
-        return self._client_streams.request_log.get(request_id)
+        return self._client_streams.request_records.get(request_id)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
         """Return whether a new request of this tenant may have this id."""
-        return self._client_streams.request_log.can_use_request_id(request_id, tenant)
+        return self._client_streams.request_records.can_use_request_id(request_id, tenant)
 
     def write_recording(self, reason: str, *, is_requested: bool = True) -> None:
         """Write the scheduler's last minutes to a file, if they are recorded.
@@ -194,11 +205,12 @@ class Engine:
         self._send_plans()
         while True:
             while self._plans_in_flight.has_answer:
-                self._undispatched_events += self._receive_answer(self._plans_in_flight.oldest)
+                self._queued_events += self._receive_answer(self._plans_in_flight.oldest)
                 self._send_plans()
-                # Send the next messages before this answer's tokens are rendered, so that the shards do not idle.
+                # `_send_plans` only queued the messages. Yield once, so that the streams' writer tasks send them before
+                # this answer's tokens are rendered: the shards do not idle meanwhile.
                 await asyncio.sleep(0)
-                self._dispatch_events()
+                self._flush_events()
             if self._shards.is_disconnected and not self._plans_in_flight:
                 raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
             await self._wake_event.wait()
@@ -211,19 +223,20 @@ class Engine:
         self.resource_controller.send_resource_commands()
         self._wake_timer.set_deadline(self._scheduler.wake_at)
 
-    def _dispatch_events(self) -> None:
-        events, self._undispatched_events = self._undispatched_events, []
+    def _flush_events(self) -> None:
+        """Dispatch the queued events to the clients' streams."""
+        events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
         self._wake_timer.set_deadline(self._scheduler.wake_at)
 
     def _on_timer(self) -> None:
         """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
-        self._dispatch_new_events(self._scheduler.on_timer(now()))
+        self._queue_and_flush(self._scheduler.on_timer(now()))
 
-    def _dispatch_new_events(self, events: list[SchedulerEvent]) -> None:
-        """Dispatch events that do not come from an answer, after the events that are already queued."""
-        self._undispatched_events += events
-        self._dispatch_events()
+    def _queue_and_flush(self, events: list[SchedulerEvent]) -> None:
+        """Queue events that do not come from an answer, and dispatch them after those that are queued already."""
+        self._queued_events += events
+        self._flush_events()
         self._wake_event.set()
 
     def _send_plan(self, plan: StepPlan) -> None:
@@ -234,13 +247,16 @@ class Engine:
         self.server_metrics.steps.count_sent(plan)
 
     def _receive_answer(self, sent_plan: SentPlan) -> list[SchedulerEvent]:
-        result, answered_at = self._decode_answer(sent_plan.answer.result(), sent_plan.plan), now()
+        result = self._decode_answer(sent_plan.answer.result(), sent_plan.plan)
+        answered_at = now()
         self._plans_in_flight.drop_oldest()
         round_trip_seconds = self.health.watchdog.finish_oldest_step(answered_at)
-        stopped, detokenized_at = self._client_streams.receive_result(result), now()
+        stop_token_counts = self._client_streams.receive_result(result)
+        detokenized_at = now()
         self.server_metrics.steps.observe_result(sent_plan.plan, result, round_trip_seconds,
                                                  detokenized_at - answered_at)
-        return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stopped, detokenized_at)
+        return self._scheduler.complete_step(sent_plan.plan.last_message_number, result, stop_token_counts,
+                                             detokenized_at)
 
     def _decode_answer(self, message: Any, plan: StepPlan) -> StepResult:
         try:
@@ -266,15 +282,15 @@ class Engine:
 
     # -- shards
 
-    async def _connect_shards(self, *expected_losses: ShardLossReason) -> bool:
+    async def _connect_shards(self, *expected_loss_reasons: ShardLossReason) -> bool:
         """Try to connect to the shards and begin an epoch; return whether that succeeded.
 
-        A loss that is not among `expected_losses` is raised.
+        A loss that is not among `expected_loss_reasons` is raised.
         """
         try:
             handshake = await perform_handshake(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
-            if lost.loss_reason not in expected_losses:
+            if lost.loss_reason not in expected_loss_reasons:
                 raise
             logger.warning("the shards are not there: %s", lost)
             self._restart_shards_if_needed(lost)
@@ -291,15 +307,16 @@ class Engine:
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
-        self._undispatched_events += self._scheduler.on_shards_lost(now(), lost.loss_reason)
+        self._queued_events += self._scheduler.on_shards_lost(now(), lost.loss_reason)
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
-        self._dispatch_events()
+        self._flush_events()
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
         await self._plans_in_flight.wait_and_clear()
         while not await self._connect_shards(*ShardLossReason):
             pass
+        # Directly: `_flush_events` has left no queued events, and without shards there are no answers.
         self._client_streams.dispatch_events(self._scheduler.on_shards_ready(self.model_info, self._epoch, now()))
         self.resource_controller.wake_load_waiters()
         logger.info("the shards are back, epoch %d", self._epoch)
@@ -316,5 +333,6 @@ class Engine:
             self._on_restart_needed(str(lost))
 
     def _step_timeout(self, plan: StepPlan) -> float:
-        configured = self.config.step_timeout
-        return max(MIN_STEP_TIMEOUT_SECONDS, 10.0 * plan.predicted_seconds) if configured is None else configured
+        if self.config.step_timeout is not None:
+            return self.config.step_timeout
+        return max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)

@@ -5,10 +5,12 @@ While steps are in flight one of them must end within ten times the duration of 
 
 from collections import deque
 
-MIN_STEP_LIMIT_SECONDS = 5.0  # seconds that a step may always take
-SLOW_STEP_FACTOR = 10.0
-NUM_RECENT_STEPS = 512  # recent steps; SLOW_STEP_FACTOR applies to the 99th percentile of their durations
-STARTING_REASON, SHUTDOWN_REASON = "the server is starting", "the server is shutting down"
+MIN_STEP_LIMIT_SECONDS = 5.0
+NUM_RECENT_STEPS = 512
+SLOW_STEP_QUANTILE = 0.99  # of the durations of recent steps
+SLOW_STEP_FACTOR = 10.0  # how many times as long as that quantile, or as predicted, a step may take
+STARTING_REASON = "the server is starting"
+SHUTDOWN_REASON = "the server is shutting down"
 
 
 class StepWatchdog:
@@ -36,7 +38,6 @@ class StepWatchdog:
         return seconds
 
     def clear_steps(self) -> None:
-        """Remove all steps."""
         self._predicted_durations.clear()
 
     @property
@@ -46,7 +47,7 @@ class StepWatchdog:
         The prediction for the oldest step counts like a recent duration: a long prompt may take longer than any recent
         step.
         """
-        slowest = (sorted(self._recent_durations)[int(0.99 * (len(self._recent_durations) - 1))]
+        slowest = (sorted(self._recent_durations)[int(SLOW_STEP_QUANTILE * (len(self._recent_durations) - 1))]
                    if self._recent_durations else 0.0)
         predicted = self._predicted_durations[0] if self._predicted_durations else 0.0
         return max(MIN_STEP_LIMIT_SECONDS, SLOW_STEP_FACTOR * slowest, SLOW_STEP_FACTOR * predicted)

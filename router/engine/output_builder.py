@@ -1,7 +1,7 @@
 """Output of one request: detokenises its tokens, finds stop strings, and puts events into the client's stream.
 
-A row of an answer is first read, so that the scheduler learns of stop strings, and delivered after the scheduler has
-decided how many of its tokens count.
+A row of an answer is first detokenised, so that the scheduler learns of stop strings, and delivered after the
+scheduler has decided how many of its tokens count.
 """
 
 from collections.abc import Sequence as GenericSequence
@@ -26,10 +26,10 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.create_detokenizer(request.prompt)
         self._stop_strings = StopStringMatcher(request.stop_strings) if request.stop_strings else None
-        self._num_prompt_logprobs = 1  # the first token has none
+        self._next_prompt_logprob_index = 1  # the first token has none
         self._special_tokens = tokenizer.special_tokens
-        self._row_events: list[TokenEvent] = []  # events of the row that was read last
-        self._text_pieces: list[str] = []  # pieces of all tokens read, without special tokens
+        self._row_events: list[TokenEvent] = []  # events of the row that was detokenised last
+        self._text_pieces: list[str] = []  # pieces of all detokenised tokens, without special tokens
         self._text_end: int | None = None  # index in the whole text at which a stop string ended
         self._pooling_output: PoolingOutput | None = None  # result of an embedding or classification request
 
@@ -53,7 +53,7 @@ class OutputBuilder:
         self._pooling_output = output
 
     def deliver_row(self) -> None:
-        """Deliver the row that was read last.
+        """Deliver the row that was detokenised last.
 
         All of its events count: `detokenize_row` and the scheduler cut a row by the same rule, `find_finish_point`.
         """
@@ -69,11 +69,11 @@ class OutputBuilder:
 
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
-        num_delivered = self._num_prompt_logprobs
-        new_logprobs = tuple(logprobs.logprobs[max(0, num_delivered - logprobs.start):])
+        start = self._next_prompt_logprob_index
+        new_logprobs = tuple(logprobs.logprobs[max(0, start - logprobs.start):])
         if new_logprobs:
-            self.stream.put(PromptLogprobsEvent(num_delivered, new_logprobs))
-            self._num_prompt_logprobs += len(new_logprobs)
+            self.stream.put(PromptLogprobsEvent(start, new_logprobs))
+            self._next_prompt_logprob_index += len(new_logprobs)
 
     def finish(self, reason: FinishReason) -> None:
         if self._pooling_output is not None:

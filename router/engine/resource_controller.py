@@ -16,19 +16,23 @@ from router.scheduler.scheduler import Scheduler
 from router.shards.resource_loader import LoadCallbacks, ResourceLoader, ResourceRpcClient
 from router.telemetry.server_metrics import ServerMetrics
 
+UNLOADED_WHILE_WAITING = "it was unloaded while this request waited for it"
 now = time.monotonic
 
 
 class ResourceController:
     """Loads and unloads adapters and grammars on the shards: passes the scheduler's commands to the shards, and the
     results to the scheduler, the metrics and waiting callers.
+
+    What to load and unload is decided by the scheduler's LoadableResourceCache; ResourceLoader sends it; callers wait
+    in ResourceLoadWaiters.
     """
 
-    def __init__(self, shard_loader: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
+    def __init__(self, shards: ResourceRpcClient, on_events: Callable[[list[SchedulerEvent]], None],
                  wake_engine: Callable[[], None]) -> None:
         """`on_events` is called with the scheduler's events, `wake_engine` when there may be something to send."""
-        self.loader = ResourceLoader(shard_loader, LoadCallbacks(self._on_loaded, self._on_load_failed,
-                                                                 self._on_unloaded, self._on_load_finished))
+        self.loader = ResourceLoader(shards, LoadCallbacks(self._on_loaded, self._on_load_failed,
+                                                           self._on_unloaded, self._on_load_timed))
         self._on_events = on_events
         self._wake_engine = wake_engine
         self._load_waiters = ResourceLoadWaiters()
@@ -43,7 +47,7 @@ class ResourceController:
     async def load(self, resource: LoadableResource) -> str:
         """Load a resource although no request needs it; return why that is not possible, or an empty string.
 
-        A loss of the shards only delays the load. Raises NotReady if the server stops.
+        A loss of the shards only delays the load, an unload ends the wait. Raises NotReady if the server stops.
         """
         if self._stop_reason:
             raise NotReady(self._stop_reason)
@@ -54,8 +58,9 @@ class ResourceController:
         return "" if self._scheduler.is_resource_available(resource) else await self._load_waiters.wait_for(resource)
 
     def request_unload(self, resource: LoadableResource) -> None:
-        """Unload a resource as soon as no unfinished request needs it."""
+        """Unload a resource as soon as no unfinished request needs it; callers that wait for its load hear of it."""
         self._scheduler.request_unload(resource, now())
+        self.wake_load_waiters()
         self._wake_engine()
 
     @property
@@ -71,13 +76,17 @@ class ResourceController:
         self.wake_load_waiters()
 
     def wake_load_waiters(self) -> None:
-        """Wake callers whose adapter became available without a load (its unload was revoked), or no longer fits."""
+        """Wake callers whose adapter became available without a load (its unload was revoked), no longer fits, or was
+        unloaded while they waited, which drops their request for a load.
+        """
         for resource in self._load_waiters.awaited_resources:
             if self._scheduler.is_resource_available(resource):
                 self._load_waiters.resolve(resource)
             elif reason := self._scheduler.why_resource_never_fits(resource):
                 self._scheduler.request_unload(resource, now())
                 self._load_waiters.resolve(resource, reason)
+            elif not self._scheduler.is_load_requested(resource):
+                self._load_waiters.resolve(resource, UNLOADED_WHILE_WAITING)
 
     def fail_waiters(self, reason: str) -> None:
         self._stop_reason = reason
@@ -98,6 +107,6 @@ class ResourceController:
         if resource.kind == ADAPTER and self._adapter_metrics is not None:
             self._adapter_metrics.num_unloads.add()
 
-    def _on_load_finished(self, resource: LoadableResource, seconds: float, reason: str) -> None:
+    def _on_load_timed(self, resource: LoadableResource, seconds: float, reason: str) -> None:
         if resource.kind == ADAPTER and self._adapter_metrics is not None:
             self._adapter_metrics.observe_load(seconds, reason)

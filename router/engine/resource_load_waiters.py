@@ -10,7 +10,11 @@ from router.request import LoadableResource
 
 
 class ResourceLoadWaiters:
-    """Futures of callers that wait until a resource is loaded on the shards, one per resource."""
+    """Futures of callers that wait until a resource is loaded on the shards, one per resource.
+
+    It neither decides on loads (LoadableResourceCache) nor sends them (ResourceLoader); ResourceController resolves
+    its futures.
+    """
 
     def __init__(self) -> None:
         self._futures: dict[LoadableResource, asyncio.Future[str | NotReady]] = {}

@@ -25,7 +25,7 @@ DecisionSummary = tuple[Any, ...]
 def summarize_plan(plan: StepPlan) -> DecisionSummary:
     """Return a plan's last message number, its digest, and three figures: decoding and new sequences, prompt tokens.
 
-    The digest covers all decisions: numbers, members, which of them yield tokens, and the messages by sequence numbers,
+    The digest covers all decisions: numbers, members, which of them yield tokens, and the messages by sequence ids,
     blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
     """
     # members that yield no token: unfinished prompts
@@ -62,8 +62,8 @@ def _grant_digest_fields(grant: BlockGrant) -> tuple[Any, ...]:
     return (grant.sequence_id, grant.blocks)
 
 
-def summarize_resource_commands(moves: GenericSequence[ResourceCommand]) -> DecisionSummary:
-    return tuple((type(move).__name__, move.resource.kind, move.resource.id) for move in moves)
+def summarize_resource_commands(commands: GenericSequence[ResourceCommand]) -> DecisionSummary:
+    return tuple((type(command).__name__, command.resource.kind, command.resource.id) for command in commands)
 
 
 def summarize_events(events: list[SchedulerEvent]) -> DecisionSummary:

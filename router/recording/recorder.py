@@ -162,11 +162,11 @@ class RecordingScheduler(Scheduler):
         return events
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:
-        moves = super().take_resource_commands(now)
-        if moves:
+        commands = super().take_resource_commands(now)
+        if commands:
             self._buffer.add_call("take_resource_commands", now, (),
-                                  decision_summary.summarize_resource_commands(moves))
-        return moves
+                                  decision_summary.summarize_resource_commands(commands))
+        return commands
 
     # -- steps
 
@@ -207,9 +207,9 @@ class RecordingScheduler(Scheduler):
         self._buffer.add_call("on_timer", now, (), decision_summary.summarize_events(events))
         return events
 
-    def on_shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
-        events = super().on_shards_lost(now, loss)
-        self._buffer.add_call("on_shards_lost", now, (loss.name,), decision_summary.summarize_events(events))
+    def on_shards_lost(self, now: float, loss_reason: ShardLossReason) -> list[SchedulerEvent]:
+        events = super().on_shards_lost(now, loss_reason)
+        self._buffer.add_call("on_shards_lost", now, (loss_reason.name,), decision_summary.summarize_events(events))
         return events
 
     def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:

@@ -179,10 +179,10 @@ def describe_outcome(outcome: tuple[Any, ...]) -> str:
 def replay_complete_call(scheduler: Scheduler, call: RecordedCall) -> list[SchedulerEvent]:
     order, epoch, seconds, *unusual = call.arguments
     lengths, ended, stopped, failed = unusual or ((), (), (), ())
-    tokens = {number: [PLACEHOLDER_TOKEN] * length for number, length in lengths}
+    tokens = {sequence_id: [PLACEHOLDER_TOKEN] * length for sequence_id, length in lengths}
     for sequence_id, index in ended:
         tokens.setdefault(sequence_id, [PLACEHOLDER_TOKEN])[index] = PLACEHOLDER_END_TOKEN
-    rows = OneTokenRows({number: StepResultRow(row, (0.0,) * len(row)) for number, row in tokens.items()})
+    rows = OneTokenRows({sequence_id: StepResultRow(row, (0.0,) * len(row)) for sequence_id, row in tokens.items()})
     return scheduler.complete_step(order, StepResult(epoch, seconds, rows, dict(failed)), dict(stopped),
                                    call.recorded_at)
 

@@ -19,7 +19,7 @@ DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicte
 
 
 class AdmissionControl:
-    """Checks of a new request against limits on numbers, tokens and the predicted wait."""
+    """Checks of a new request against limits on the number of requests, on tokens and on the predicted wait."""
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
                  wait_forecast: WaitForecast) -> None:
@@ -27,6 +27,7 @@ class AdmissionControl:
         self._queue = queue
         self._fair_shares = fair_shares
         self._wait_forecast = wait_forecast
+        self._running: RunningSequences  # set by `use_running_sequences`
         self.num_left_waiting = 0  # sequences that the last step left waiting
 
     def predict_wait(self, tenant: Tenant) -> float:
@@ -37,7 +38,7 @@ class AdmissionControl:
         """Return the predicted wait without bias correction, as the forecast learns from it."""
         if not self.num_left_waiting:
             return 0.0
-        own_sequences = self._queue.get_unblocked_sequences(tenant.name)
+        own_sequences = self._queue.get_sequences_not_set_aside(tenant.name)
         if len(own_sequences) == len(self._queue) - self._queue.num_set_aside and not self._fair_shares.has_competition:
             return self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running)
         if not own_sequences and self._running.is_below_fair_share(tenant):
@@ -46,7 +47,7 @@ class AdmissionControl:
 
     def _predict_wait_with_sharing(self, tenant: Tenant, own_sequences: GenericSequence[Sequence]) -> float:
         """Return the tenant's wait if the requests of others get no more than their share before its own."""
-        other_weights = (self._queue.get_unblocked_sequences(name)[0].request.tenant.weight
+        other_weights = (self._queue.get_sequences_not_set_aside(name)[0].request.tenant.weight
                          for name in self._queue.tenants if name != tenant.name)
         wait_alone = self._wait_forecast.estimate_raw_wait(own_sequences, self._queue.tenant_demand(tenant.name),
                                                            self._running)
@@ -54,6 +55,7 @@ class AdmissionControl:
                    wait_alone * (sum(other_weights) + tenant.weight) / tenant.weight)
 
     def use_running_sequences(self, running: RunningSequences) -> None:
+        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
         self._running = running
 
     def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:
@@ -74,7 +76,7 @@ class AdmissionControl:
         tenant_limit = tenant.max_concurrent_requests
         if tenant_limit is not None and self._fair_shares.num_unfinished(tenant) >= tenant_limit:
             return RequestRejected(f"{tenant_limit} requests of {tenant.name} are in the house, "
-                                   f"{describe_limit('max_concurrent_requests', 'its')} is {tenant_limit}",
+                                   f"{describe_limit('max_concurrent_requests', is_tenant=True)} is {tenant_limit}",
                                    wait or DEFAULT_RETRY_SECONDS)
         return None
 
@@ -86,16 +88,18 @@ class AdmissionControl:
 
     def _find_demand_rejection(self, demand: QueueDemand, limits: SchedulerSettings | Tenant, owner_text: str,
                                request: Request, wait: float) -> RequestRejected | None:
-        limit, num_tokens = limits.max_queue_requests, demand.num_tokens + len(request.prompt)
-        num_waiting_for_room = 0 if self.num_left_waiting else self._settings.max_batch_size
-        if limit is not None and demand.num_sequences >= limit + num_waiting_for_room:
+        limit = limits.max_queue_requests
+        num_tokens = demand.num_tokens + len(request.prompt)
+        is_tenant = isinstance(limits, Tenant)
+        num_startable_at_once = 0 if self.num_left_waiting else self._settings.max_batch_size
+        if limit is not None and demand.num_sequences >= limit + num_startable_at_once:
             return RequestRejected(f"{demand.num_sequences} requests{owner_text} wait, "
-                                   f"{describe_limit('max_queue_requests', owner_text)} is {limit}",
+                                   f"{describe_limit('max_queue_requests', is_tenant=is_tenant)} is {limit}",
                                    estimate_drain_seconds(wait, demand.num_sequences, limit - 1))
         limit = limits.max_queue_tokens
         if limit is not None and self.num_left_waiting and num_tokens > limit:
             return RequestRejected(f"{num_tokens} prompt tokens{owner_text} would wait, "
-                                   f"{describe_limit('max_queue_tokens', owner_text)} is {limit}",
+                                   f"{describe_limit('max_queue_tokens', is_tenant=is_tenant)} is {limit}",
                                    estimate_drain_seconds(wait, num_tokens, limit))
         return None
 
@@ -115,5 +119,6 @@ def estimate_drain_seconds(wait: float, amount: int, target: int) -> float:
     return wait * (amount - target) / amount if wait else DEFAULT_RETRY_SECONDS
 
 
-def describe_limit(name: str, owner_text: str) -> str:
-    return f"its `{name}`" if owner_text else f"--{name.replace('_', '-')}"
+def describe_limit(name: str, *, is_tenant: bool) -> str:
+    """Return the name of a limit: the key in a tenant's settings, or the flag."""
+    return f"its `{name}`" if is_tenant else f"--{name.replace('_', '-')}"

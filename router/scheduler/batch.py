@@ -1,4 +1,4 @@
-"""Batch of sequences that step together, with the same number in router and shards."""
+"""Batch of sequences that step together, with the same id in router and shards."""
 
 from collections.abc import Iterator
 

@@ -69,7 +69,7 @@ class CostModel:
         self._covariance = [[MAX_MULTIPLIER_VARIANCE if i == j else 0.0 for j in range(4)] for i in range(4)]
         self._ratios = PredictionRatios()
         self._streak: list[ObservedStep] = []  # the latest steps, if all were off in the same direction
-        self._streak_direction = 0  # 1 where steps took longer than predicted, -1 where shorter
+        self._streak_sign = 0  # 1 where steps took longer than predicted, -1 where shorter
         self._coefficients_before_streak = coefficients  # the coefficients when the streak began
 
     @classmethod
@@ -107,10 +107,10 @@ class CostModel:
         if not self._streak:
             self._coefficients_before_streak = self._coefficients
         ratio = seconds / predict_seconds(self._coefficients_before_streak, load)
-        direction = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
-        if direction != self._streak_direction:
-            self._streak, self._streak_direction, self._coefficients_before_streak = [], direction, self._coefficients
-        if direction:
+        sign = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
+        if sign != self._streak_sign:
+            self._streak, self._streak_sign, self._coefficients_before_streak = [], sign, self._coefficients
+        if sign:
             self._streak.append((load, seconds))
 
     def _update_coefficients(self, load: StepLoad, seconds: float) -> None:
@@ -119,18 +119,18 @@ class CostModel:
         ratio = seconds / predicted
         error = min(max(ratio, 1.0 / RATIO_CLIP), RATIO_CLIP) - 1.0
         s0, s1, s2, s3 = (c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True))
-        direction = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
-        d0, d1, d2, d3 = direction
-        prediction_variance = d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3  # variance of the prediction
+        covariance_times_shares = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
+        v0, v1, v2, v3 = covariance_times_shares
+        prediction_variance = v0 * s0 + v1 * s1 + v2 * s2 + v3 * s3  # variance of the prediction
         if prediction_variance <= RATIO_NOISE_VARIANCE:
             self._ratios.add(ratio)  # such steps have been learned, so the remaining error is noise
-        gains = [d / (RATIO_NOISE_VARIANCE + prediction_variance) for d in direction]
+        gains = [term / (RATIO_NOISE_VARIANCE + prediction_variance) for term in covariance_times_shares]
         a, b, c, d = (max(value * (1.0 + g * error), least)
                       for value, g, least in zip(self._coefficients, gains, self._min_coefficients, strict=True))
         self._coefficients = (a, b, c, d)
         if 1.0 / RATIO_CLIP < ratio < RATIO_CLIP:  # a clipped error does not make the coefficients more certain
             self._covariance = [
-                [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
+                [p0 - g * v0, p1 - g * v1, p2 - g * v2, p3 - g * v3]
                 for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
         for i, row in enumerate(self._covariance):
             row[i] = min(row[i] + VARIANCE_GROWTH_PER_STEP, MAX_MULTIPLIER_VARIANCE)

@@ -1,4 +1,4 @@
-"""Events that the scheduler returns to the engine from each call. Sequences are identified by number."""
+"""Events that the scheduler returns to the engine from each call. Sequences are identified by their ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from router.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestAccepted:
-    """Acceptance of a request, as the sequence with this number."""
+    """Acceptance of a request, as the sequence with this id."""
 
     sequence_id: int
 

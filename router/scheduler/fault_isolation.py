@@ -34,12 +34,13 @@ class FaultIsolation:
     def __bool__(self) -> bool:
         return bool(self._suspect_sets)
 
-    def current_suspects(self, is_blocked: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
+    def current_suspects(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.
 
-        A set of which all members are stuck is skipped.
+        A set of which no member may start (`is_unstartable`) is skipped.
         """
-        return next((suspects for suspects in self._suspect_sets if not all(map(is_blocked, suspects.values()))), None)
+        return next((suspects for suspects in self._suspect_sets
+                     if not all(map(is_unstartable, suspects.values()))), None)
 
     def remove_suspect(self, sequence: Sequence) -> None:
         """Remove one sequence from all sets: it has ended, or will be put into a new set."""
@@ -75,16 +76,16 @@ class FaultIsolation:
                 self.remove_suspect(suspect)
         self._suspect_sets = new_sets + self._suspect_sets
 
-    def assign_blame(self, loss: ShardLossReason,
+    def assign_blame(self, loss_reason: ShardLossReason,
                      steps: GenericSequence[GenericSequence[Sequence]]) -> list[tuple[Sequence, str]]:
         """Return the sequences that must fail for this loss, each with the reason; isolate other suspects.
 
         `steps` are the sequences of each step in flight, the oldest step first.
         """
-        if loss is ShardLossReason.DEATH:
+        if loss_reason is ShardLossReason.DEATH:
             return self._record_shard_death({s.id: s for step in steps for s in step
                                              if s.state is not SequenceState.FINISHED}.values())
-        if loss is ShardLossReason.STEP_ERROR and steps:
+        if loss_reason is ShardLossReason.STEP_ERROR and steps:
             unfinished = [sequence for sequence in steps[0] if sequence.state is not SequenceState.FINISHED]
             culprit = self.bisect_suspects(unfinished, ran_alone=len(steps[0]) == 1)
             return [(culprit, "the step failed with this request alone")] if culprit is not None else []

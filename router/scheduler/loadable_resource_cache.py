@@ -1,10 +1,10 @@
 """Cache of adapters and grammars loaded on the shards: decides what to load and what to evict.
 
-Adapters are limited in number and in bytes; grammars always fit. Loads are FIFO by first demand (with several tenants,
-those of the tenant that has received least go first), so each awaited resource gets its turn. To make room, adapters
-that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an adapter takes
-no new requests and is unloaded when the last running one that uses it ends. A dropped resource is unloaded as soon as
-no request needs it, even if its room is not needed.
+Adapters are limited in number (slots) and in bytes; grammars always fit. Loads are FIFO by first demand (with several
+tenants, those of the tenant that has received least go first), so each awaited resource gets its turn. To make room,
+adapters that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an
+adapter drains, which means that it takes no new requests and is unloaded when the last running one that uses it ends. A
+resource whose unload was requested is unloaded as soon as no request needs it, even if no other needs its slot.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,6 @@ from enum import Enum, auto
 from router.request import ADAPTER, GRAMMAR, LoadableResource
 from router.scheduler.fairness import FairShares
 from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.waiting_queue import WaitingQueue
@@ -61,7 +60,10 @@ class AdapterStatus:
 
 
 class LoadableResourceCache:
-    """State of each resource on the shards, and the loads and unloads to be done."""
+    """State of each resource on the shards, and the loads and unloads to be done.
+
+    It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
+    """
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
                  available: set[LoadableResource]) -> None:
@@ -73,12 +75,12 @@ class LoadableResourceCache:
         self._available = available
         self._cached: dict[LoadableResource, CachedResource] = {}
         self._num_users: dict[LoadableResource, int] = {}  # number of unfinished sequences that need it, if not 0
-        # Present but needed by no sequence, least recently used first.
+        # Available but needed by no sequence, least recently used first.
         self._idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = {
             kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._draining: dict[LoadableResource, None] = {}  # in the order in which they were closed
+        self._draining: dict[LoadableResource, None] = {}  # in the order in which draining began
         # to be unloaded once no unfinished sequence needs them
-        self._unload_requests: dict[LoadableResource, None] = {}
+        self._requested_unloads: dict[LoadableResource, None] = {}
         self._max_adapter_bytes = 0
         self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
@@ -92,7 +94,7 @@ class LoadableResourceCache:
     def add_sequence(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
             self._num_users[resource] = self._num_users.get(resource, 0) + 1
-            self._unload_requests.pop(resource, None)
+            self._requested_unloads.pop(resource, None)
             self._idle_by_kind[resource.kind].pop(resource, None)
 
     def mark_used(self, sequence: Sequence) -> None:
@@ -107,11 +109,11 @@ class LoadableResourceCache:
                 if resource in self._available:
                     self._idle_by_kind[resource.kind][resource] = None
                 elif resource not in self._cached:
-                    self._unload_requests.pop(resource, None)
+                    self._requested_unloads.pop(resource, None)
 
     def request_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
-        self._unload_requests.pop(resource, None)
+        self._requested_unloads.pop(resource, None)
         if resource not in self._available:
             self._queue.request_load(resource)
 
@@ -122,12 +124,12 @@ class LoadableResourceCache:
         """
         self._queue.cancel_load_request(resource)
         if not resource.is_pinned and (resource in self._cached or resource in self._num_users):
-            self._unload_requests[resource] = None
+            self._requested_unloads[resource] = None
 
     @property
     def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
         """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
-        states = {resource: STATUS_BY_STATE[resident.state] for resource, resident in self._cached.items()}
+        states = {resource: STATUS_BY_STATE[cached.state] for resource, cached in self._cached.items()}
         known = dict.fromkeys(self._num_users, ABSENT_STATUS) | states
         return {resource: AdapterStatus(state, self._num_users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
@@ -136,7 +138,7 @@ class LoadableResourceCache:
         """Return why the resource can never be loaded, or an empty string if it can."""
         if resource.kind != ADAPTER or resource in self._cached:
             return ""
-        pinned = [resident.resource for resident in self._cached_adapters() if resident.resource.is_pinned]
+        pinned = [cached.resource for cached in self._cached_adapters() if cached.resource.is_pinned]
         free_bytes = self._max_adapter_bytes - sum(other.max_bytes for other in pinned)
         if resource.max_bytes > free_bytes:
             return (f"the adapter takes {resource.max_bytes:,} bytes of memory, and there are {free_bytes:,} for "
@@ -159,7 +161,7 @@ class LoadableResourceCache:
             self._make_unavailable(resource, now)
             self._draining.pop(resource, None)
             if resource not in self._num_users:
-                self._unload_requests.pop(resource, None)
+                self._requested_unloads.pop(resource, None)
 
     def record_shard_loss(self, now: float, *, lost_all: bool) -> None:
         """Forget the loads and unloads in progress after a loss of the shards; with `lost_all`, all resources.
@@ -185,7 +187,7 @@ class LoadableResourceCache:
                 self._start_loads(to_load, now)
         while len(self._idle_by_kind[GRAMMAR]) > MAX_IDLE_GRAMMARS:
             self._start_draining(self._cached[next(iter(self._idle_by_kind[GRAMMAR]))], now)
-        for resource in [resource for resource in self._unload_requests
+        for resource in [resource for resource in self._requested_unloads
                          if resource in self._idle_by_kind[resource.kind]]:
             self._start_draining(self._cached[resource], now)
         if self._draining:
@@ -194,7 +196,7 @@ class LoadableResourceCache:
     # -- internals
 
     def _cached_adapters(self) -> list[CachedResource]:
-        return [resident for resource, resident in self._cached.items() if resource.kind == ADAPTER]
+        return [cached for resource, cached in self._cached.items() if resource.kind == ADAPTER]
 
     def _resources_to_load(self) -> list[LoadableResource]:
         """Return the awaited resources that must be loaded, longest awaited first.
@@ -210,32 +212,32 @@ class LoadableResourceCache:
         return sorted(to_load, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
 
     def _make_room_for_adapters(self, to_load: list[LoadableResource], now: float) -> None:
-        """Close adapters to make room for the wanted ones, in order, as long as one may be evicted."""
-        retained = [resident for resident in self._cached_adapters() if resident.state in RETAINED_STATES]
-        num_free_places = self._settings.max_active_adapters - len(retained)
-        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in retained)
+        """Drain adapters to make room for those to be loaded, in order, as long as one may be evicted."""
+        retained = [cached for cached in self._cached_adapters() if cached.state in RETAINED_STATES]
+        num_free_slots = self._settings.max_active_adapters - len(retained)
+        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
         evictable = self._evictable_adapters(retained, now)
         for resource in to_load:
-            while num_free_places < 1 or free_bytes < resource.max_bytes:
+            while num_free_slots < 1 or free_bytes < resource.max_bytes:
                 evicted = next(evictable, None)
                 if evicted is None:
                     return
                 self._start_draining(evicted, now)
-                num_free_places, free_bytes = num_free_places + 1, free_bytes + evicted.resource.max_bytes
-            num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
+                num_free_slots, free_bytes = num_free_slots + 1, free_bytes + evicted.resource.max_bytes
+            num_free_slots, free_bytes = num_free_slots - 1, free_bytes - resource.max_bytes
 
     def _evictable_adapters(self, retained: list[CachedResource], now: float) -> Iterator[CachedResource]:
         """Yield the adapters that may be evicted now, in order; set `wake_at` to the time of the next one."""
         loaded = [r for r in retained if r.state is ResourceState.LOADED and not r.resource.is_pinned]
-        idle_order = {resource: place for place, resource in enumerate(self._idle_by_kind[ADAPTER])}
+        idle_order = {resource: index for index, resource in enumerate(self._idle_by_kind[ADAPTER])}
         yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
-        needed = [(self._evictable_at(resident), resident) for resident in loaded
-                  if resident.resource not in idle_order]
-        for evictable_at, resident in sorted(needed, key=lambda pair: pair[0]):
+        needed = [(self._evictable_at(cached), cached) for cached in loaded
+                  if cached.resource not in idle_order]
+        for evictable_at, cached in sorted(needed, key=lambda pair: pair[0]):
             if now < evictable_at:
                 self.wake_at = evictable_at
                 return
-            yield resident
+            yield cached
 
     def _evictable_at(self, cached: CachedResource) -> float:
         """Return when the adapter's cycle time is over."""
@@ -245,12 +247,12 @@ class LoadableResourceCache:
     def _start_loads(self, to_load: list[LoadableResource], now: float) -> None:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
         cached_adapters = self._cached_adapters()
-        num_free_places = self._settings.max_active_adapters - len(cached_adapters)
-        free_bytes = self._max_adapter_bytes - sum(resident.resource.max_bytes for resident in cached_adapters)
+        num_free_slots = self._settings.max_active_adapters - len(cached_adapters)
+        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in cached_adapters)
         for resource in to_load:
             if resource.kind == ADAPTER:
-                num_free_places, free_bytes = num_free_places - 1, free_bytes - resource.max_bytes
-                if num_free_places < 0 or free_bytes < 0:
+                num_free_slots, free_bytes = num_free_slots - 1, free_bytes - resource.max_bytes
+                if num_free_slots < 0 or free_bytes < 0:
                     continue
             self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
             self.pending_commands.append(LoadResource(resource))
@@ -268,12 +270,12 @@ class LoadableResourceCache:
         self._make_unavailable(cached.resource, now)
 
     def _stop_draining(self, now: float, *, include_adapters: bool) -> None:
-        """Reopen the closed resources that were not dropped: grammars, and with `include_adapters` adapters too.
+        """Stop draining the grammars whose unload was not requested, and with `include_adapters` such adapters too.
 
-        Adapters are reopened only if no other one needs their room.
+        Adapters go on draining if another adapter needs their room.
         """
         for resource in [*self._draining]:
-            if resource not in self._unload_requests and (include_adapters or resource.kind != ADAPTER):
+            if resource not in self._requested_unloads and (include_adapters or resource.kind != ADAPTER):
                 del self._draining[resource]
                 self._cached[resource].state = ResourceState.LOADED
                 self._make_available(resource, now)
@@ -283,18 +285,11 @@ class LoadableResourceCache:
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
         for sequence in self._queue.bring_back_sequences(resource):
-            sequence.timeline.enter_phase(waiting_phase(sequence), now)
+            sequence.timeline.enter_phase(sequence.waiting_phase, now)
 
     def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
         if resource in self._available:
             self._available.remove(resource)
             self._idle_by_kind[resource.kind].pop(resource, None)
             for sequence in self._queue.set_aside_sequences(resource):
-                sequence.timeline.enter_phase(waiting_phase(sequence), now)
-
-
-def waiting_phase(sequence: Sequence) -> RequestPhase:
-    """Return what a waiting sequence waits for: its client, a resource, or else its turn."""
-    if sequence.is_suspended:
-        return RequestPhase.SLOW_CLIENT
-    return RequestPhase.QUEUE if sequence.missing_resource is None else RequestPhase(sequence.missing_resource.kind)
+                sequence.timeline.enter_phase(sequence.waiting_phase, now)

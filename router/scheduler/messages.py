@@ -14,17 +14,22 @@ from router.request import LoadableResource, Request, RequestKind
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence as it enters a batch, with everything that a shard needs to run it."""
+    """A sequence that enters a batch: new, or returning after a preemption.
+
+    It has everything that a shard needs to run the sequence.
+    """
 
     sequence_id: int
     request: Request
     generated: tuple[int, ...]
     blocks: tuple[int, ...]
-    num_cached: int = 0
+    num_cached: int = 0  # leading tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
+    """Consecutive tokens that the sequence entered with: its prompt and, after a preemption, what it had generated."""
+
     sequence_id: int
     start: int
     length: int
@@ -55,8 +60,8 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Message: run chunks of prompts in a batch, and with `includes_decodes` a decode of its ready sequences in the
-    same step.
+    """Message: run chunks of prompts in a batch, and with `includes_decodes` a decode of its ready sequences (whose
+    prompts are complete) in the same step.
     """
 
     batch: int
@@ -78,7 +83,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PoolingStep:
-    """A pooling step: whole texts that enter no batch and leave no state on the shards."""
+    """A pooling step, Embed in proto/shard.proto: whole texts that enter no batch and leave no state on the shards."""
 
     kind: RequestKind
     new_sequences: tuple[NewSequence, ...]
@@ -106,16 +111,14 @@ ResourceCommand = LoadResource | UnloadResource
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The messages of one step, in order. The last has the number `last_message_number`, the others the numbers just
-    below it."""
+    """Messages to send, in order: mostly Filters and Concats and then a step, sometimes no step."""
 
     epoch: int
-    last_message_number: int
+    last_message_number: int  # number of the last message; the others have the numbers just below it
     messages: tuple[ShardMessage, ...]
-    # Sequences in the step (any may fail), those that must return tokens unless they fail, and the predicted seconds.
-    member_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    predicted_seconds: float
+    member_ids: tuple[int, ...]  # of the sequences in the step, any of which may fail
+    output_ids: tuple[int, ...]  # of the members that must return tokens unless they fail
+    predicted_seconds: float  # 0 without a step
 
 
 @dataclass(slots=True)

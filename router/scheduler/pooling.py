@@ -35,15 +35,17 @@ class PoolingPolicy:
         return draft
 
     def _draft_pooling_step(self, kind: RequestKind) -> StepDraft | None:
-        draft, budget, max_sequences = StepDraft(kind=kind), self._make_budget(), self.scheduler.settings.max_batch_size
+        draft = StepDraft(kind=kind)
+        budget = self._make_budget()
+        max_sequences = self.scheduler.settings.max_batch_size
         while len(draft.chunks) < max_sequences and (sequence := self.scheduler.peek_next_sequence(kind)) is not None:
             if budget.max_chunk_length(0, sequence.length) < sequence.length:
                 self.scheduler.record_over_budget(sequence)
-                draft.is_budget_exhausted = True
+                draft.has_turned_new_sequence_away = True
                 break
             self._add_sequence(sequence, draft, budget)
-        self._prompt_time_allowance.record_planned_step(left_out_all_prompts=draft.is_budget_exhausted
-                                                        and not draft.chunks)
+        self._prompt_time_allowance.record_planned_step(
+            left_out_all_prompts=draft.has_turned_new_sequence_away and not draft.chunks)
         return draft if draft.chunks else None
 
     def _add_sequence(self, sequence: Sequence, draft: StepDraft, budget: PrefillBudget) -> None:
@@ -62,7 +64,8 @@ class PoolingPolicy:
                                            if sequence.is_ready_to_decode])
         if not decode_load.rows:
             return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE)
-        *_, seconds = self._prompt_time_allowance.update_allowance(decode_load, 0, settings.max_stall_seconds,
-                                                                   cost_model)
-        return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE, seconds - cost_model.predict(StepLoad()),
-                             cost_model=cost_model)
+        # 0: the ratio waiting / decoding applies to sequences that generate text only.
+        allowance = self._prompt_time_allowance.update_allowance(decode_load, 0, settings.max_stall_seconds, cost_model)
+        # A text cannot be cut, so the seconds earned by several steps count for it, as for a single block of a prompt.
+        return PrefillBudget(settings.max_prefill_tokens, BUDGET_BLOCK_SIZE,
+                             allowance.single_block - cost_model.predict(StepLoad()), cost_model=cost_model)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from router.scheduler.cost_model import CostModel, StepLoad
 
@@ -12,8 +13,8 @@ EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second o
 class PrefillBudget:
     """Remaining budget of one step for chunks of prompts.
 
-    The first chunk may have a larger one, `first_chunk_seconds`, and if that is too little for a block, one block
-    within `single_block_seconds`.
+    The first chunk may take `first_chunk_seconds` instead of `seconds`. If these are too few for a block, it may be one
+    block within `single_block_seconds`.
     """
 
     tokens: int
@@ -46,9 +47,9 @@ class PrefillBudget:
 
     def _tokens_within_seconds(self, seconds: float, start: int) -> int:
         assert self.cost_model is not None
-        _, per_row, per_token, per_place = self.cost_model.coefficients
-        seconds_left = seconds - per_row - per_place * start
-        return max(0, int(min(seconds_left / (per_token + per_place), 1e9))) if seconds_left > 0.0 else 0
+        _, per_row, per_token, per_slot = self.cost_model.coefficients
+        seconds_left = seconds - per_row - per_slot * start
+        return max(0, int(min(seconds_left / (per_token + per_slot), 1e9))) if seconds_left > 0.0 else 0
 
     def _round_to_blocks(self, start: int, num_left: int, limit: int) -> int:
         """Return `limit` if that completes the prompt, or else what fills whole blocks."""
@@ -58,8 +59,23 @@ class PrefillBudget:
         return max(0, end - start)
 
 
+class TimeAllowance(NamedTuple):
+    """The seconds that the prompts of one step may add to its decodes."""
+
+    all_prompts: float
+    first_prompt: float  # at least `all_prompts`: for the first chunk alone
+    single_block: float  # at least `first_prompt`: for one block, if `first_prompt` does not pay for it
+
+
 class PrefillTimeAllowance:
     """The seconds that prompts may add to steps in which sequences decode.
+
+    For a step whose decodes take D seconds, with the ratio R of waiting to decoding sequences,
+    E = EARNED_PER_DECODE_SECOND, and S the sum of D over the steps since prompts last ran, this one included:
+
+        all_prompts  = max(max_stall_seconds / safety_factor, E * D)
+        first_prompt = max(all_prompts, E * D * R)
+        single_block = max(first_prompt, E * S * max(1, R))
 
     Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
     (`safety_factor`), the chunks of a step add at most `max_stall_seconds` to it. Earned seconds protect requests that
@@ -78,23 +94,25 @@ class PrefillTimeAllowance:
 
     def __init__(self) -> None:
         # predicted seconds of decodes since prompts last ran, the next step's included
-        self._decode_seconds_since_prompts = 0.0
+        self._decode_seconds_since_prefill = 0.0
 
     def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
-                         cost_model: CostModel) -> tuple[float, float, float]:
-        """Return the seconds that all prompts, the first prompt, and a single block may add to these decodes."""
-        decode_seconds, ratio = cost_model.predict(decode_load), num_waiting / decode_load.rows
-        self._decode_seconds_since_prompts += decode_seconds
-        seconds = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
-        first_seconds = max(seconds, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
-        return (seconds, first_seconds,
-                max(first_seconds, EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prompts * max(1.0, ratio)))
+                         cost_model: CostModel) -> TimeAllowance:
+        """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
+        decode_seconds = cost_model.predict(decode_load)
+        ratio = num_waiting / decode_load.rows
+        self._decode_seconds_since_prefill += decode_seconds
+        all_prompts = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
+        first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
+        single_block = max(first_prompt,
+                           EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prefill * max(1.0, ratio))
+        return TimeAllowance(all_prompts, first_prompt, single_block)
 
     def record_planned_step(self, *, left_out_all_prompts: bool) -> None:
         """Record a planned step: the earned seconds are kept only if it left out all waiting prompts
         (`left_out_all_prompts`)."""
         if not left_out_all_prompts:
-            self._decode_seconds_since_prompts = 0.0
+            self._decode_seconds_since_prefill = 0.0
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:

@@ -1,10 +1,13 @@
-"""Timeline of one request: contiguous intervals of time, each with one cause."""
+"""Timeline of one request: contiguous intervals of time, each in one phase."""
 
 from enum import StrEnum
 
 
 class RequestPhase(StrEnum):
-    """Reason for an interval: why the request waits, or in which phase it runs. All before `PREFILL` are waiting."""
+    """Phase of a request: what it waits for, or what runs. In JSON and metrics it is called `cause`.
+
+    In all phases before `PREFILL` the request waits.
+    """
 
     QUEUE = "queue"  # other requests are ahead
     OTHER_TENANTS = "tenant"  # its tenant has had its share: requests of other tenants are ahead
@@ -24,7 +27,7 @@ class RequestPhase(StrEnum):
 
 
 RUNNING_PHASES = frozenset({RequestPhase.PREFILL, RequestPhase.DECODE})
-MAX_INTERVALS = 512  # intervals; beyond, a change between two causes of waiting is not recorded
+MAX_INTERVALS = 512  # intervals; beyond, a change between two waiting phases is not recorded
 
 
 class RequestTimeline:
@@ -47,15 +50,15 @@ class RequestTimeline:
 
     @property
     def has_started(self) -> bool:
-        return any(cause is RequestPhase.PREFILL for _, cause in self._phase_starts)
+        return any(phase is RequestPhase.PREFILL for _, phase in self._phase_starts)
 
     @property
     def num_preemptions(self) -> int:
         """Number of preemptions."""
-        return sum(cause is RequestPhase.PREEMPTED for _, cause in self._phase_starts)
+        return sum(phase is RequestPhase.PREEMPTED for _, phase in self._phase_starts)
 
     def enter_phase(self, phase: RequestPhase, now: float) -> None:
-        """Begin an interval with this cause, unless it is the current one or the timeline has ended."""
+        """Begin an interval in this phase, unless it is the current one or the timeline has ended."""
         current_phase = self._phase_starts[-1][1]
         if phase is current_phase or self.ended_at is not None:
             return
@@ -69,13 +72,13 @@ class RequestTimeline:
             self.ended_at = now
 
     def intervals(self, now: float) -> list[tuple[RequestPhase, float, float]]:
-        """Return contiguous (cause, start, end); the last one ends at `now` if the request has not ended."""
+        """Return contiguous (phase, start, end); the last one ends at `now` if the request has not ended."""
         ends = [start for start, _ in self._phase_starts[1:]] + [now if self.ended_at is None else self.ended_at]
-        return [(cause, start, end) for (start, cause), end in zip(self._phase_starts, ends, strict=True)]
+        return [(phase, start, end) for (start, phase), end in zip(self._phase_starts, ends, strict=True)]
 
     def seconds_by_phase(self, now: float) -> dict[RequestPhase, float]:
-        """Return the total seconds of each cause."""
+        """Return the total seconds of each phase."""
         sums: dict[RequestPhase, float] = {}
-        for cause, start, end in self.intervals(now):
-            sums[cause] = sums.get(cause, 0.0) + end - start
+        for phase, start, end in self.intervals(now):
+            sums[phase] = sums.get(phase, 0.0) + end - start
         return sums

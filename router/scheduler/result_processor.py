@@ -1,4 +1,4 @@
-"""Processing of the shards' answers: accepts tokens, ends sequences, adds computed blocks to the prefix cache."""
+"""Processing of the shards' results: accepts tokens, ends sequences, adds computed blocks to the prefix cache."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence
@@ -24,8 +24,10 @@ class ResultProcessor:
         self._sequences = sequences
         self._fair_shares = fair_shares
         self._fault_isolation = fault_isolation
+        self._running: RunningSequences  # set by `use_running_sequences`
 
     def use_running_sequences(self, running: RunningSequences) -> None:
+        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
         self._running = running
 
     def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
@@ -53,8 +55,8 @@ class ResultProcessor:
                     self._sequences.requeue_if_answered(sequence)
         if self._fault_isolation:
             self._fault_isolation.remove_suspects(token_counts)
-        return events + [self._sequences.fail(self._sequences[n], why, now) for n, why in failures.items()
-                         if n in self._sequences]
+        return events + [self._sequences.fail(self._sequences[sequence_id], why, now)
+                         for sequence_id, why in failures.items() if sequence_id in self._sequences]
 
     def _record_computed_chunk(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
         """Record that a chunk was computed: the first `num_computed_tokens` tokens of the sequence are in the cache."""

@@ -71,13 +71,13 @@ class RunningSequences:
         """Return whether a sequence that has just left fits again; no reserve is kept."""
         return self._num_free_blocks_needed(sequence) <= self.block_pool.num_free
 
-    def _compute_block_shortfall(self, new_sequence: Sequence, num_running: int) -> int:
-        """Return how many free blocks are missing for this new sequence to enter beside `num_running` others; <= 0:
-        none."""
+    def _compute_block_shortfall(self, candidate: Sequence, num_running: int) -> int:
+        """Return how many more blocks must be free for the candidate to enter beside `num_running` others; <= 0: it
+        may enter now."""
         if not num_running:
-            return self._num_blocks_at_entry(new_sequence) - self.block_pool.num_free
+            return self._num_blocks_at_entry(candidate) - self.block_pool.num_free
         reserve = max(ceil(self.settings.reserved_block_fraction * self.block_pool.num_blocks), num_running)
-        return self._num_free_blocks_needed(new_sequence) + reserve - self.block_pool.num_free
+        return self._num_free_blocks_needed(candidate) + reserve - self.block_pool.num_free
 
     def enter_batch(self, sequence: Sequence, batch: Batch) -> NewSequence:
         sequence.state = SequenceState.RUNNING
@@ -85,8 +85,8 @@ class RunningSequences:
         self.block_pool.acquire(cached_blocks)
         sequence.blocks = cached_blocks + self.block_pool.allocate(
             self._num_blocks_at_entry(sequence) - len(cached_blocks))
-        sequence.num_initial_tokens, sequence.num_sent_tokens = (
-            sequence.length, len(cached_blocks) * self.block_pool.block_size)
+        sequence.num_initial_tokens = sequence.length
+        sequence.num_sent_tokens = len(cached_blocks) * self.block_pool.block_size
         sequence.num_cached_blocks = len(cached_blocks)
         for block, block_hash in self._blocks_to_cache(sequence):
             self.block_pool.reserve_hash(block, block_hash)
@@ -115,9 +115,9 @@ class RunningSequences:
         return (self.max_num_blocks(sequence) if self._is_unpreemptible(sequence)
                 else self.block_pool.num_blocks_for(sequence.length))
 
-    def _can_all_finish(self, new_sequence: Sequence) -> bool:
+    def _can_all_finish(self, candidate: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
-        sequences = [*self, new_sequence]
+        sequences = [*self, candidate]
         unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
         if not unpreemptible:
             return True
@@ -152,7 +152,7 @@ class RunningSequences:
         return 0 if sequence.request.prompt_logprobs or self.settings.recompute else limit
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Publish the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
+        """Cache the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
         first, end = sequence.num_cached_blocks, num_computed_tokens // self.block_pool.block_size
         if first < end and self._may_share_blocks(sequence):
             self._compute_block_hashes(sequence, end)
@@ -160,7 +160,7 @@ class RunningSequences:
             sequence.num_cached_blocks = end
 
     def _cache_generated_blocks(self, sequence: Sequence) -> None:
-        """Publish the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
+        """Cache the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
 
         If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
         """
@@ -192,13 +192,13 @@ class RunningSequences:
     def allocate_for_decodes(self, decoding: list[Sequence]) -> tuple[list[BlockGrant], list[Sequence]]:
         """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
         per_step, size = self._tokens_per_step, self.block_pool.block_size
-        shortfalls = [(s, self._num_blocks_to_grant(s)) for s in decoding
-                      if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
-        if sum(missing for _, missing in shortfalls) <= self.block_pool.num_free:
-            return [self._grant_blocks(sequence, missing) for sequence, missing in shortfalls], []
+        needed_grants = [(s, self._num_blocks_to_grant(s)) for s in decoding
+                         if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        if sum(num_to_grant for _, num_to_grant in needed_grants) <= self.block_pool.num_free:
+            return [self._grant_blocks(sequence, num_to_grant) for sequence, num_to_grant in needed_grants], []
         for finishing in list(self._finishing.values()):
             self.free_blocks(finishing)
-        return self._allocate_by_priority(sorted(shortfalls, key=lambda want: want[0].priority_key))
+        return self._allocate_by_priority(sorted(needed_grants, key=lambda grant: grant[0].priority_key))
 
     def _num_blocks_to_grant(self, sequence: Sequence) -> int:
         max_tokens = sequence.length + (sequence.num_outputs_in_flight + 1) * self._tokens_per_step - 1
@@ -206,18 +206,19 @@ class RunningSequences:
 
     def _grant_blocks(self, sequence: Sequence, num_blocks: int) -> BlockGrant:
         blocks = self.block_pool.allocate(num_blocks)
-        sequence.blocks += blocks
+        sequence.blocks += blocks  # in place: `ChunkWrite.is_valid` compares the list object
         return BlockGrant(sequence.id, tuple(blocks))
 
-    def _allocate_by_priority(self, shortfalls: list[tuple[Sequence, int]]) -> tuple[list[BlockGrant], list[Sequence]]:
+    def _allocate_by_priority(
+            self, needed_grants: list[tuple[Sequence, int]]) -> tuple[list[BlockGrant], list[Sequence]]:
         grants: list[BlockGrant] = []
         preempted: list[Sequence] = []
-        for sequence, missing in shortfalls:
-            while sequence not in preempted and self.block_pool.num_free < missing:
+        for sequence, num_to_grant in needed_grants:
+            while sequence not in preempted and self.block_pool.num_free < num_to_grant:
                 preempted.append(self._next_to_preempt())
                 self.preempt(preempted[-1])
             if sequence not in preempted:
-                grants.append(self._grant_blocks(sequence, missing))
+                grants.append(self._grant_blocks(sequence, num_to_grant))
         return grants, preempted
 
     def _next_to_preempt(self) -> Sequence:
@@ -227,9 +228,9 @@ class RunningSequences:
         block granted for this step is taken back.
         """
         first = min(sequence.priority_key for sequence in self)
-        candidates = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
-        assert candidates, "the first sequence does not fit beside those that cannot be preempted"
-        return max(candidates, key=lambda sequence: sequence.priority_key)
+        preemptible = [s for s in self if s.priority_key != first and not self._is_unpreemptible(s)]
+        assert preemptible, "the first sequence does not fit beside those that cannot be preempted"
+        return max(preemptible, key=lambda sequence: sequence.priority_key)
 
     def is_below_fair_share(self, tenant: Tenant) -> bool:
         """Return whether the tenant with one more sequence runs, per weight, no more than another with one less."""
@@ -237,35 +238,36 @@ class RunningSequences:
         more = (counts.pop(tenant, 0) + 1) / tenant.weight
         return any((count - 1) / other.weight >= more for other, count in counts.items())
 
-    def choose_fair_preemptions(self, new_sequence: Sequence) -> list[Sequence]:
+    def choose_fair_preemptions(self, candidate: Sequence) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can run it; none if that fails.
 
         They are the last in priority order of the tenants that run most per weight, as long as each of these runs no
-        less per weight afterwards than the tenant of the new sequence.
+        less per weight afterwards than the tenant of the candidate.
         """
-        tenant, victims = new_sequence.request.tenant, list[Sequence]()
+        tenant = candidate.request.tenant
+        victims: list[Sequence] = []
         if not self.is_below_fair_share(tenant):
             return []
         counts = Counter(s.request.tenant.name for s in self)
-        first = min((s.priority_key for s in self), default=new_sequence.priority_key)
-        candidates = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
-                             and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
-        while candidates and not self._has_room_without(new_sequence, victims):
-            victim = max(candidates,
+        first = min((s.priority_key for s in self), default=candidate.priority_key)
+        preemptible = sorted((s for s in self if s.request.tenant.name != tenant.name and s.priority_key != first
+                              and not self._is_unpreemptible(s)), key=lambda s: s.priority_key)
+        while preemptible and not self._has_room_without(candidate, victims):
+            victim = max(preemptible,
                          key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.priority_key))
             name, weight = victim.request.tenant.name, victim.request.tenant.weight
             if (counts[name] - 1) / weight < (counts[tenant.name] + 1) / tenant.weight:
                 return []
             counts[name] -= 1
-            candidates.remove(victim)
+            preemptible.remove(victim)
             victims.append(victim)
-        return victims if self._has_room_without(new_sequence, victims) else []
+        return victims if self._has_room_without(candidate, victims) else []
 
-    def _has_room_without(self, new_sequence: Sequence, victims: list[Sequence]) -> bool:
+    def _has_room_without(self, candidate: Sequence, victims: list[Sequence]) -> bool:
         num_left = len(self) - len(victims)
         freed = self.block_pool.count_freed_by(s.blocks for s in victims)
-        return (num_left < self.settings.max_batch_size and self._compute_block_shortfall(new_sequence, num_left)
-                <= freed and self._can_all_finish(new_sequence))
+        return (num_left < self.settings.max_batch_size and self._compute_block_shortfall(candidate, num_left)
+                <= freed and self._can_all_finish(candidate))
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
@@ -305,7 +307,7 @@ class RunningSequences:
     # -- messages for the shards
 
     def concat_batches(self) -> tuple[int, ...]:
-        """Join all batches into the first; return their numbers."""
+        """Join all batches into the first; return the ids of all."""
         batch_ids = tuple(batch.id for batch in self.batches)
         for other in self.batches[1:]:
             self.batches[0].absorb(other)

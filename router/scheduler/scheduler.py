@@ -1,4 +1,4 @@
-"""The scheduler: plans steps from the waiting and running sequences and applies the shards' answers. Pure state.
+"""The scheduler: plans steps from the waiting and running sequences and applies the shards' results. Pure state.
 
 No clock, randomness, I/O or asyncio: time is an argument, messages and events are return values, and the engine does
 the I/O. `plan` may be called before earlier steps are answered (`look_ahead`): a step in flight counts as done as far
@@ -19,7 +19,7 @@ from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
-from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache, waiting_phase
+from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.pooling import PoolingPolicy
 from router.scheduler.request_timeline import RequestPhase, RequestTimeline
@@ -29,7 +29,7 @@ from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.static_batching import StaticGroups
-from router.scheduler.step_in_flight import StepInFlight, get_sequence_ids
+from router.scheduler.step_in_flight import StepInFlight, advance_sequences, get_sequence_ids
 from router.scheduler.step_policies import MixedPolicy, NoKVCachePolicy, PausePolicy, StepPolicy
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
@@ -39,16 +39,19 @@ from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 class Scheduler:
     """Public interface of the scheduler. No method blocks.
 
-    Inputs return events, `plan` and `take_resource_commands` return messages.
+    Methods that report something return events, `plan` and `take_resource_commands` return messages. Every call takes
+    `now` and returns events, even if it never has any, so that the recorder can treat all alike.
     """
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
+        """`hasher` is replaced by the recorder, which notes every hash."""
         self.settings = settings
         self._hasher = hasher
         self.cost_model = CostModel.from_measurements(model_info.measurements)
         self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
-        self._queue, self._fault_isolation, self._fair_shares = (
-            WaitingQueue(self._available_resources), FaultIsolation(), FairShares())
+        self._queue = WaitingQueue(self._available_resources)
+        self._fault_isolation = FaultIsolation()
+        self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, self._queue, self._fair_shares, self._wait_forecast)
         self._static_groups = StaticGroups(settings)
@@ -103,7 +106,7 @@ class Scheduler:
         sequence = self.sequences.create_sequence(request, now)
         sequence.predicted_raw_wait = raw_wait
         self._queue.push(sequence)
-        sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None else waiting_phase(sequence), now)
+        sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None else sequence.waiting_phase, now)
         return [RequestAccepted(sequence.id), *self._fail_never_fitting([sequence], now)]
 
     @property
@@ -124,7 +127,7 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """Time at which `expire` must be called if nothing else happens before; None if no timer runs."""
+        """Time at which `on_timer` must be called if nothing else happens before; None if no timer runs."""
         times = (self.sequences.wake_at, self._resource_cache.wake_at, self._static_groups.wake_at)
         return min((moment for moment in times if moment is not None), default=None)
 
@@ -155,7 +158,7 @@ class Scheduler:
         if sequence is not None:
             sequence.is_suspended = False
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None
-                                          else waiting_phase(sequence), now)
+                                          else sequence.waiting_phase, now)
         return []
 
     # -- adapters and grammars
@@ -193,6 +196,10 @@ class Scheduler:
         """Return whether new sequences may start with the resource."""
         return resource in self._available_resources
 
+    def is_load_requested(self, resource: LoadableResource) -> bool:
+        """Return whether a `request_load` stands: neither fulfilled, nor dropped by a failure or an unload."""
+        return self._queue.is_load_requested(resource)
+
     def why_resource_never_fits(self, resource: LoadableResource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
         return self._resource_cache.why_never_fits(resource)
@@ -214,7 +221,11 @@ class Scheduler:
     # -- steps
 
     def plan(self, now: float) -> StepPlan | None:
-        """Return the messages of the next step; None if there is nothing to do or enough steps are in flight."""
+        """Return the next plan: Filters and Concats to send, mostly with a step.
+
+        Return None if there is nothing to do or enough steps are in flight.
+        """
+
         if self._epoch is None:
             return None
         self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
@@ -228,11 +239,13 @@ class Scheduler:
         if self.settings.static:
             self._static_groups.close_unless_joinable(self._queue, can_start_more=self.peek_next_sequence() is not None)
         self._admission.num_left_waiting = len(self._queue) - self._queue.num_set_aside
+        # Messages first: they hold the progress before this step. Charging last: it reads the progress after.
         messages = draft.take_messages()
         if not messages:
             return None
         self._last_message_number += len(messages)
         step = StepInFlight.from_draft(draft, self._last_message_number)
+        advance_sequences(draft)
         for sequence, length in draft.chunks:
             self._fair_shares.charge_prompt(sequence, length)
         self._steps_in_flight.append(step)
@@ -255,13 +268,16 @@ class Scheduler:
         step = self._steps_in_flight.popleft()
         if step.load is not None:
             self._wait_forecast.scale_step_times(self.cost_model.observe(step.load, result.seconds))
-            self._learn_step_interval(step.load, step.is_budget_exhausted, now)
+            self._learn_step_interval(step.load, step.has_turned_new_sequence_away, now)
         return self._result_processor.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
-    def on_shards_lost(self, now: float, loss: ShardLossReason) -> list[SchedulerEvent]:
-        """Put all sequences back into the queue with their tokens: the shards lost their state. Fail the guilty."""
+    def on_shards_lost(self, now: float, loss_reason: ShardLossReason) -> list[SchedulerEvent]:
+        """Put all sequences back into the queue with their tokens: the shards lost their state. Fail those to
+        blame.
+        """
+
         steps = list(self._steps_in_flight)
         self._epoch = None
         self._reset_shard_state()
@@ -269,10 +285,10 @@ class Scheduler:
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS, now)
             if sequence.state is not SequenceState.WAITING:
                 self._requeue_after_loss(sequence)
-        self._resource_cache.record_shard_loss(now, lost_all=loss is ShardLossReason.DEATH)
-        if loss is ShardLossReason.MEMORY and not self._halve_prefill_limit():
-            loss = ShardLossReason.STEP_ERROR
-        culprits = self._fault_isolation.assign_blame(loss, [step.members for step in steps])
+        self._resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
+        if loss_reason is ShardLossReason.MEMORY and not self._halve_prefill_limit():
+            loss_reason = ShardLossReason.STEP_ERROR
+        culprits = self._fault_isolation.assign_blame(loss_reason, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
     def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
@@ -280,7 +296,7 @@ class Scheduler:
         self._model_info, self._epoch = model_info, epoch
         self._reset_shard_state()
         for sequence in self._queue:
-            sequence.timeline.enter_phase(waiting_phase(sequence), now)
+            sequence.timeline.enter_phase(sequence.waiting_phase, now)
         return self._fail_never_fitting(list(self._queue), now)
 
     def _halve_prefill_limit(self) -> bool:
@@ -300,16 +316,18 @@ class Scheduler:
         return self._selector.next_request_kind(self._planned_at)
 
     def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
+        """Return, without removing it, the next sequence that can start; record for others why they wait."""
         return self._selector.peek_next_sequence(self._planned_at, kind)
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
-                   for tenant in self._queue.tenants for sequence in self._queue.get_unblocked_sequences(tenant))
+                   for tenant in self._queue.tenants for sequence in self._queue.get_sequences_not_set_aside(tenant))
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
-        demand, block_pool = self._queue.demand, self.running.block_pool
+        demand = self._queue.demand
+        block_pool = self.running.block_pool
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
@@ -320,21 +338,21 @@ class Scheduler:
         """Return how many requests for embeddings or labels wait."""
         return self._queue.num_pooling
 
-    def start_sequence(self, new_sequence: Sequence) -> None:
+    def start_sequence(self, candidate: Sequence) -> None:
         """Start a waiting sequence: take it off the queue and record its wait. The caller adds it to the step."""
-        self._queue.remove(new_sequence)
-        self._resource_cache.mark_used(new_sequence)
-        self._static_groups.add_member(new_sequence)
-        if new_sequence.predicted_raw_wait is not None:
-            self._wait_forecast.record_wait(new_sequence.predicted_raw_wait,
-                                            self._planned_at - new_sequence.submitted_at)
-            new_sequence.predicted_raw_wait = None
-            new_sequence.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(new_sequence)
-        new_sequence.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
+        self._queue.remove(candidate)
+        self._resource_cache.mark_used(candidate)
+        self._static_groups.add_member(candidate)
+        if candidate.predicted_raw_wait is not None:
+            self._wait_forecast.record_wait(candidate.predicted_raw_wait,
+                                            self._planned_at - candidate.submitted_at)
+            candidate.predicted_raw_wait = None
+            candidate.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(candidate)
+        candidate.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
 
-    def record_over_budget(self, new_sequence: Sequence) -> None:
+    def record_over_budget(self, candidate: Sequence) -> None:
         """Record that the step's token budget has no room for the sequence."""
-        self._selector.record_turned_away(new_sequence, RequestPhase.PREFILL_BUDGET, self._planned_at)
+        self._selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET, self._planned_at)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:
         for sequence in preempted:
@@ -356,11 +374,11 @@ class Scheduler:
         for sequence in [s for s in self.running if s.num_tokens_left <= 0]:
             self.running.remove_finishing_sequence(sequence)
 
-    def _learn_step_interval(self, load: StepLoad, is_budget_exhausted: bool, now: float) -> None:
+    def _learn_step_interval(self, load: StepLoad, has_turned_new_sequence_away: bool, now: float) -> None:
         """Learn the interval between two answers, if a step was in flight all the time in between."""
         if self._answered_at is not None:
             self._wait_forecast.record_step(now - self._answered_at, load.chunk_tokens,
-                                            is_budget_exhausted=is_budget_exhausted)
+                                            has_turned_new_sequence_away=has_turned_new_sequence_away)
         self._answered_at = now if self._steps_in_flight else None
 
     def _requeue_after_loss(self, sequence: Sequence) -> None:
@@ -373,8 +391,9 @@ class Scheduler:
 
     def _why_sequence_never_fits(self, sequence: Sequence) -> str:
         """Return why the sequence can never run, or an empty string if it can."""
-        block_pool, length, max_step_tokens = (self.running.block_pool, sequence.request.max_length,
-                                               self.settings.max_prefill_tokens)
+        block_pool = self.running.block_pool
+        length = sequence.request.max_length
+        max_step_tokens = self.settings.max_prefill_tokens
         if sequence.request.kind is not RequestKind.GENERATE:
             if length > max_step_tokens:
                 return f"{length} tokens do not fit a step of {max_step_tokens} (--max-batch-prefill-tokens)"

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from math import inf
 
 from router.request import LoadableResource, Request
-from router.scheduler.request_timeline import RequestTimeline
+from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 
 SECONDS_PER_PRIORITY_LEVEL = 10.0
 
@@ -20,14 +20,16 @@ class SequenceState(Enum):
 
     WAITING = auto()  # in the queue, holds no blocks
     RUNNING = auto()  # in a batch
-    PREEMPTED = auto()  # left its batch; returns to the queue once its tokens in flight are answered
+    # Left its batch (preempted, suspended, or to be recomputed); returns to the queue once its tokens in flight are
+    # answered, or to the batch at once if it is recomputed.
+    PREEMPTED = auto()
     FINISHING = auto()  # left its batch, or was in none (pooling): the steps in flight are its last
     FINISHED = auto()  # its terminal event was returned
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """State of one request being served: its tokens so far, the blocks it holds, and how much of it is computed."""
+    """State of one request being served: its tokens so far, the blocks it holds, and how much of it was sent."""
 
     request: Request
     id: int
@@ -36,7 +38,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
-    # Number of tokens when it last entered a batch; it is ready to decode when all of them are computed.
+    # Number of tokens when it last entered a batch; it is ready to decode when all of them are sent.
     num_initial_tokens: int = 0
     # Tokens sent to the shards for computation, answered or not.
     num_sent_tokens: int = 0
@@ -68,7 +70,15 @@ class Sequence:
 
     @property
     def is_ready_to_decode(self) -> bool:
+        """Whether its prompt is complete: all tokens that it entered with are sent."""
         return self.num_sent_tokens >= self.num_initial_tokens
+
+    @property
+    def waiting_phase(self) -> RequestPhase:
+        """What the sequence waits for, if it waits: its client, a resource, or else its turn."""
+        if self.is_suspended:
+            return RequestPhase.SLOW_CLIENT
+        return RequestPhase.QUEUE if self.missing_resource is None else RequestPhase(self.missing_resource.kind)
 
     @property
     def num_tokens_left(self) -> int:

@@ -53,7 +53,7 @@ class DeadlineHeap:
 
 
 class SequenceTable:
-    """Unfinished sequences by number. Every sequence ends in `end_sequence`, whatever the reason."""
+    """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
     def __init__(self, queue: WaitingQueue, fault_isolation: FaultIsolation, fair_shares: FairShares,
                  wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
@@ -62,11 +62,13 @@ class SequenceTable:
         self._fair_shares = fair_shares
         self._wait_forecast = wait_forecast
         self._resource_cache = resource_cache
+        self._running: RunningSequences  # set by `use_running_sequences`
         self._deadlines = DeadlineHeap()
         self._next_ids = count(1)
         self._sequences: dict[int, Sequence] = {}
 
     def use_running_sequences(self, running: RunningSequences) -> None:
+        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
         self._running = running
 
     def __len__(self) -> int:

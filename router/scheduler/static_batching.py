@@ -22,9 +22,11 @@ class StaticGroups:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
+        self._running: RunningSequences  # set by `use_running_sequences`
         self.wake_at: float | None = None  # when the window of the group being formed ends
 
     def use_running_sequences(self, running: RunningSequences) -> None:
+        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
         self._running = running
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group

@@ -13,7 +13,8 @@ from router.scheduler.step_policies import StepDraft, compute_step_load
 class ChunkWrite:
     """Cache content that a chunk writes, valid while the sequence has the same list of blocks (`is_valid`).
 
-    A sequence that was preempted since, and entered again, has other blocks.
+    A sequence that was preempted since, and entered again, has another list. Blocks are granted in place: `is_valid`
+    compares the list object.
     """
 
     sequence: Sequence
@@ -27,39 +28,42 @@ class ChunkWrite:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was planned and is not answered yet."""
+    """A plan that is not answered yet: mostly a step, or else only Filters and Concats (no members and no load)."""
 
     last_message_number: int
     members: tuple[Sequence, ...] = ()
-    members_with_output: tuple[Sequence, ...] = ()
+    members_with_output: tuple[Sequence, ...] = ()  # those that must get tokens unless they fail
     chunk_writes: tuple[ChunkWrite, ...] = ()
     load: StepLoad | None = None  # None if nothing is computed
-    is_budget_exhausted: bool = False  # some prompts did not fit into the step
+    has_turned_new_sequence_away: bool = False  # the budget had no tokens for a sequence that could start otherwise
     kind: RequestKind = RequestKind.GENERATE
 
     @classmethod
     def from_draft(cls, draft: StepDraft, last_message_number: int) -> "StepInFlight":
-        """Create the step of a draft and advance its sequences: from here on their tokens count as computed."""
+        """Return the step of a draft. To be called before `advance_sequences`."""
         if not draft.has_step:
             return cls(last_message_number)
-        load = compute_step_load(draft)
         members_with_output = members = tuple(draft.decoding)
-        for sequence in draft.decoding:
-            sequence.num_sent_tokens += 1
-            sequence.num_outputs_in_flight += 1
-        for sequence, length in draft.chunks:
-            sequence.num_sent_tokens += length
         if draft.chunks:
-            prompts = [sequence for sequence, _ in draft.chunks]
-            members = (*members_with_output, *prompts)
-            finished_prompts = [sequence for sequence in prompts if sequence.is_ready_to_decode]
-            for sequence in finished_prompts:
-                sequence.num_outputs_in_flight += 1
-            members_with_output = (*members_with_output, *finished_prompts)
-        chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_sent_tokens)
-                              for sequence, _ in draft.chunks])
-        return cls(last_message_number, members, members_with_output, chunk_writes, load, draft.is_budget_exhausted,
-                   draft.kind)
+            members = (*draft.decoding, *[sequence for sequence, _ in draft.chunks])
+            members_with_output = (*draft.decoding, *[
+                sequence for sequence, length in draft.chunks
+                if sequence.num_sent_tokens + length >= sequence.num_initial_tokens])
+        chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_sent_tokens + length)
+                              for sequence, length in draft.chunks])
+        return cls(last_message_number, members, members_with_output, chunk_writes, compute_step_load(draft),
+                   draft.has_turned_new_sequence_away, draft.kind)
+
+
+def advance_sequences(draft: StepDraft) -> None:
+    """Count the tokens of a drafted step as sent, and the outputs that it will give as in flight."""
+    for sequence in draft.decoding:
+        sequence.num_sent_tokens += 1
+        sequence.num_outputs_in_flight += 1
+    for sequence, length in draft.chunks:
+        sequence.num_sent_tokens += length
+        if sequence.is_ready_to_decode:
+            sequence.num_outputs_in_flight += 1
 
 
 def get_sequence_ids(sequences: Iterable[Sequence]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Step policies: how prefill and decode are combined into steps.
 
-`MixedPolicy` runs chunks of prompts together with the decodes, in one lasting batch. `PausePolicy` prefills new
-sequences in a batch and steps of their own and joins the batches afterwards. `NoKVCachePolicy` does not reuse the KV
-cache. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
+`MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
+batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. `NoKVCachePolicy` does
+not reuse the KV cache. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class SchedulerView(Protocol):
     def num_waiting_for_room(self) -> int: ...
     def num_fitting(self) -> int: ...
     def num_waiting_pooling(self) -> int: ...
-    def start_sequence(self, new_sequence: Sequence) -> None: ...
-    def record_over_budget(self, new_sequence: Sequence) -> None: ...
+    def start_sequence(self, candidate: Sequence) -> None: ...
+    def record_over_budget(self, candidate: Sequence) -> None: ...
     def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
 
 
@@ -56,20 +56,24 @@ class StepDraft:
 
     messages_before: list[Filter | Concat] = field(default_factory=list)
     batch: Batch | None = None
-    decoding: list[Sequence] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    decoding: list[Sequence] = field(default_factory=list)  # the ready sequences that decode in the step
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens of each
     new_sequences: list[NewSequence] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
-    is_budget_exhausted: bool = False  # the budget had no tokens for a new sequence
+    has_turned_new_sequence_away: bool = False  # the budget had no tokens for a sequence that could start otherwise
     cached_decode_load: StepLoad | None = None  # load of the decodes without chunks, computed on demand
     kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
 
     def take_messages(self) -> list[ShardMessage]:
+        """Return the messages of the draft. To be called once, and before `advance_sequences`: chunks begin where the
+        sequences stand.
+        """
+
         step = self._step_message()
         return [*self.messages_before, step] if step is not None else list(self.messages_before)
 
     def decode_load(self) -> StepLoad:
-        """Return the load of the decodes without chunks. To be called before `StepInFlight.from_draft`."""
+        """Return the load of the decodes without chunks. To be called before `advance_sequences`."""
         if self.cached_decode_load is None:
             self.cached_decode_load = compute_decode_load(self.decoding)
         return self.cached_decode_load
@@ -83,7 +87,9 @@ class StepDraft:
             return PoolingStep(self.kind, tuple(self.new_sequences))
         if self.batch is None or not self.has_step:
             return None
-        batch_id, grants, keep = self.batch.id, tuple(self.grants), self._pop_own_filter(self.batch)
+        batch_id = self.batch.id
+        grants = tuple(self.grants)
+        keep = self._pop_own_filter(self.batch)
         if not self.chunks:
             return Decode(batch_id, grants, keep)
         chunks = tuple(PrefillChunk(s.id, s.num_sent_tokens, length) for s, length in self.chunks)
@@ -116,21 +122,27 @@ class StepPolicy:
         draft.decoding = [s for s in decoding if s.state is SequenceState.RUNNING] if preempted else decoding
 
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget, may_start_next: Callable[[int], bool]) -> bool:
-        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out."""
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out, be it one
+        that is unfinished or that of a waiting sequence.
+
+        `may_start_next` says, given the tokens left in the budget, whether another sequence may start.
+        """
+
         assert draft.batch is not None
+        # If all sequences of the batch decode, no prompt is unfinished.
         prompts = find_sequences_to_prefill(draft.batch) if len(draft.decoding) < len(draft.batch) else []
         for sequence in prompts:
             if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_start_next(budget.tokens) and (new_sequence := self.scheduler.peek_next_sequence()) is not None:
-            cached = self.scheduler.running.count_cached_tokens(new_sequence)
-            if not budget.max_chunk_length(cached, new_sequence.length - cached):
-                self.scheduler.record_over_budget(new_sequence)
-                draft.is_budget_exhausted = True
+        while may_start_next(budget.tokens) and (candidate := self.scheduler.peek_next_sequence()) is not None:
+            cached = self.scheduler.running.count_cached_tokens(candidate)
+            if not budget.max_chunk_length(cached, candidate.length - cached):
+                self.scheduler.record_over_budget(candidate)
+                draft.has_turned_new_sequence_away = True
                 return True
-            self.scheduler.start_sequence(new_sequence)
-            draft.new_sequences.append(self.scheduler.running.enter_batch(new_sequence, draft.batch))
-            self._add_chunk(draft, budget, new_sequence)
+            self.scheduler.start_sequence(candidate)
+            draft.new_sequences.append(self.scheduler.running.enter_batch(candidate, draft.batch))
+            self._add_chunk(draft, budget, candidate)
         return False
 
     def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
@@ -146,7 +158,7 @@ class StepPolicy:
 
 
 class MixedPolicy(StepPolicy):
-    """Policy that runs chunks of prompts together with the decodes, in one lasting batch."""
+    """Policy that runs chunks of prompts together with the decodes, in one batch."""
 
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
@@ -154,6 +166,7 @@ class MixedPolicy(StepPolicy):
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
+        # `is_ready_to_decode`, inline: this runs for every sequence in every step.
         decoding = [s for batch in running.batches for s in batch if s.num_sent_tokens >= s.num_initial_tokens]
         self.draft_decodes(decoding, draft)
         draft.messages_before += running.take_pending_filters()
@@ -164,17 +177,20 @@ class MixedPolicy(StepPolicy):
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
-        tokens_left, block_size = self.scheduler.settings.max_prefill_tokens - len(draft.decoding), self.block_size()
+        tokens_left = self.scheduler.settings.max_prefill_tokens - len(draft.decoding)
         if not draft.decoding:
-            return PrefillBudget(tokens_left, block_size)
+            return PrefillBudget(tokens_left, self.block_size())
         num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
-        seconds = self._prompt_time_allowance.update_allowance(
+        allowance = self._prompt_time_allowance.update_allowance(
             draft.decode_load(), num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
-        return PrefillBudget(tokens_left, block_size, *seconds, self.scheduler.cost_model)
+        return PrefillBudget(tokens_left, self.block_size(), allowance.all_prompts, allowance.first_prompt,
+                             allowance.single_block, self.scheduler.cost_model)
 
 
 class PausePolicy(StepPolicy):
-    """Policy that prefills new sequences in a separate batch, with decode steps in between, and then joins them."""
+    """Policy that prefills new sequences in a batch of their own, the prefill batch, with steps of the decode batch in
+    between, and then merges it into the decode batch.
+    """
 
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
@@ -189,25 +205,25 @@ class PausePolicy(StepPolicy):
             self._prefill_batch = None
         if self._prefill_batch is not None and not find_sequences_to_prefill(self._prefill_batch):
             self._merge_prefill_batch(draft)
-        if not (self._decode_next and self._ready_sequences()):
+        if not (self._decode_next and self._find_ready_sequences()):
             self._draft_prefill(draft)
         if not draft.chunks:
             self._draft_decode(draft)
         return draft
 
     def _draft_prefill(self, draft: StepDraft) -> None:
-        """Continue the prompts of the joining batch, or else start new sequences if they are due."""
+        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
         if self._prefill_batch is not None:
             self._draft_chunks(draft, self._prefill_batch, lambda _: False)
         elif self._should_start_prefill():
             self._start_new_sequences(draft)
 
     def _find_decode_batch(self) -> Batch | None:
-        """Return the batch that the joining one will be merged into; None if there is none."""
+        """Return the decode batch; None if there is none."""
         return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
-    def _ready_sequences(self) -> list[Sequence]:
-        """Return the ready sequences of the lasting batch."""
+    def _find_ready_sequences(self) -> list[Sequence]:
+        """Return the ready sequences of the decode batch."""
         batch = self._find_decode_batch()
         return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
 
@@ -217,8 +233,9 @@ class PausePolicy(StepPolicy):
         self._prefill_batch = None
 
     def _should_start_prefill(self) -> bool:
-        settings, num_running, num_waiting = (self.scheduler.settings, len(self.scheduler.running),
-                                              self.scheduler.num_waiting_for_room())
+        settings = self.scheduler.settings
+        num_running = len(self.scheduler.running)
+        num_waiting = self.scheduler.num_waiting_for_room()
         if not num_waiting:
             return False
         enough = num_waiting >= max(1, int(num_running * settings.waiting_served_ratio))
@@ -234,11 +251,11 @@ class PausePolicy(StepPolicy):
 
     def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        new_sequence = self.scheduler.peek_next_sequence()
-        if new_sequence is None:
+        candidate = self.scheduler.peek_next_sequence()
+        if candidate is None:
             return False
         return (tokens_left == full_budget
-                or new_sequence.length - self.scheduler.running.count_cached_tokens(new_sequence) <= tokens_left)
+                or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
 
     def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
         draft.batch = batch
@@ -248,7 +265,7 @@ class PausePolicy(StepPolicy):
 
     def _draft_decode(self, draft: StepDraft) -> None:
         self._decode_next = False
-        ready = self._ready_sequences()
+        ready = self._find_ready_sequences()
         if ready:
             self._num_decode_steps += 1
             self.draft_decodes(ready, draft)
@@ -261,12 +278,12 @@ def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:
 
 
 def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
-    """Return the load of decoding one token per sequence. To be called before `StepInFlight.from_draft`."""
+    """Return the load of decoding one token per sequence. To be called before `advance_sequences`."""
     return StepLoad(rows=len(decoding), context=sum([s.length + s.num_outputs_in_flight for s in decoding]))
 
 
 def compute_step_load(draft: StepDraft) -> StepLoad:
-    """Return the load of the drafted step. Call before `StepInFlight.from_draft` advances the sequences."""
+    """Return the load of the drafted step. To be called before `advance_sequences`."""
     decode_load = draft.decode_load()
     chunks = [compute_chunk_load(sequence.num_sent_tokens, length) for sequence, length in draft.chunks]
     context = decode_load.context + sum(chunk.context for chunk in chunks)
@@ -295,7 +312,11 @@ class NoKVCachePolicy(StepPolicy):
         return draft
 
     def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
-        """Enter the sequences in priority order up to the first that does not fit with its new token; the rest wait."""
+        """Enter the sequences in priority order up to the first that does not fit with its new token; the rest wait.
+
+        Their chunks are added by `add_prompt_chunks`.
+        """
+
         assert draft.batch is not None
         running = self.scheduler.running
         for index, sequence in enumerate(returning):

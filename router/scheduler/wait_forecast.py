@@ -80,7 +80,7 @@ class WaitForecast:
         running ones. Slots are as of step 0: each sequence takes one more per step.
         """
         heapify(ends)
-        step, num_held_slots = 0.0, sum(places for _, places in ends)
+        step, num_held_slots = 0.0, sum(num_slots for _, num_slots in ends)
         for length, num_steps_left in [*prompts, (0, 0.0)]:
             while ends and (len(ends) >= self._max_batch_size
                             or num_held_slots + len(ends) * step + length > self._num_usable_slots):
@@ -105,15 +105,17 @@ class WaitForecast:
         self._step_seconds, self._prompt_token_seconds = factor * step_seconds, factor * prompt_seconds
         self._previous_averages = []
 
-    def record_step(self, seconds: float, chunk_tokens: int, *, is_budget_exhausted: bool) -> None:
+    def record_step(self, seconds: float, chunk_tokens: int, *, has_turned_new_sequence_away: bool) -> None:
         """Learn from the seconds between two answers.
 
-        The speed of prompts is learned from crowded steps only, whose budget had no tokens for a new sequence.
+        The speed of prompts is learned from crowded steps only, whose budget had no tokens for a sequence
+        that could start otherwise.
         """
+        # Keeps one entry per earlier step of a streak, so [0] is from before it.
         self._previous_averages = [*self._previous_averages[2 - SPEED_CHANGE_STREAK:],
                                    (self._step_seconds, self._prompt_token_seconds)]
         self._step_seconds += AVERAGE_WEIGHT * (seconds - self._step_seconds)
-        if is_budget_exhausted and chunk_tokens:
+        if has_turned_new_sequence_away and chunk_tokens:
             self._prompt_token_seconds += AVERAGE_WEIGHT * (seconds / chunk_tokens - self._prompt_token_seconds)
 
     def record_finished(self, num_generated: int, max_new_tokens: int) -> None:

@@ -23,14 +23,14 @@ class QueueDemand:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """Queue of one tenant: `startable` has the sequences whose resources are loaded, `demand` counts all."""
+    """Queue of one tenant: `not_set_aside` has the sequences whose resources are loaded, `demand` counts all."""
 
-    startable: list[Sequence] = field(default_factory=list)
+    not_set_aside: list[Sequence] = field(default_factory=list)
     demand: QueueDemand = field(default_factory=QueueDemand)
 
 
 class WaitingQueue:
-    """All waiting sequences: those that could start by tenant, the others by the resource that they lack."""
+    """All waiting sequences: by tenant, or if they lack a resource (set aside) by that resource."""
 
     def __init__(self, available_resources: Collection[LoadableResource] = ()) -> None:
         """Create an empty queue. `available_resources` is the live set of loaded resources; its owner changes it."""
@@ -49,14 +49,14 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate tenant by tenant, highest priority first, and then over the sequences set aside."""
         for tenant_queue in self._tenant_queues.values():
-            yield from tenant_queue.startable
-        for blocked in self.set_aside_by_resource.values():
-            yield from blocked
+            yield from tenant_queue.not_set_aside
+        for set_aside in self.set_aside_by_resource.values():
+            yield from set_aside
 
     @property
     def tenants(self) -> list[str]:
         """Names of the tenants that have a sequence not set aside."""
-        return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.startable]
+        return [name for name, tenant_queue in self._tenant_queues.items() if tenant_queue.not_set_aside]
 
     @property
     def num_set_aside(self) -> int:
@@ -72,9 +72,9 @@ class WaitingQueue:
                 for sequences in self.set_aside_by_resource.values() for sequence in sequences)
         return self.demand.num_sequences - self.num_pooling - num_generation_set_aside
 
-    def get_unblocked_sequences(self, tenant: str) -> GenericSequence[Sequence]:
+    def get_sequences_not_set_aside(self, tenant: str) -> GenericSequence[Sequence]:
         """Return the tenant's sequences whose resources are loaded, highest priority first."""
-        return self._tenant_queues[tenant].startable if tenant in self._tenant_queues else ()
+        return self._tenant_queues[tenant].not_set_aside if tenant in self._tenant_queues else ()
 
     def tenant_demand(self, tenant: str) -> QueueDemand:
         return self._tenant_queues[tenant].demand if tenant in self._tenant_queues else QueueDemand()
@@ -103,9 +103,12 @@ class WaitingQueue:
         self._requested_loads[resource] = None
         self.set_aside_by_resource.setdefault(resource, [])
 
+    def is_load_requested(self, resource: LoadableResource) -> bool:
+        return resource in self._requested_loads
+
     def cancel_load_request(self, resource: LoadableResource) -> None:
         self._requested_loads.pop(resource, None)
-        if not self.set_aside_by_resource.get(resource, True):
+        if self.set_aside_by_resource.get(resource) == []:
             del self.set_aside_by_resource[resource]
 
     def bring_back_sequences(self, resource: LoadableResource) -> list[Sequence]:
@@ -115,11 +118,11 @@ class WaitingQueue:
 
     def set_aside_sequences(self, resource: LoadableResource) -> list[Sequence]:
         """Set aside and return the sequences that need a resource which is unloaded or about to be."""
-        blocked = [sequence for tenant_queue in self._tenant_queues.values() for sequence in tenant_queue.startable
-                   if resource in sequence.request.needed_resources]
-        for sequence in blocked:
-            self._tenant_queues[sequence.request.tenant.name].startable.remove(sequence)
-        return self._reinsert_sequences(blocked)
+        to_set_aside = [sequence for tenant_queue in self._tenant_queues.values()
+                        for sequence in tenant_queue.not_set_aside if resource in sequence.request.needed_resources]
+        for sequence in to_set_aside:
+            self._tenant_queues[sequence.request.tenant.name].not_set_aside.remove(sequence)
+        return self._reinsert_sequences(to_set_aside)
 
     # -- internals
 
@@ -133,17 +136,17 @@ class WaitingQueue:
         sequence.missing_resource = (
             next((need for need in needed_resources if need not in self._available_resources), None)
             if needed_resources else None)
-        waiting_list = (tenant_queue.startable if sequence.missing_resource is None
+        waiting_list = (tenant_queue.not_set_aside if sequence.missing_resource is None
                         else self.set_aside_by_resource.setdefault(sequence.missing_resource, []))
         insort(waiting_list, sequence, key=_priority_key)
 
     def _extract_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
         if sequence.missing_resource is None:
-            tenant_queue.startable.remove(sequence)
+            tenant_queue.not_set_aside.remove(sequence)
             return
-        blocked = self.set_aside_by_resource[sequence.missing_resource]
-        blocked.remove(sequence)
-        if not blocked and sequence.missing_resource not in self._requested_loads:
+        set_aside = self.set_aside_by_resource[sequence.missing_resource]
+        set_aside.remove(sequence)
+        if not set_aside and sequence.missing_resource not in self._requested_loads:
             del self.set_aside_by_resource[sequence.missing_resource]
 
 

@@ -5,7 +5,7 @@ finds most of its prompt in the cache and the first one has not waited for long.
 all others. How many of the sequence's tokens run in a step is decided in step_policies.py.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from router.request import POOLING_KINDS, RequestKind
@@ -24,7 +24,10 @@ MIN_CACHED_FRACTION = 0.5  # fraction of its tokens that must be cached for a se
 
 
 class WaitingSequenceSelector:
-    """Order in which waiting sequences start, and the check whether there is room for the first one."""
+    """Picks the next waiting sequence to start.
+
+    A candidate is a sequence that waits for nothing but room in the batch and the cache.
+    """
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fault_isolation: FaultIsolation,
                  fair_shares: FairShares, static_groups: StaticGroups) -> None:
@@ -33,10 +36,12 @@ class WaitingSequenceSelector:
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
         self._static_groups = static_groups
-        # the last sequence turned away; its cause becomes QUEUE when another one is
+        self._running: RunningSequences  # set by `use_running_sequences`
+        # the last sequence turned away; its phase becomes QUEUE when another one is
         self._last_turned_away: Sequence | None = None
 
     def use_running_sequences(self, running: RunningSequences) -> None:
+        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
         self._running = running
         self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
 
@@ -56,7 +61,11 @@ class WaitingSequenceSelector:
         return RequestKind.GENERATE if first is None else first.request.kind
 
     def peek_next_sequence(self, now: float, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
-        """Return the next sequence of this kind to start; None while the first one in turn has no room."""
+        """Return, without removing it, the next sequence of this kind that can start; record for others why they wait.
+
+        Return None while the first candidate has no room.
+        """
+
         if not len(self._queue):
             return None
         first = self._first_candidate(now, (kind,))
@@ -78,41 +87,50 @@ class WaitingSequenceSelector:
         return self._running.choose_fair_preemptions(first)
 
     def record_turned_away(self, sequence: Sequence, phase: RequestPhase, now: float) -> None:
-        """Record the cause for which the first sequence in turn cannot start."""
+        """Record the phase in which the first candidate waits, since it cannot start."""
         if (self._last_turned_away is not None and self._last_turned_away is not sequence
             and self._last_turned_away.state is SequenceState.WAITING):
             self._last_turned_away.timeline.enter_phase(RequestPhase.QUEUE, now)
         self._last_turned_away = sequence
         sequence.timeline.enter_phase(phase, now)
 
-    def is_blocked(self, sequence: Sequence) -> bool:
-        return self._why_blocked(sequence) is not None
+    def is_unstartable(self, sequence: Sequence) -> bool:
+        """Return whether the sequence waits and could not start even if there was room."""
+        return self._why_not_startable(sequence) is not None
 
     # -- internals
 
     def _first_candidate(self, now: float, kinds: Collection[RequestKind]) -> Sequence | None:
-        """Return the first sequence of these kinds that waits for nothing but room."""
-        suspects = self._fault_isolation.current_suspects(self.is_blocked)
+        """Return the first candidate of these kinds."""
+        suspects = self._fault_isolation.current_suspects(self.is_unstartable)
         if suspects is not None:
+            self._record_fault_isolation(suspects, now)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
             return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
-                         and not self.is_blocked(s)), None)
+                         and not self.is_unstartable(s)), None)
         first = None
         for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_competition
                        else self._queue.tenants):
             if first is None:
-                first = next(self._startable_sequences(tenant, now, kinds), None)
+                first = next(self._iter_candidates(tenant, now, kinds), None)
             else:
-                self._queue.get_unblocked_sequences(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
+                self._queue.get_sequences_not_set_aside(tenant)[0].timeline.enter_phase(RequestPhase.OTHER_TENANTS, now)
         return first
 
-    def _startable_sequences(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
-        candidates = (sequence for sequence in self._queue.get_unblocked_sequences(tenant)
-                      if not sequence.is_suspended and sequence.request.kind in kinds)
+    def _record_fault_isolation(self, suspects: Mapping[int, Sequence], now: float) -> None:
+        """Record for the first sequence of each tenant that it waits for the suspects, unless it is one."""
+        for tenant in self._queue.tenants:
+            first = next((s for s in self._queue.get_sequences_not_set_aside(tenant) if not s.is_suspended), None)
+            if first is not None and first.id not in suspects:
+                first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, now)
+
+    def _iter_candidates(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
+        unsuspended = (sequence for sequence in self._queue.get_sequences_not_set_aside(tenant)
+                       if not sequence.is_suspended and sequence.request.kind in kinds)
         num_examined = 0
-        for sequence in candidates:
-            phase = self._why_blocked(sequence) or (RequestPhase.SHARED_PREFIX
-                                                    if self._running.is_waiting_for_prefix(sequence) else None)
+        for sequence in unsuspended:
+            phase = self._why_not_startable(sequence) or (
+                RequestPhase.SHARED_PREFIX if self._running.is_waiting_for_prefix(sequence) else None)
             if phase is None:
                 yield sequence
             else:
@@ -121,8 +139,8 @@ class WaitingSequenceSelector:
             if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 
-    def _why_blocked(self, sequence: Sequence) -> RequestPhase | None:
-        """Return what blocks the sequence besides a lack of room."""
+    def _why_not_startable(self, sequence: Sequence) -> RequestPhase | None:
+        """Return what the sequence waits for besides room and a prefix; None if nothing, or if it does not wait."""
         if sequence.state is not SequenceState.WAITING:
             return None
         if sequence.is_suspended:
@@ -149,7 +167,7 @@ class WaitingSequenceSelector:
             or self._is_mostly_cached(first)):
             return first
         is_cached = self._running.block_pool.is_cached
-        candidates = [s for s in islice(self._queue.get_unblocked_sequences(first.request.tenant.name),
+        candidates = [s for s in islice(self._queue.get_sequences_not_set_aside(first.request.tenant.name),
                                         MAX_EXAMINED_SEQUENCES) if s.block_hashes and is_cached(s.block_hashes[0])]
         return next((s for s in candidates if self._is_mostly_cached(s) and self._can_start(s)), first)
 
@@ -157,7 +175,7 @@ class WaitingSequenceSelector:
         return self._running.count_cached_tokens(sequence) >= MIN_CACHED_FRACTION * sequence.length
 
     def _can_start(self, sequence: Sequence) -> bool:
-        return (not self.is_blocked(sequence) and not self._running.is_waiting_for_prefix(sequence)
+        return (not self.is_unstartable(sequence) and not self._running.is_waiting_for_prefix(sequence)
                 and self._why_no_room(sequence) is None)
 
 

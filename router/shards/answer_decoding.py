@@ -58,7 +58,8 @@ def combine_rank_infos(infos: list[pb.InfoAnswer]) -> ModelInfo:
 def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
     """Return the resources that a rank has loaded."""
     ids_by_kind = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
-    return frozenset(LoadableResource(kind, number) for kind in RESOURCE_KINDS for number in ids_by_kind[kind])
+    return frozenset(LoadableResource(kind, resource_id)
+                     for kind in RESOURCE_KINDS for resource_id in ids_by_kind[kind])
 
 
 def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
@@ -89,11 +90,11 @@ def _decode_rows(answer: pb.StepAnswer, model_info: ModelInfo) -> dict[int, Step
         raise InvalidShardAnswer(
             f"{min(counts)} to {max(counts)} tokens in a row, where 1 to {model_info.tokens_per_step} are possible")
     if len(tokens) == len(sequence_ids) and not answer.num_top_tokens:
-        return {number: StepResultRow((token,), (logprob,))
-                for number, token, logprob in zip(sequence_ids, tokens, logprobs, strict=True)}
+        return {sequence_id: StepResultRow((token,), (logprob,))
+                for sequence_id, token, logprob in zip(sequence_ids, tokens, logprobs, strict=True)}
     pieces = zip(split_by_counts(tokens, counts), split_by_counts(logprobs, counts),
                  split_by_counts(_decode_top_tokens(answer, len(tokens), model_info), counts), strict=True)
-    return {number: StepResultRow(*piece) for number, piece in zip(sequence_ids, pieces, strict=True)}
+    return {sequence_id: StepResultRow(*piece) for sequence_id, piece in zip(sequence_ids, pieces, strict=True)}
 
 
 def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: ModelInfo) -> list[list[tuple[int, float]]]:
@@ -126,7 +127,7 @@ def check_forward_seconds(answer: pb.StepAnswer | pb.EmbedAnswer) -> None:
 
 
 def decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
-    """Return the reasons of failures, by sequence number (for an EmbedAnswer, by index)."""
+    """Return the reasons of failures, by sequence id (for an EmbedAnswer, by index)."""
     if len(answer.failed) != len(answer.failures):
         raise InvalidShardAnswer(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
     reasons = [FAILURE_REASONS.get(failure, "the shard gave no reason") for failure in answer.failures]

@@ -10,7 +10,7 @@ from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.step_stream import RpcFailure, RpcOutcome
 from shard.pb import shard_pb2 as pb
 
-LOSS_BY_STATUS = {
+LOSS_REASON_BY_STATUS = {
     grpc.StatusCode.INTERNAL: ShardLossReason.STEP_ERROR,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ShardLossReason.MEMORY,
     grpc.StatusCode.FAILED_PRECONDITION: ShardLossReason.DEFECT,
@@ -20,9 +20,9 @@ LOSS_BY_STATUS = {
 REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
-STEP_LOSSES = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
+STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
 # In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
-LOSSES_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSSES, ShardLossReason.DEATH]
+LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
 
 
 class ShardsLost(Exception):
@@ -43,10 +43,12 @@ class ShardsLost(Exception):
 
 
 def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
-    """Return the most severe loss among the results of all messages, ordered by rank; None if there is none."""
+    """Return the most severe loss among the results of all messages on all ranks; None if there is none."""
+    # `results` are rank by rank, each in the order of the messages.
     losses = [loss for result, message in zip(results, cycle(messages), strict=False)
               if (loss := loss_from_result(result, message, world_size)) is not None]
-    return max(losses, key=lambda each: (LOSSES_BY_SEVERITY.index(each.loss_reason), each.needs_restart), default=None)
+    return max(losses, default=None,
+               key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))
 
 
 def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> ShardsLost | None:
@@ -60,15 +62,16 @@ def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> Shard
 
 
 def loss_from_rpc_failure(failure: RpcFailure, message: Any, world_size: int) -> ShardsLost:
-    loss = LOSS_BY_STATUS.get(failure.code, ShardLossReason.DEATH)
+    loss_reason = LOSS_REASON_BY_STATUS.get(failure.code, ShardLossReason.DEATH)
     needs_restart = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    if loss in STEP_LOSSES and isinstance(message, EPOCH_START_REQUESTS):
-        loss = ShardLossReason.DEFECT  # no rank is blocked by another, and replaced processes would fail the same way
-    elif loss in STEP_LOSSES and world_size > 1:
+    if loss_reason in STEP_LOSS_REASONS and isinstance(message, EPOCH_START_REQUESTS):
+        # No rank is blocked by another, and replaced processes would fail the same way.
+        loss_reason = ShardLossReason.DEFECT
+    elif loss_reason in STEP_LOSS_REASONS and world_size > 1:
         # Ranks that failed between two collectives are out of step, and some may wait for the others for ever.
-        loss, needs_restart = ShardLossReason.DEATH, True
-    elif loss in STEP_LOSSES and not isinstance(message, STEP_REQUESTS):
-        loss = ShardLossReason.DEFECT  # no sequence is to blame
+        loss_reason, needs_restart = ShardLossReason.DEATH, True
+    elif loss_reason in STEP_LOSS_REASONS and not isinstance(message, STEP_REQUESTS):
+        loss_reason = ShardLossReason.DEFECT  # no sequence is to blame
     is_warmup_rejected = isinstance(message, pb.WarmupRequest) and failure.code in REJECTION_STATUSES
-    return ShardsLost(loss, f"{failure.code.name.lower()}: {failure.reason}", needs_restart=needs_restart,
+    return ShardsLost(loss_reason, f"{failure.code.name.lower()}: {failure.reason}", needs_restart=needs_restart,
                       shard_reason=failure.reason, is_warmup_rejected=is_warmup_rejected)

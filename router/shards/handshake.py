@@ -12,8 +12,8 @@ from router.shards.failures import ShardsLost
 from router.shards.request_encoding import make_warmup_request
 from router.shards.shard_group import ShardGroup
 
-CALL_TIMEOUT_SECONDS = 10.0  # seconds, for calls without a forward pass
-# seconds; a large model without a GPU takes many minutes, and after this one counts as hung
+CALL_TIMEOUT_SECONDS = 10.0  # for calls without a forward pass
+# A large model without a GPU takes many minutes; after this one it counts as hung.
 WARMUP_TIMEOUT_SECONDS = 3600.0
 
 
@@ -23,8 +23,8 @@ class HandshakeResult:
 
     model_info: ModelInfo
     epoch: int
-    loaded_on_all_ranks: frozenset[LoadableResource]  # on every rank
-    loaded_on_any_rank: frozenset[LoadableResource]  # on at least one rank
+    loaded_on_all_ranks: frozenset[LoadableResource]
+    loaded_on_any_rank: frozenset[LoadableResource]
 
 
 async def perform_handshake(shards: ShardGroup, config: RouterConfig, last_epoch: int) -> HandshakeResult:

@@ -39,11 +39,14 @@ class LoadCallbacks:
     on_load_failed: Callable[[LoadableResource, str], None]
     on_unloaded: Callable[[LoadableResource], None]
     # seconds of a load, and why it failed, if it did
-    on_load_finished: Callable[[LoadableResource, float, str], None] = lambda *_: None
+    on_load_timed: Callable[[LoadableResource, float, str], None] = lambda *_: None
 
 
 class ResourceLoader:
-    """Resources by kind and source, and which of them the shards have loaded."""
+    """Resources by kind and source, and which of them the shards have loaded.
+
+    It sends the loads and unloads on which the scheduler's LoadableResourceCache has decided.
+    """
 
     def __init__(self, shards: ResourceRpcClient, callbacks: LoadCallbacks) -> None:
         self._shards = shards
@@ -128,7 +131,7 @@ class ResourceLoader:
     async def _load(self, resource: LoadableResource, epoch: int) -> str:
         started_at, source = now(), self._sources[resource]
         reason = await self._shards.load_resource(make_load_request(resource, source, epoch))
-        self._callbacks.on_load_finished(resource, now() - started_at, reason)
+        self._callbacks.on_load_timed(resource, now() - started_at, reason)
         if not reason and resource.kind == ADAPTER:
             self._load_counts[source] = self._load_counts.pop(source, 0) + 1
             while len(self._load_counts) > MAX_COUNTED_ADAPTERS:

@@ -14,3 +14,6 @@ METHOD_BY_REQUEST_TYPE = {
     pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
     pb.UnloadRequest: "Unload", pb.EmbedRequest: "Embed",
 }
+# The verbs that are sent as a StepMessage of the `Steps` stream, each in a field of its own.
+STEP_FIELD_BY_METHOD = {"Prefill": "prefill", "Decode": "decode", "Filter": "filter", "Concat": "concat",
+                        "Embed": "embed"}

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from router.scheduler.fault_isolation import ShardLossReason
 from router.shards.failures import ShardsLost, most_severe_loss
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
+from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE, STEP_FIELD_BY_METHOD
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
 
@@ -117,29 +117,6 @@ class RankConnection:
         await self._channel.close()
 
 
-class PendingAnswers:
-    """Pending outcomes, from all ranks, of messages that were sent together."""
-
-    def __init__(self, messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]", world_size: int) -> None:
-        self._messages = messages
-        self._outcomes = outcomes
-        self._world_size = world_size
-        self._num_missing = len(outcomes)
-        self.last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        for outcome in outcomes:
-            outcome.add_done_callback(self._on_outcome)
-
-    def _on_outcome(self, _: "asyncio.Future[RpcOutcome]") -> None:
-        self._num_missing -= 1
-        if not self._num_missing and not self.last_answer.done():
-            results = [outcome.result() for outcome in self._outcomes]
-            loss = most_severe_loss(self._messages, results, self._world_size)
-            if loss is None:
-                self.last_answer.set_result(results[len(self._messages) - 1])
-            else:
-                self.last_answer.set_exception(loss)
-
-
 class ShardGroup:
     """Connections to all ranks of one model."""
 
@@ -199,7 +176,7 @@ class ShardGroup:
         """
         serialized = [self._serialize(message) for message in messages]
         outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
-        return PendingAnswers(messages, outcomes, self.world_size).last_answer
+        return combine_outcomes(messages, outcomes, self.world_size)
 
     async def _call_outside_steps(self, request: Message) -> str:
         """Send a message that is not part of a step; return why some rank failed, or an empty string.
@@ -218,7 +195,7 @@ class ShardGroup:
 
     def _serialize(self, message: Any) -> tuple[str, bytes]:
         method = METHOD_BY_REQUEST_TYPE[type(message)]
-        wire_message = pb.StepMessage(**{method.lower(): message}) if self._use_stream else message
+        wire_message = pb.StepMessage(**{STEP_FIELD_BY_METHOD[method]: message}) if self._use_stream else message
         return method, wire_message.SerializeToString()
 
     async def _call_all_or_raise(self, message: Message, timeout: float) -> list[Any]:
@@ -231,6 +208,32 @@ class ShardGroup:
     async def _call_all(self, message: Message, timeout: float) -> list[RpcOutcome]:
         method, data = METHOD_BY_REQUEST_TYPE[type(message)], message.SerializeToString()
         return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
+
+
+def combine_outcomes(messages: list[Any], outcomes: "list[asyncio.Future[RpcOutcome]]",
+                     world_size: int) -> "asyncio.Future[Any]":
+    """Return a future of rank 0's answer to the last message, which ends when all outcomes are there.
+
+    After a failure of any rank it raises ShardsLost. `outcomes` are rank by rank, each in the order of the messages.
+    """
+    last_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    num_missing = len(outcomes)
+
+    def on_outcome(_: "asyncio.Future[RpcOutcome]") -> None:
+        nonlocal num_missing
+        num_missing -= 1
+        if num_missing or last_answer.done():
+            return
+        results = [outcome.result() for outcome in outcomes]
+        loss = most_severe_loss(messages, results, world_size)
+        if loss is None:
+            last_answer.set_result(results[len(messages) - 1])
+        else:
+            last_answer.set_exception(loss)
+
+    for outcome in outcomes:
+        outcome.add_done_callback(on_outcome)
+    return last_answer
 
 
 async def gather_or_cancel(coroutines: list[Coroutine[Any, Any, None]]) -> None:

@@ -46,7 +46,7 @@ class RunStats:
 
     def record_submission(self, events: list[SchedulerEvent], now: float, *,
                           is_arrival_known: bool = True) -> int | None:
-        """Count a request; return the number of its sequence if it was accepted."""
+        """Count a request; return the id of its sequence if it was accepted."""
         self.num_requests += is_arrival_known
         self.num_rejected += isinstance(events[0], RequestRejected)
         if not isinstance(events[0], RequestAccepted):

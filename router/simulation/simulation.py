@@ -69,7 +69,7 @@ class Simulation:
         heapq.heappush(self._scheduled_actions, (at, next(self._tie_breakers), action))
 
     def _next_event(self) -> tuple[float, Callable[[], None]] | None:
-        """Return the next event: a request arrives or is cancelled, a step is answered, or `expire` is due."""
+        """Return the next event: a request arrives or is cancelled, a step is answered, or `on_timer` is due."""
         candidates: list[tuple[float, Callable[[], None]]] = []
         if self._scheduled_actions:
             candidates.append((self._scheduled_actions[0][0], self._run_scheduled_action))
@@ -118,8 +118,8 @@ class Simulation:
         self.stats.record_events(events, self.now)
         for event in events:
             if isinstance(event, TokensGenerated):
-                for number in event.token_counts:
-                    self._num_tokens_left[number] -= 1
+                for sequence_id in event.token_counts:
+                    self._num_tokens_left[sequence_id] -= 1
         self._drop_ended(events)
 
     def _drop_ended(self, events: list[SchedulerEvent]) -> None:

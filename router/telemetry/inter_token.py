@@ -21,7 +21,7 @@ class InterTokenLatency:
         # other sequences that have tokens, with the time of their last delivery
         self._earlier_delivery_times: dict[int, float] = {}
 
-    def observe_token_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
+    def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
                                now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         if sequence_ids != self._last_sequence_ids:
@@ -38,15 +38,15 @@ class InterTokenLatency:
                                    now: float) -> Sequence[int]:
         repeated_ids = sequence_ids & self._last_sequence_ids
         self._histogram.observe(now - self._last_delivery_at, len(repeated_ids))
-        first_token_numbers = []
+        first_token_ids = []
         for sequence_id in sequence_ids - repeated_ids:
             last_delivery_at = self._earlier_delivery_times.pop(sequence_id, None)
             if last_delivery_at is None:
-                first_token_numbers.append(sequence_id)
+                first_token_ids.append(sequence_id)
             else:
                 self._histogram.observe(now - last_delivery_at)
         for sequence_id in self._last_sequence_ids - repeated_ids:
             if sequence_id in unfinished_ids:
                 self._earlier_delivery_times[sequence_id] = self._last_delivery_at
         self._last_sequence_ids, self._last_delivery_at = sequence_ids, now
-        return first_token_numbers
+        return first_token_ids

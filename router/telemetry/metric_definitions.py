@@ -30,7 +30,7 @@ OUTCOME_LABEL = ("outcome",)
 LOAD_OUTCOMES = ("ok", "failed")
 FETCH_OUTCOMES = ("ok", "missing", "failed")
 MAX_NAMED_ADAPTERS = 100  # adapters that are counted by name
-SHARD_LOSS_NAMES = tuple(loss.name.lower() for loss in ShardLossReason)
+SHARD_LOSS_NAMES = tuple(loss_reason.name.lower() for loss_reason in ShardLossReason)
 
 
 # LoRAX's names of the same metrics.

@@ -78,10 +78,10 @@ class RequestMetrics:
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
 
-    def observe_token_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
+    def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
                                now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        return self._inter_token_latency.observe_token_delivery(sequence_ids, unfinished_ids, now)
+        return self._inter_token_latency.record_delivery(sequence_ids, unfinished_ids, now)
 
     def observe_first_token(self, record: RequestRecord, now: float) -> None:
         """Observe the time to the first token."""
@@ -96,7 +96,7 @@ class RequestMetrics:
         self._total_seconds.observe(timeline.ended_at - record.arrived_at)
         self._phase_seconds["validation"].observe(timeline.submitted_at - record.arrived_at)
         self._phase_seconds["queue"].observe(
-            fsum(seconds for cause, seconds in phase_seconds.items() if cause not in RUNNING_PHASES))
+            fsum(seconds for phase, seconds in phase_seconds.items() if phase not in RUNNING_PHASES))
         self._phase_seconds["inference"].observe(inference_seconds)
         self._phase_seconds["mean_time_per_token"].observe(inference_seconds / max(record.num_generated, 1))
         self._generated_tokens.observe(record.num_generated)
@@ -191,9 +191,9 @@ class StepMetrics:
         """Count delivered tokens, given by sequence."""
         self._generated_tokens.add(len(token_counts) if self._single_token_steps else sum(token_counts.values()))
 
-    def count_shard_loss(self, loss: ShardLossReason, plans: Iterable[StepPlan]) -> None:
+    def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:
         """Count a loss of the shards, and the steps that were in flight."""
-        self._shard_losses[loss.name.lower()].add()
+        self._shard_losses[loss_reason.name.lower()].add()
         for plan in plans:
             if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
                 method.num_lost.add()

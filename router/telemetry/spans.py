@@ -77,12 +77,12 @@ class RequestTrace:
     def end_request(self, outcome_attributes: SpanAttributes, *, is_server_error: bool) -> None:
         """Send the spans. `is_server_error`: the server is at fault, not the client."""
         ended_at = now()
-        records = [account for _, account in self._sequences]
+        records = [record for _, record in self._sequences]
         for phase in request_phase_spans(self._arrived_at, records, ended_at):
             self._span.add_child(phase.name, self._to_unix_nanoseconds(phase.started_at),
                                  self._to_unix_nanoseconds(phase.ended_at), phase.attributes)
         attributes = {**self._attributes, **outcome_attributes,
-                      **request_attributes([choice for choice, _ in self._sequences]),
+                      **request_attributes([validated for validated, _ in self._sequences]),
                       **response_attributes(self._arrived_at, records, ended_at)}
         self._span.end(self._to_unix_nanoseconds(ended_at), attributes, failed=is_server_error)
 
@@ -99,7 +99,7 @@ def to_nanoseconds(seconds: float) -> int:
 
 def request_phase_spans(arrived_at: float, records: Sequence[RequestRecord], now: float) -> Iterator[PhaseSpan]:
     if records:
-        yield PhaseSpan("validation", arrived_at, min(account.timeline.submitted_at for account in records), {})
+        yield PhaseSpan("validation", arrived_at, min(record.timeline.submitted_at for record in records), {})
     for record in records[:MAX_TRACED_SEQUENCES]:
         yield from islice(sequence_phase_spans(record, now), MAX_SPANS_PER_SEQUENCE)
 
@@ -115,8 +115,8 @@ def sequence_phase_spans(record: RequestRecord, now: float) -> Iterator[PhaseSpa
 
 
 def phase_span_name(interval: PhaseInterval) -> str:
-    cause = interval[0]
-    return str(cause) if cause in RUNNING_PHASES else QUEUE_SPAN
+    phase = interval[0]
+    return str(phase) if phase in RUNNING_PHASES else QUEUE_SPAN
 
 
 # -- attributes
@@ -148,14 +148,14 @@ def response_attributes(arrived_at: float, records: Sequence[RequestRecord], now
     if not records:
         return {}
     attributes: dict[str, AttributeValue] = {
-        "gen_ai.usage.input_tokens": sum(account.num_prompt_tokens for account in records),
-        "gen_ai.usage.output_tokens": sum(account.num_generated for account in records),
-        "gen_ai.usage.cache_read.input_tokens": sum(account.timeline.num_prefix_hit_tokens for account in records)}
-    reasons = [account.finish_reason for account in records if account.finish_reason is not None]
+        "gen_ai.usage.input_tokens": sum(record.num_prompt_tokens for record in records),
+        "gen_ai.usage.output_tokens": sum(record.num_generated for record in records),
+        "gen_ai.usage.cache_read.input_tokens": sum(record.timeline.num_prefix_hit_tokens for record in records)}
+    reasons = [record.finish_reason for record in records if record.finish_reason is not None]
     if reasons:
         attributes["gen_ai.response.finish_reasons"] = [FINISH_REASON_NAMES.get(reason, str(reason))
                                                         for reason in reasons]
-    first_token_times = [first_token_at(account, now) for account in records if account.num_generated]
+    first_token_times = [first_token_at(record, now) for record in records if record.num_generated]
     if first_token_times:
         attributes["gen_ai.response.time_to_first_chunk"] = min(first_token_times) - arrived_at
         attributes["gen_ai.latency.time_to_first_token"] = min(first_token_times) - arrived_at
@@ -165,14 +165,14 @@ def response_attributes(arrived_at: float, records: Sequence[RequestRecord], now
 def first_token_at(record: RequestRecord, now: float) -> float:
     """Return the time of the first token: the first decode's start, or the end of a text with only one token."""
     intervals = record.timeline.intervals(now)
-    return next((start for cause, start, _ in intervals if cause is RequestPhase.DECODE), intervals[-1][2])
+    return next((start for phase, start, _ in intervals if phase is RequestPhase.DECODE), intervals[-1][2])
 
 
 def latency_attributes(arrived_at: float, records: Sequence[RequestRecord], now: float) -> dict[str, AttributeValue]:
     """Return durations in seconds, under vLLM's names."""
     names = {QUEUE_SPAN: "time_in_queue", RequestPhase.PREFILL: "time_in_model_prefill",
              RequestPhase.DECODE: "time_in_model_decode"}
-    intervals = [interval for account in records for interval in account.timeline.intervals(now)]
+    intervals = [interval for record in records for interval in record.timeline.intervals(now)]
     attributes: dict[str, AttributeValue] = {"gen_ai.latency.e2e": now - arrived_at}
     for name, latency_name in names.items():
         durations = [interval[2] - interval[1] for interval in intervals if phase_span_name(interval) == name]

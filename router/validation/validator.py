@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from router.adapters.reference import RequestedAdapter as AdapterWanted
-from router.adapters.reference import ResolvedAdapter
+from router.adapters.reference import RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.block_hash import hash_namespace
 from router.config import RouterConfig
@@ -78,7 +77,7 @@ class GenerationInput:
     top_n_tokens: int | None = None
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
-    adapter: AdapterWanted | None = None
+    adapter: RequestedAdapter | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
     tenant: Tenant = DEFAULT_TENANT

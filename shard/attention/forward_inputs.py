@@ -13,7 +13,7 @@ from torch import Tensor
 from shard.attention.backend import AttentionBackend
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan, make_int64_tensor
-from shard.state.transaction import Step
+from shard.state.step import Step
 
 DUMMY_TOKEN = 0
 
@@ -47,7 +47,8 @@ def build_forward_inputs(step: Step, cache: KVCache, attention: AttentionBackend
 
 
 def iter_token_spans(step: Step) -> Iterator[TokenSpan]:
-    """Yield the span of each of the step's sequences on the token axis."""
+    """Yield the span of each of the step's sequences on the token axis, with its positions and blocks: what attention
+    reads and writes. (`find_chunk_rows` gives rows alone.)"""
     row = len(step.decodes)
     for i, sequence in enumerate(step.decodes):
         yield TokenSpan(i, len(sequence.tokens) - 1, 1, sequence.blocks)
@@ -57,7 +58,8 @@ def iter_token_spans(step: Step) -> Iterator[TokenSpan]:
 
 
 def list_sampled_rows(step: Step, spans: list[TokenSpan]) -> list[int]:
-    """Return the last row of each sequence in `Step.sampled_sequences`."""
+    """Return the row of the last token of each sequence in `Step.sampled_sequences`: of every decode, and of every
+    chunk that is the last of its sequence. These rows are sampled."""
     num_decodes = len(step.decodes)
     chunks = zip(step.chunks, spans[num_decodes:], strict=True)
     return [*range(num_decodes), *(span.first_row + span.length - 1 for chunk, span in chunks if chunk.is_last)]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from shard.attention.token_span import make_int64_tensor
+from shard.state.block_usage import MIN_BLOCK_SIZE
 
 NUM_RESERVED_BLOCKS = 2
-GATHER_UNIT_SLOTS = 16  # slots that are gathered together; every block size is a multiple of it
+GATHER_UNIT_SLOTS = MIN_BLOCK_SIZE  # slots that are gathered together
 
 
 class KVCache:
@@ -26,7 +27,7 @@ class KVCache:
                  dtype: torch.dtype, device: torch.device) -> None:
         assert block_size % GATHER_UNIT_SLOTS == 0
         self.block_size = block_size
-        self.num_blocks = num_blocks  # without the spare ones
+        self.num_blocks = num_blocks  # without the reserved ones
         self.zero_block = num_blocks
         self.scratch_block = num_blocks + 1
         self.scratch_slot = self.scratch_block * block_size

@@ -86,15 +86,15 @@ def check_weights_fit(needed_bytes: int, available: AvailableMemory, num_shards:
             "smaller model")
 
 
-def count_fitting_blocks(budget: MemoryBudget, block_bytes: int, num_spare_blocks: int) -> int:
-    """Return how many blocks fit beside the spare ones, at least 0."""
-    return max(0, budget.bytes // block_bytes - num_spare_blocks)
+def count_fitting_blocks(budget: MemoryBudget, block_bytes: int, num_reserved_blocks: int) -> int:
+    """Return how many blocks fit beside the reserved ones, at least 0."""
+    return max(0, budget.bytes // block_bytes - num_reserved_blocks)
 
 
-def check_any_block_fits(num_blocks: int, budget: MemoryBudget, block_bytes: int, num_spare_blocks: int) -> None:
+def check_any_block_fits(num_blocks: int, budget: MemoryBudget, block_bytes: int, num_reserved_blocks: int) -> None:
     if num_blocks < 1:
         raise StartupOutOfMemory(
-            f"there is no room for a cache: {num_spare_blocks + 1} blocks of {block_bytes} bytes are the least, "
+            f"there is no room for a cache: {num_reserved_blocks + 1} blocks of {block_bytes} bytes are the least, "
             f"and there are {format_gib(budget.bytes)} ({budget.reason}); raise --memory-fraction, free memory, or "
             f"choose more shards or a smaller model")
 

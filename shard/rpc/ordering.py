@@ -1,8 +1,8 @@
 """The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back.
 
 The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later ones
-of the epoch. A `PendingResult` is waited for in another thread and finished in the compute thread, behind the messages
-that arrived meanwhile or by one of them.
+of the epoch. A `PendingResult` is waited for in another thread. It is finished in the compute thread: either by a job
+of its own, or earlier by a later message that needs its result.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RpcFailure:
+class RpcStatus:
     """Status that is sent instead of an answer."""
 
     code: Any
     reason: str
 
 
-SHARD_STOPPING = RpcFailure(StatusCode.UNAVAILABLE, "the shard stops")
+SHARD_STOPPING = RpcStatus(StatusCode.UNAVAILABLE, "the shard stops")
 
 
 @dataclass(slots=True)
 class PendingCall(Generic[Answer]):
-    """A received message and the future of its outcome. It is applied even if the client disconnects, since the other
-    ranks apply it too."""
+    """Call that applies a received message, and the future of its outcome. The call is made even if the client
+    disconnects, since the other ranks make it too."""
 
     call: Callable[[], Answer | PendingResult[Answer]]
-    outcome: "asyncio.Future[Answer | RpcFailure]"
+    outcome: "asyncio.Future[Answer | RpcStatus]"
 
 
 @dataclass(slots=True)
@@ -52,9 +52,10 @@ class Epoch:
     """State of one epoch's messages: which order is next, which came early, and why the epoch ended."""
 
     number: int
-    closed_reason: str = ""  # why nothing more is queued; written by the event loop
-    failure_reason: str = ""  # why nothing more is applied; written by the compute thread
-    discard_reason: str = ""  # why results of steps under way are discarded: a step with a `PendingResult` failed
+    # Reasons, empty while there is none.
+    why_no_more_queued: str = ""  # written by the event loop
+    why_no_more_applied: str = ""  # written by the compute thread
+    why_results_discarded: str = ""  # results of steps under way, since a step with a `PendingResult` failed
     next_order: int = 1  # the lowest order that is not queued yet
     early_messages: dict[int, PendingCall[Any]] = field(default_factory=dict)  # held back until their turn
     rejected_orders: set[int] = field(default_factory=set)  # orders that came after the end
@@ -62,8 +63,9 @@ class Epoch:
     missing_order: int = 0  # the order that the timer waits for
 
     @property
-    def end_reason(self) -> str:
-        return self.failure_reason or self.closed_reason
+    def why_over(self) -> str:
+        """Reason why messages are rejected, or empty."""
+        return self.why_no_more_applied or self.why_no_more_queued
 
     def is_order_used(self, order: int) -> bool:
         return order < self.next_order or order in self.early_messages or order in self.rejected_orders
@@ -78,15 +80,15 @@ class MessageSequencer:
         self._compute_executor = compute_executor
         self._waiting_executor = waiting_executor
         self._gap_timeout = gap_timeout
-        self.epoch = Epoch(0, closed_reason="there was no Reset yet")
+        self.epoch = Epoch(0, why_no_more_queued="there was no Reset yet")
 
     def begin_epoch(self, number: int, reset: Callable[[], Answer]) -> PendingCall[Answer]:
         """Begin an epoch, which is current at once, though steps of the one before may still be under way."""
         self.end_epoch("another epoch was started")
         self.epoch = Epoch(number)
-        received = make_received_message(reset)
-        self._queue_message(self.epoch, received)
-        return received
+        pending_call = make_pending_call(reset)
+        self._queue_message(self.epoch, pending_call)
+        return pending_call
 
     def end_epoch(self, reason: str) -> None:
         self._close_epoch(self.epoch, reason)
@@ -96,73 +98,78 @@ class MessageSequencer:
 
     def receive(self, request: OrderedRequest,
                 verb: Callable[[Any], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:
-        epoch, received = self.epoch, make_received_message(partial(verb, request))
+        epoch = self.epoch
+        pending_call = make_pending_call(partial(verb, request))
         if request.epoch != epoch.number:
-            fail_message(received, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
+            fail_call(pending_call, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
         elif not request.order:
-            fail_message(received, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
+            fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
         elif epoch.is_order_used(request.order):
-            fail_message(received, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
+            fail_call(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
-            epoch.early_messages[request.order] = received
+            epoch.early_messages[request.order] = pending_call
             self._queue_ready_messages(epoch)
-        return received
+        return pending_call
 
     def _queue_ready_messages(self, epoch: Epoch) -> None:
         """Queue the messages whose turn it is, and hold back or reject the rest."""
-        while not epoch.end_reason and epoch.next_order in epoch.early_messages:
+        while not epoch.why_over and epoch.next_order in epoch.early_messages:
             self._queue_message(epoch, epoch.early_messages.pop(epoch.next_order))
             epoch.next_order += 1
-        if epoch.end_reason:
+        if epoch.why_over:
             self._reject_early_messages(epoch)
         self._update_gap_timer(epoch)
 
-    def _queue_message(self, epoch: Epoch, received: PendingCall[Any]) -> None:
-        job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch, received)
-        job.add_done_callback(partial(self._on_applied, epoch, received))
+    def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
+        job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,
+                                                         pending_call)
+        job.add_done_callback(partial(self._resolve_unless_pending, epoch, pending_call))
 
     def _apply_message(self, epoch: Epoch,
-                       received: PendingCall[Answer]) -> Answer | RpcFailure | PendingResult[Answer]:
+                       pending_call: PendingCall[Answer]) -> Answer | RpcStatus | PendingResult[Answer]:
         """Apply a message in the compute thread, and so in order."""
-        outcome = call_unless_failed(epoch, received.call)
+        outcome = call_in_epoch(epoch, pending_call.call)
         if isinstance(outcome, PendingResult):
-            outcome.future.add_done_callback(partial(self._post_pending_result, epoch, received))
-            self._waiting_executor.submit(self._wait_and_finish, epoch, received, outcome)
+            outcome.future.add_done_callback(partial(self._resolve_with_pending_result, epoch, pending_call))
+            self._waiting_executor.submit(self._wait_and_finish, epoch, pending_call, outcome)
         return outcome
 
-    def _wait_and_finish(self, epoch: Epoch, received: PendingCall[Any],
+    def _wait_and_finish(self, epoch: Epoch, pending_call: PendingCall[Any],
                          pending_result: PendingResult[Any]) -> None:
         """Wait for a `PendingResult` in the waiting thread, then finish it in the compute thread."""
         with suppress(Exception):  # `finish_without_raising` meets the same error
             pending_result.wait()
-        post_stopping = partial(self._post_outcome, epoch, received, SHARD_STOPPING)
+        resolve_as_stopping = partial(self._resolve_threadsafe, epoch, pending_call, SHARD_STOPPING)
         try:
             self._compute_executor.submit(pending_result.finish_without_raising).add_done_callback(
-                lambda job: post_stopping() if job.cancelled() else None)
+                lambda job: resolve_as_stopping() if job.cancelled() else None)
         except RuntimeError:  # the compute thread has been shut down
-            post_stopping()
+            resolve_as_stopping()
 
-    def _post_pending_result(self, epoch: Epoch, received: PendingCall[Any], future: "Future[Any]") -> None:
-        """Post the outcome of a `PendingResult`, in the compute thread. A failure of a message behind it does not
-        matter, a failed `PendingResult` before it does."""
-        outcome: Any = make_epoch_over_failure(epoch, epoch.discard_reason) or call_or_failure(future.result)
-        if isinstance(outcome, RpcFailure):
-            epoch.discard_reason = epoch.discard_reason or outcome.reason
-            epoch.failure_reason = epoch.failure_reason or outcome.reason
-        self._post_outcome(epoch, received, outcome)
+    def _resolve_with_pending_result(self, epoch: Epoch, pending_call: PendingCall[Any], future: "Future[Any]") -> None:
+        """Resolve the call with its finished `PendingResult`, in the compute thread. A failure of a message behind it
+        does not matter, a failed `PendingResult` before it does."""
+        outcome: Any = make_epoch_over_status(epoch, epoch.why_results_discarded) or call_or_status(future.result)
+        if isinstance(outcome, RpcStatus):
+            epoch.why_results_discarded = epoch.why_results_discarded or outcome.reason
+            epoch.why_no_more_applied = epoch.why_no_more_applied or outcome.reason
+        self._resolve_threadsafe(epoch, pending_call, outcome)
 
-    def _post_outcome(self, epoch: Epoch, received: PendingCall[Any], outcome: object) -> None:
-        received.outcome.get_loop().call_soon_threadsafe(self._set_outcome, epoch, received, outcome)
+    def _resolve_threadsafe(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
+        """Resolve the call from a thread other than the event loop's."""
+        pending_call.outcome.get_loop().call_soon_threadsafe(self._resolve, epoch, pending_call, outcome)
 
-    def _on_applied(self, epoch: Epoch, received: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
+    def _resolve_unless_pending(self, epoch: Epoch, pending_call: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
+        """Resolve the call with the outcome of its job, unless that is a `PendingResult`, which resolves it later."""
         outcome = get_job_outcome(job)
         if not isinstance(outcome, PendingResult):
-            self._set_outcome(epoch, received, outcome)
+            self._resolve(epoch, pending_call, outcome)
 
-    def _set_outcome(self, epoch: Epoch, received: PendingCall[Any], outcome: object) -> None:
-        if not received.outcome.done():  # the shard may stop while a step ends
-            received.outcome.set_result(outcome)
-        if epoch.failure_reason:
+    def _resolve(self, epoch: Epoch, pending_call: PendingCall[Any], outcome: object) -> None:
+        """Set the outcome of the call, in the event loop."""
+        if not pending_call.outcome.done():  # the shard may stop while a step ends
+            pending_call.outcome.set_result(outcome)
+        if epoch.why_no_more_applied:
             self._queue_ready_messages(epoch)
 
     def _update_gap_timer(self, epoch: Epoch) -> None:
@@ -177,58 +184,59 @@ class MessageSequencer:
 
     def _close_epoch(self, epoch: Epoch, reason: str) -> None:
         """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
-        epoch.closed_reason = epoch.closed_reason or reason
+        epoch.why_no_more_queued = epoch.why_no_more_queued or reason
         self._queue_ready_messages(epoch)
 
     def _reject_early_messages(self, epoch: Epoch) -> None:
-        for received in epoch.early_messages.values():
-            received.outcome.set_result(make_epoch_over_failure(epoch, epoch.end_reason))
+        for pending_call in epoch.early_messages.values():
+            pending_call.outcome.set_result(make_epoch_over_status(epoch, epoch.why_over))
         epoch.rejected_orders.update(epoch.early_messages)
         epoch.early_messages.clear()
 
 
-def make_received_message(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:
+def make_pending_call(call: Callable[[], Answer | PendingResult[Answer]]) -> PendingCall[Answer]:
     return PendingCall(call, asyncio.get_running_loop().create_future())
 
 
-def set_outcome(received: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
-    received.outcome.set_result(get_job_outcome(job))
+def resolve_with_job(pending_call: PendingCall[Any], job: "asyncio.Future[Any]") -> None:
+    pending_call.outcome.set_result(get_job_outcome(job))
 
 
 def get_job_outcome(job: "asyncio.Future[Any]") -> Any:
     return SHARD_STOPPING if job.cancelled() else job.result()
 
 
-def fail_message(received: PendingCall[Any], code: Any, reason: str) -> None:
-    received.outcome.set_result(RpcFailure(code, reason))
+def fail_call(pending_call: PendingCall[Any], code: Any, reason: str) -> None:
+    pending_call.outcome.set_result(RpcStatus(code, reason))
 
 
-def call_unless_failed(epoch: Epoch, call: Callable[[], Answer]) -> Answer | RpcFailure:
-    """Run a message's call in the compute thread, unless the epoch has failed."""
-    if (refusal := make_epoch_over_failure(epoch, epoch.failure_reason)) is not None:
-        return refusal
-    outcome = call_or_failure(call)
-    if isinstance(outcome, RpcFailure):
-        epoch.failure_reason = outcome.reason
+def call_in_epoch(epoch: Epoch, call: Callable[[], Answer]) -> Answer | RpcStatus:
+    """Run a message's call in the compute thread, unless the epoch applies no more. An error ends the epoch."""
+    if (rejection := make_epoch_over_status(epoch, epoch.why_no_more_applied)) is not None:
+        return rejection
+    outcome = call_or_status(call)
+    if isinstance(outcome, RpcStatus):
+        epoch.why_no_more_applied = outcome.reason
     return outcome
 
 
-def make_epoch_over_failure(epoch: Epoch, reason: str) -> RpcFailure | None:
-    return RpcFailure(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}") if reason else None
+def make_epoch_over_status(epoch: Epoch, reason: str) -> RpcStatus | None:
+    return RpcStatus(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}") if reason else None
 
 
-def call_or_failure(call: Callable[[], Answer]) -> Answer | RpcFailure:
+def call_or_status(call: Callable[[], Answer]) -> Answer | RpcStatus:
+    """Return the answer of the call, or the status for its error."""
     try:
         return call()
     except MalformedMessage as error:
-        return RpcFailure(StatusCode.INVALID_ARGUMENT, str(error))
+        return RpcStatus(StatusCode.INVALID_ARGUMENT, str(error))
     except StartupOutOfMemory as error:
-        return RpcFailure(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return RpcStatus(StatusCode.RESOURCE_EXHAUSTED, str(error))
     except RejectedMessage as error:
-        return RpcFailure(StatusCode.FAILED_PRECONDITION, str(error))
+        return RpcStatus(StatusCode.FAILED_PRECONDITION, str(error))
     except StepOutOfMemory as error:
         logger.exception("there was no memory for a step")
-        return RpcFailure(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return RpcStatus(StatusCode.RESOURCE_EXHAUSTED, str(error))
     except Exception as error:
         logger.exception("a step failed")
-        return RpcFailure(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        return RpcStatus(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -137,9 +137,9 @@ async def serve_until_stopped(config: ShardConfig, worker: Worker, compute_execu
                               span_sender: SpanSender | None = None) -> None:
     """Serve until `stop_event` is set."""
     answer_delay = worker.pop_answer_delay if isinstance(worker, SimulatedWorker) else no_delay
-    with open_step_log(config.step_log) as run_step:
+    with open_step_log(config.step_log) as call_verb:
         service = ShardService(worker, config.gap_timeout, answer_delay,
-                               trace_steps(span_sender, config.rank, run_step), compute_executor,
+                               trace_steps(span_sender, config.rank, call_verb), compute_executor,
                                on_progress=on_progress)
         async with serve_grpc(config.socket, service, HealthService(config.router_grace, stop_event.set)):
             for number in STOP_SIGNALS:

@@ -20,12 +20,12 @@ from shard.rpc.ordering import (
     Answer,
     MessageSequencer,
     PendingCall,
-    RpcFailure,
+    RpcStatus,
     StatusCode,
-    call_or_failure,
-    fail_message,
-    make_received_message,
-    set_outcome,
+    call_or_status,
+    fail_call,
+    make_pending_call,
+    resolve_with_job,
 )
 from shard.rpc.step_stream import StepStreamServer
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
@@ -63,7 +63,7 @@ class Worker(Protocol):
 class StreamedMessage:
     """Message received on a `Steps` stream."""
 
-    received: PendingCall[Any]
+    pending_call: PendingCall[Any]
     step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
@@ -75,16 +75,16 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
     def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
-                 run_step: VerbCaller = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
+                 call_verb: VerbCaller = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = ignore_progress) -> None:
         """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
-        order, is delayed. `run_step` calls the verb with the request, in the compute thread: that of
+        order, is delayed. `call_verb` calls the verb with the request, in the compute thread: that of
         `compute_executor`, in which the worker was made if it must be made where it computes. The service owns
         `compute_executor` from now on. `on_progress` is called when the shard is warm."""
         self.worker = worker
         self.num_calls: Counter[str] = Counter()
         self._answer_delay = answer_delay
-        self._run_step = run_step
+        self._call_verb = call_verb
         self._on_progress = on_progress
         self._compute_executor = compute_executor or ThreadPoolExecutor(1, "compute")
         self._waiting_executor = ThreadPoolExecutor(1, "waiting")
@@ -131,8 +131,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         if request.epoch <= current_epoch:
             await context.abort(StatusCode.FAILED_PRECONDITION,
                                 f"epoch {current_epoch} is in force, {request.epoch} is not higher")
-        received = self._sequencer.begin_epoch(request.epoch, partial(self.worker.reset, request))
-        return await self._await_answer(received, context)
+        pending_call = self._sequencer.begin_epoch(request.epoch, partial(self.worker.reset, request))
+        return await self._await_answer(pending_call, context)
 
     async def Prefill(self, request: pb.PrefillRequest, context: AbortableContext) -> pb.StepAnswer:
         self.num_calls["Prefill"] += 1
@@ -179,10 +179,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._open_calls.add(call)
         call.add_done_callback(self._open_calls.discard)
 
-    async def _await_answer(self, received: PendingCall[Answer], context: AbortableContext) -> Answer:
+    async def _await_answer(self, pending_call: PendingCall[Answer], context: AbortableContext) -> Answer:
         self._track_call()
-        outcome = await asyncio.shield(received.outcome)
-        if isinstance(outcome, RpcFailure):
+        outcome = await asyncio.shield(pending_call.outcome)
+        if isinstance(outcome, RpcStatus):
             await context.abort(outcome.code, outcome.reason)
         return outcome
 
@@ -190,7 +190,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _answer_step(self, request: Any, verb: Callable[[Any], Answer | PendingResult[Answer]],
                            context: AbortableContext) -> Answer:
-        answer: Answer = await self._await_answer(self._sequencer.receive(request, partial(self._run_step, verb)),
+        answer: Answer = await self._await_answer(self._sequencer.receive(request, partial(self._call_verb, verb)),
                                                   context)
         if delay := self._answer_delay(request.epoch, request.order):
             await asyncio.sleep(delay)
@@ -210,17 +210,17 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             case "concat":
                 self.num_calls["Concat"] += 1
                 return StreamedMessage(self._sequencer.receive(message.concat, self.worker.concat), None)
-        received = make_received_message(lambda: None)
-        fail_message(received, StatusCode.INVALID_ARGUMENT, "the message names no verb")
-        return StreamedMessage(received, None)
+        pending_call = make_pending_call(lambda: None)
+        fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
+        return StreamedMessage(pending_call, None)
 
     def _receive_step(self, verb_name: str, request: Any, verb: Callable[[Any], Any]) -> StreamedMessage:
         self.num_calls[verb_name] += 1
-        return StreamedMessage(self._sequencer.receive(request, partial(self._run_step, verb)), request)
+        return StreamedMessage(self._sequencer.receive(request, partial(self._call_verb, verb)), request)
 
     async def _await_outcome(self, streamed: StreamedMessage) -> pb.StepOutcome:
-        outcome = await asyncio.shield(streamed.received.outcome)
-        if isinstance(outcome, RpcFailure):
+        outcome = await asyncio.shield(streamed.pending_call.outcome)
+        if isinstance(outcome, RpcStatus):
             return pb.StepOutcome(trouble=pb.Trouble(code=outcome.code.value[0], reason=outcome.reason))
         if streamed.step_request is None:
             return pb.StepOutcome(acknowledgement=outcome)
@@ -234,10 +234,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _run_unordered(self, executor: ThreadPoolExecutor, call: Callable[[], Answer],
                              context: AbortableContext) -> Answer:
-        received = make_received_message(call)
-        job = asyncio.get_running_loop().run_in_executor(executor, call_or_failure, call)
-        job.add_done_callback(partial(set_outcome, received))
-        return await self._await_answer(received, context)
+        pending_call = make_pending_call(call)
+        job = asyncio.get_running_loop().run_in_executor(executor, call_or_status, call)
+        job.add_done_callback(partial(resolve_with_job, pending_call))
+        return await self._await_answer(pending_call, context)
 
     async def _check_epoch(self, epoch_number: int, context: AbortableContext) -> None:
         if epoch_number != self._sequencer.epoch.number:

@@ -1,1 +1,1 @@
-"""One forward pass: inputs, model, sampling, CUDA graphs; the exactness gate."""
+"""One forward pass and the choice of tokens: model runner, CUDA graphs, pooling; the exactness gates."""

@@ -1,5 +1,5 @@
 """Replay of captured decode steps (CUDA graphs): the launches of a step are captured once per number of rows, and then
-repeated with other numbers.
+repeated with other inputs.
 
 A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
 sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
@@ -26,13 +26,13 @@ from shard.lora.lora_work_list import LoraWorkList, StaticLoraWorkList
 from shard.lora.routing import AdapterRouting
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
-from shard.state.transaction import Step
+from shard.state.step import Step
 
 LaunchFunction = Callable[[], object]
 # from a function that launches a step to one that repeats it with the same tensors
 CaptureFunction = Callable[[LaunchFunction], LaunchFunction]
 MIN_CAPTURED_ROWS = 2  # rows: docs/exactness.md, "A single row is computed as two"
-# captured numbers of rows are 8 apart up to FINE, 32 apart up to COARSE, then 64
+# captured numbers of rows are 8 apart up to the first, 32 apart up to the second, then 64
 MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
 
 
@@ -75,8 +75,8 @@ class InFlightReplay:
 class MaxDecodeSize:
     """Size of the largest step."""
 
-    max_rows: int
-    max_sequence_length: int  # of a sequence
+    max_rows: int  # `iter_capture_sizes` rounds it up
+    max_sequence_length: int
 
 
 class CapturedStep(NamedTuple):
@@ -154,13 +154,14 @@ class CudaGraphRunner:
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
     def _prepare_step(self, step: Step, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
-        """Send the numbers of this step and return the captured calls for it. `previous_rows` has the rows of the
+        """Send the inputs of this step and return the captured calls for it. `previous_rows` has the rows of the
         tokens that the last step chose, by sequence."""
         count = len(step.decodes)
         rows = min((rows for rows in self._captured_steps if rows >= count), default=0)
         if not rows or step.chunks or cache is not self._cache:
             return None
-        captured, adapters = self._captured_steps[rows], [sequence.adapter_id for sequence in step.decodes]
+        captured = self._captured_steps[rows]
+        adapters = [sequence.adapter_id for sequence in step.decodes]
         if any(adapters):
             if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
                 return None
@@ -216,7 +217,8 @@ def forward_with_adapters(adapter_routing: AdapterRouting, lora_work: LoraWorkLi
 
 
 def iter_capture_sizes(max_rows: int) -> Iterator[int]:
-    """Yield the numbers of rows to capture, close enough that steps have little padding."""
+    """Yield the numbers of rows to capture, close enough that steps have little padding. The last is `max_rows` or the
+    next such number above it."""
     num_rows = MIN_CAPTURED_ROWS
     while num_rows < max_rows:
         yield num_rows

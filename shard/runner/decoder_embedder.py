@@ -4,7 +4,8 @@ Their keys and values are in a separate cache, not the one that the router alloc
 so far needed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as GenericSequence
 
 import torch
 
@@ -14,12 +15,10 @@ from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting
 from shard.runner.model_runner import RunnableModel, make_adapter_runs
 from shard.runner.pooling import Pooling
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.pooling_text import PoolingText
-from shard.state.sequence import SamplingParams
-from shard.state.sequence import Sequence as Prompt
-from shard.state.transaction import PrefillChunk, Step
-
-BLOCK_SIZE = 16
+from shard.state.sequence import SamplingParams, Sequence
+from shard.state.step import PrefillChunk, Step
 
 
 class DecoderEmbedder:
@@ -28,7 +27,7 @@ class DecoderEmbedder:
     def __init__(self, model: RunnableModel, attention: AttentionBackend, pooling: Pooling,
                  adapter_routing: AdapterRouting, *, make_cache: Callable[[int], KVCache],
                  device: torch.device) -> None:
-        """Create an embedder; `make_cache` allocates a cache of a number of blocks of 16 slots."""
+        """Create an embedder; `make_cache` allocates a cache of a number of blocks of `MIN_BLOCK_SIZE` slots."""
         self._model = model
         self._attention = attention
         self._pooling = pooling
@@ -38,7 +37,7 @@ class DecoderEmbedder:
         self._cache = make_cache(0)
 
     @torch.inference_mode()
-    def embed(self, texts: Sequence[PoolingText]) -> list[list[float] | None]:
+    def embed(self, texts: GenericSequence[PoolingText]) -> list[list[float] | None]:
         """Return the embedding of each text; None where it is not finite."""
         step = make_prefill_step(texts)
         self._grow_cache(sum(len(sequence.blocks) for sequence in step.sequences))
@@ -55,18 +54,18 @@ class DecoderEmbedder:
             self._cache = self._make_cache(num_blocks)
 
 
-def make_prefill_step(texts: Sequence[PoolingText]) -> Step:
+def make_prefill_step(texts: GenericSequence[PoolingText]) -> Step:
     """Return a step with each text as a chunk that is a whole prompt, in blocks of its own."""
     step, first_block = Step(), 0
-    for number, text in enumerate(texts):
-        blocks = list(range(first_block, first_block + -(-len(text.tokens) // BLOCK_SIZE)))
-        step.chunks.append(PrefillChunk(make_prompt_sequence(number, text, blocks), 0, len(text.tokens)))
+    for sequence_id, text in enumerate(texts):
+        blocks = list(range(first_block, first_block + -(-len(text.tokens) // MIN_BLOCK_SIZE)))
+        step.chunks.append(PrefillChunk(make_prompt_sequence(sequence_id, text, blocks), 0, len(text.tokens)))
         first_block += len(blocks)
     return step
 
 
-def make_prompt_sequence(sequence_id: int, text: PoolingText, blocks: list[int]) -> Prompt:
+def make_prompt_sequence(sequence_id: int, text: PoolingText, blocks: list[int]) -> Sequence:
     length = len(text.tokens)
-    return Prompt(id=sequence_id, tokens=text.tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                  num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0, sampling=SamplingParams(),
-                  wants_prompt_logprobs=False, adapter_id=text.adapter_id, grammar_id=0)
+    return Sequence(id=sequence_id, tokens=text.tokens, num_prompt_tokens=length, num_initial_tokens=length,
+                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
+                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=text.adapter_id, grammar_id=0)

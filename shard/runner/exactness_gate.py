@@ -17,12 +17,12 @@ from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.runner.model_runner import RunnableModel
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 OBSERVED_LENGTH = 300  # tokens of the observed sequence: its slots are gathered as 64, 128, 256 and 512
 FIRST_CHUNK_SHARE = 0.45  # share of them in the first chunk
-BLOCK_SIZE = 16
 
 TensorsByName = dict[str, Tensor]
 
@@ -48,7 +48,7 @@ class ExactnessGate:
                  make_cache: Callable[[int], KVCache], device: torch.device, *,
                  sizes: ExactnessGateSizes = QUICK_GATE_SIZES) -> None:
         """Create the gate. `model` needs one layer of each kind; `make_cache` allocates its cache, of a number of
-        blocks."""
+        blocks of `MIN_BLOCK_SIZE` slots."""
         self._sizes = sizes
         self._model = model
         self._attention = attention
@@ -61,9 +61,9 @@ class ExactnessGate:
                                           generator=generator).tolist()
         self._observed_sequence = make_sequence(0, tokens[:self._observed_length], 0)
         # All other sequences share their blocks: their results are not compared.
-        self._other_sequences = [make_sequence(number, tokens[self._observed_length:],
+        self._other_sequences = [make_sequence(sequence_id, tokens[self._observed_length:],
                                                count_blocks(self._observed_length))
-                                 for number in range(max(sizes.batch_sizes))]
+                                 for sequence_id in range(max(sizes.batch_sizes))]
 
     @torch.inference_mode()
     def find_difference(self) -> str:
@@ -137,7 +137,8 @@ class ExactnessGate:
 
 
 def list_last_rows(step: Step) -> list[int]:
-    """Return the rows of all decodes, and the last row of each chunk."""
+    """Return the rows of all decodes, and the last row of each chunk, also of chunks that are not the last of their
+    sequence. (`list_sampled_rows` leaves those out.)"""
     ends = accumulate((chunk.length for chunk in step.chunks), initial=len(step.decodes))
     return [*range(len(step.decodes)), *(end - 1 for end in islice(ends, 1, None))]
 
@@ -156,4 +157,4 @@ def make_sequence(sequence_id: int, tokens: list[int], first_block: int) -> Sequ
 
 
 def count_blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)
+    return -(-num_tokens // MIN_BLOCK_SIZE)

@@ -22,10 +22,11 @@ from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
 from shard.sampling.sampler import Sampler, SamplerOutput
 from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 MAX_PROMPT_LOGIT_ROWS = 64  # rows of logits that are held at once for prompt logprobs
-FAILURE_BY_CODE = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # by the code broadcast instead of a token
+# failure by the negative code that rank 0 broadcasts in place of a token
+FAILURE_BY_CODE = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}
 
 
 class RunnableModel(Protocol):
@@ -41,9 +42,13 @@ class RunnableModel(Protocol):
 class StepOutputs:
     """Tokens, prompt logprobs and failures of a step, by sequence id."""
 
-    outputs: dict[int, SequenceOutput]  # by sequence; on rank 0 with logprobs
+    by_sequence: dict[int, SequenceOutput]  # of sampled sequences that did not fail; on rank 0 with logprobs
     prompt_logprobs: dict[int, PromptLogprobs]
     failures: dict[int, pb.Failure]
+
+    @property
+    def new_tokens(self) -> dict[int, list[int]]:
+        return {sequence_id: output.tokens for sequence_id, output in self.by_sequence.items()}
 
 
 class ModelRunner:
@@ -66,12 +71,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
+        """Run one step: forward pass, checks, prompt logprobs, tokens."""
         graph_outputs = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(step, cache)
         hidden_states, logits = self._forward(step, cache) if graph_outputs is None else (graph_outputs.hidden_states,
                                                                                           lambda: graph_outputs.logits)
         failed_ids = find_non_finite_sequences(step, hidden_states)
         for sequence, start, end in list_written_positions(step):
-            if sequence.id in failed_ids:
+            if sequence.id in failed_ids:  # docs/exactness.md, "No NaN stays in the cache"
                 cache.zero_blocks(find_blocks_between(sequence, start, end, cache.block_size))
         prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, rows, hidden_states)
                            for chunk, rows in find_chunk_rows(step)
@@ -80,9 +86,10 @@ class ModelRunner:
         outputs, sampling_failures = (self._sample_tokens(step.sampled_sequences, logits())
                                       if step.sampled_sequences else ({}, {}))
         failures = sampling_failures | dict.fromkeys(sorted(failed_ids), pb.NON_FINITE)
-        prompt_logprobs = {number: part for number, part in prompt_logprobs.items() if number not in failures}
-        return StepOutputs({number: output for number, output in outputs.items() if number not in failures},
-                           prompt_logprobs, failures)
+        return StepOutputs(
+            {sequence_id: output for sequence_id, output in outputs.items() if sequence_id not in failures},
+            {sequence_id: part for sequence_id, part in prompt_logprobs.items() if sequence_id not in failures},
+            failures)
 
     def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
         """Begin a step that chooses its tokens on the device, while the step `previous` may be under way. Return None
@@ -123,7 +130,7 @@ class ModelRunner:
             return set()
         finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
         broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
-        return {number for number, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
+        return {sequence_id for sequence_id, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
                 if not is_finite}
 
     def _compute_prompt_logprobs(self, chunk: PrefillChunk, rows: range, hidden_states: Tensor) -> PromptLogprobs:
@@ -168,7 +175,8 @@ def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRowSpan]:
 
 
 def find_chunk_rows(step: Step) -> list[tuple[PrefillChunk, range]]:
-    """Return the rows of every chunk on the token axis: behind the decodes, one after the other."""
+    """Return all rows of every chunk on the token axis: behind the decodes, one after the other. (`iter_token_spans`
+    gives the positions and blocks, too, and `list_sampled_rows` the last rows alone.)"""
     chunk_rows, row = [], len(step.decodes)
     for chunk in step.chunks:
         chunk_rows.append((chunk, range(row, row + chunk.length)))

@@ -20,7 +20,7 @@ from shard.sampling.selection import SamplingColumns, select_tokens
 from shard.state.sequence import Sequence
 
 NUM_FILTERS = len(FILTERS)
-NUM_COLUMNS = NUM_FILTERS + 3  # parameters of the filters, draws, divisors of logits, and whether logprobs are raw
+NUM_COLUMNS = NUM_FILTERS + 3  # parameters of the filters, uniforms, divisors of logits, and whether logprobs are raw
 
 
 class DeviceSamples(NamedTuple):
@@ -57,11 +57,11 @@ class DeviceSampler:
         sampling_params = [sequence.sampling for sequence in sequences]
         filters = [[getattr(params, name) if params.temperature else 0 for params in sampling_params]
                    for name in FILTERS]
-        uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices).tolist()
-        draws = [draw if params.temperature else 0.0
-                 for draw, params in zip(uniform_numbers, sampling_params, strict=True)]
+        drawn = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices).tolist()
+        uniforms = [uniform if params.temperature else 0.0
+                    for uniform, params in zip(drawn, sampling_params, strict=True)]
         divisors = [compute_logit_divisor(params.temperature) for params in sampling_params]
-        self._parameter_columns.copy_to_device([*filters, draws, divisors,
+        self._parameter_columns.copy_to_device([*filters, uniforms, divisors,
                                                 [params.raw_logprobs for params in sampling_params]])
 
     def sample_greedy(self, logits: Tensor) -> DeviceSamples:
@@ -73,12 +73,12 @@ class DeviceSampler:
     def sample_random(self, logits: Tensor) -> DeviceSamples:
         """Draw a token for every row. The logits are not changed."""
         columns = [column[:len(logits)] for column in self._parameter_columns.device_lists]
-        draws, divisors, uses_raw_logprobs = columns[NUM_FILTERS:]
+        uniforms, divisors, uses_raw_logprobs = columns[NUM_FILTERS:]
         filters = dict(zip(FILTERS, (column.float() for column in columns), strict=False))
         scaled_logits = logits / divisors.float()[:, None]
         candidates = self._candidate_finder.find_candidates(scaled_logits, scaled_logits.log_softmax(-1),
                                                             NUM_FEW_CANDIDATES)
-        selection = select_tokens(candidates, SamplingColumns(draws, uses_raw_logprobs.bool(), filters),
+        selection = select_tokens(candidates, SamplingColumns(uniforms, uses_raw_logprobs.bool(), filters),
                                   is_captured=True)
         return DeviceSamples(selection.tokens, selection.logprobs,
                              selection.is_decided & are_finite(logits, selection.logprobs))

@@ -84,8 +84,8 @@ class Sampler:
         apply_temperatures(logits, [sequence.sampling.temperature for sequence in sequences])
         sampled_tokens = self._sample_tokens(logits, sequences)
         # If no token is left to choose from, the logprob is not finite.
-        finite = [isfinite(total) and isfinite(choice.logprob)
-                  for total, choice in zip(sums, sampled_tokens, strict=True)]
+        finite = [isfinite(total) and isfinite(sampled_token.logprob)
+                  for total, sampled_token in zip(sums, sampled_tokens, strict=True)]
         if raw_samples is not None:
             self._replace_by_raw_logprobs(sampled_tokens, raw_samples, sequences)
         for row, (sampled_token, is_finite) in enumerate(zip(sampled_tokens, finite, strict=True)):
@@ -108,9 +108,9 @@ class Sampler:
                                      [sequence.sampling for sequence in sequences])
         if not any(params.temperature for params in sampling_params):
             return self._sample_greedy(logits, logprobs, [sampling.top_n_tokens for sampling in sampling_params])
-        uniform_numbers = draw_uniforms([sequence.sampling_key for sequence in sequences],
+        uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences],
                                         [len(sequence.tokens) for sequence in sequences])
-        return self._sample_from_candidates(logits, logprobs, sampling_params, uniform_numbers)
+        return self._sample_from_candidates(logits, logprobs, sampling_params, uniforms)
 
     def _sample_greedy(self, logits: Tensor, logprobs: Tensor, top_counts: list[int]) -> list[SampledToken]:
         if any(top_counts):
@@ -121,20 +121,20 @@ class Sampler:
         return list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
 
     def _sample_from_candidates(self, logits: Tensor, logprobs: Tensor, sampling_params: list[SamplingParams],
-                                uniform_numbers: Tensor) -> list[SampledToken]:
+                                uniforms: Tensor) -> list[SampledToken]:
         """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
         sampled_tokens, decided = sample_from_candidates(
             self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params,
-            uniform_numbers)
+            uniforms)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
             row_slice = slice(row, row + 1)  # alone: which other rows are not decided must not matter
             (sampled_tokens[row],), (is_enough,) = sample_from_candidates(
                 self._candidate_finder.find_candidates(logits[row_slice], logprobs[row_slice], NUM_MANY_CANDIDATES),
-                sampling_params[row_slice], uniform_numbers[row_slice])
+                sampling_params[row_slice], uniforms[row_slice])
             if not is_enough:
                 (sampled_tokens[row],), _ = sample_from_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
                                                                    sampling_params[row_slice],
-                                                                   uniform_numbers[row_slice])
+                                                                   uniforms[row_slice])
         return sampled_tokens
 
     def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
@@ -144,7 +144,8 @@ class Sampler:
 
     def _replace_by_raw_logprobs(self, sampled_tokens: list[SampledToken], raw_samples: list[SampledToken],
                                  sequences: list[Sequence]) -> None:
-        tokens = torch.tensor([choice.token for choice in sampled_tokens], device=self._raw_logprob_buffer.device)
+        tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
+                              device=self._raw_logprob_buffer.device)
         logprobs = gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
         for sampled_token, logprob, raw_sample, sequence in zip(sampled_tokens, logprobs, raw_samples, sequences,
                                                                 strict=True):

@@ -13,7 +13,7 @@ from threading import TIMEOUT_MAX, Event
 from time import monotonic
 
 from shard.config import ShardConfig, SimulatedConfig
-from shard.errors import StepOutOfMemory
+from shard.errors import RejectedMessage, StepOutOfMemory
 from shard.fault_script import Fault, FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
@@ -37,7 +37,8 @@ from shard.state.result_encoding import (
     write_sequence_outputs,
 )
 from shard.state.sequence import ModelLimits, Sequence
-from shard.state.shard_state import PrefillChunk, RejectedMessage, ShardState, Step
+from shard.state.shard_state import ShardState
+from shard.state.step import PrefillChunk, Step
 
 BYTES_PER_ADAPTER = 2**20
 StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest

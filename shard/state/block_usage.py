@@ -9,6 +9,9 @@ from collections.abc import Iterable
 
 from shard.errors import MalformedMessage, RejectedMessage
 
+# slots; every block size is a multiple of it, since the attention gathers so many slots together
+MIN_BLOCK_SIZE = 16
+
 
 class BlockUsage:
     """How many sequences hold each cache block, and which blocks are full."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from shard.pb import shard_pb2 as pb
-from shard.state.transaction import Step
+from shard.state.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[i
     answer.sequences.extend([sequence.id for sequence in sequences])
     if max(counts, default=1) > 1:
         answer.num_tokens.extend(counts)
-    answer.tokens.extend(chain.from_iterable([word.tokens for word in ordered_outputs]))
-    answer.logprobs.extend(chain.from_iterable([word.logprobs for word in ordered_outputs]))
-    if any(word.top_tokens for word in ordered_outputs):
+    answer.tokens.extend(chain.from_iterable([output.tokens for output in ordered_outputs]))
+    answer.logprobs.extend(chain.from_iterable([output.logprobs for output in ordered_outputs]))
+    if any(output.top_tokens for output in ordered_outputs):
         _write_top_tokens(answer, ordered_outputs)
     failed = step.failed_sequences + [sequence for sequence in step.sequences
                                       if sequence.failure is not None and sequence.id not in outputs]

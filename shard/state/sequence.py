@@ -70,8 +70,8 @@ class Sequence:
     tokens: list[int]  # prompt and generated, the last one included
     num_prompt_tokens: int
     num_initial_tokens: int  # number of tokens at entry; the sequence is ready when all of them are computed
-    num_computed_tokens: int  # number of tokens whose keys and values are in the cache
-    num_cached_tokens: int  # the same at entry
+    num_computed_tokens: int  # tokens whose keys and values are in the cache; counts tokens of steps under way, too
+    num_cached_tokens: int  # leading tokens found in the prefix cache when the sequence entered
     blocks: list[int]
     sampling_key: int
     sampling: SamplingParams
@@ -80,7 +80,7 @@ class Sequence:
     grammar_id: int
     failure: pb.Failure | None = None  # a failed sequence yields no more tokens
     worker_state: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
-    # by the start index of the count
+    # by the index from which tokens are counted
     token_counts: dict[int, TokenOccurrences] = field(default_factory=dict, compare=False, repr=False)
     # result of `device_sampler.can_sample_on_device`
     can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.block_usage import BlockUsage
+from shard.state.block_usage import MIN_BLOCK_SIZE, BlockUsage
 from shard.state.pooling_text import PoolingText, read_texts
 from shard.state.sequence import PLACEHOLDER_TOKEN, ModelLimits, Sequence, read_sequences
-from shard.state.transaction import BatchTransaction, PrefillChunk, SequencesById, Step
-
-__all__ = ["MalformedMessage", "PrefillChunk", "RejectedMessage", "ShardState", "Step"]
+from shard.state.step import Step
+from shard.state.transaction import BatchTransaction, SequencesById
 
 
 def cap_num_blocks(request: pb.WarmupRequest, num_fitting_blocks: int) -> int:
@@ -28,7 +27,7 @@ class ShardState:
 
     def __init__(self, limits: ModelLimits) -> None:
         self.limits = limits
-        self.block_usage = BlockUsage(16, 0)
+        self.block_usage = BlockUsage(MIN_BLOCK_SIZE, 0)
         self.batches: dict[int, SequencesById] = {}
         self.sequences: SequencesById = {}
         self.loaded_ids: dict[int, set[int]] = {pb.KIND_ADAPTER: set(), pb.KIND_GRAMMAR: set()}
@@ -38,8 +37,8 @@ class ShardState:
     def check_warmup(self, request: pb.WarmupRequest) -> None:
         """Check the limits of a warm-up, and that it is the first one."""
         block_size, max_cache_tokens = request.block_size, request.max_cache_tokens
-        if not block_size or block_size % 16:
-            raise MalformedMessage(f"block_size must be a multiple of 16, got {block_size}")
+        if not block_size or block_size % MIN_BLOCK_SIZE:
+            raise MalformedMessage(f"block_size must be a multiple of {MIN_BLOCK_SIZE}, got {block_size}")
         if not request.max_prefill_tokens or not request.max_batch_size:
             raise MalformedMessage("max_prefill_tokens and max_batch_size must be at least 1")
         if request.max_total_tokens > self.limits.max_positions:

@@ -1,17 +1,17 @@
-"""Changes that one message makes to one batch: read and checked in the order in which they apply, then applied at once.
+"""Changes that one message makes to batches: read and checked in the order in which they apply, then applied at once.
 
 Nothing changes before `apply`, and every check comes before it. A Filter or Concat is handled in the same way as a
 separate message and as a part of a step's message.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.block_usage import BlockClaimChecker
 from shard.state.sequence import Sequence, read_column, read_distinct, split_by_counts
+from shard.state.step import PrefillChunk, Step
 
 if TYPE_CHECKING:  # ShardState makes transactions, and each changes its ShardState
     from shard.state.shard_state import ShardState
@@ -19,49 +19,9 @@ if TYPE_CHECKING:  # ShardState makes transactions, and each changes its ShardSt
 SequencesById = dict[int, Sequence]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Consecutive prompt tokens of one sequence that a step runs."""
-
-    sequence: Sequence
-    start: int
-    length: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    @property
-    def is_last(self) -> bool:
-        return self.end == self.sequence.num_initial_tokens
-
-
-@dataclass(slots=True)
-class Step:
-    """Contents of one forward pass. `failed_sequences` are sequences left out, which failed before or have no position
-    left."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[PrefillChunk] = field(default_factory=list)
-    failed_sequences: list[Sequence] = field(default_factory=list)
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        return self.decodes + [chunk.sequence for chunk in self.chunks]
-
-    @property
-    def sampled_sequences(self) -> list[Sequence]:
-        """Sequences whose last token is known after this step: each yields a token or fails."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
-
-    def drop_failed(self) -> None:
-        """Move decoding sequences that have failed meanwhile to `failed_sequences`."""
-        self.failed_sequences += [sequence for sequence in self.decodes if sequence.failure is not None]
-        self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
-
-
 class BatchTransaction:
-    """Checks of one message against the shard's state, and its effects on one batch, which `apply` makes."""
+    """Checks of one message against the shard's state, and its effects, which `apply` makes: on the batch that the
+    message names and, for a join, on the batches that are joined to it."""
 
     def __init__(self, shard_state: "ShardState", batch_id: int) -> None:
         if not shard_state.block_usage.num_blocks:
@@ -117,10 +77,11 @@ class BatchTransaction:
 
     def add_decodes(self) -> None:
         """Let every ready sequence decode."""
-        decodes, max_new_tokens = self._step.decodes, self._shard_state.max_tokens_per_decode
+        decodes = self._step.decodes
         for sequence in self._sequences.values():
             if sequence.is_prefilled:
-                if sequence.failure is None and (num_new_tokens := max_new_tokens(sequence)) > 0:
+                num_new_tokens = self._shard_state.max_tokens_per_decode(sequence)
+                if sequence.failure is None and num_new_tokens > 0:
                     self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
                     decodes.append(sequence)
                 else:
@@ -130,8 +91,7 @@ class BatchTransaction:
                 f"{len(decodes)} sequences would decode, warm-up allowed {self._shard_state.max_decodes}")
 
     def _check_enough_blocks(self, sequence: Sequence, num_slots: int) -> None:
-        """Check that the blocks have slots for the last token and for all tokens that the step may yield but the last.
-        """
+        """Check that it has a slot for each token that the step writes: all but the last that it may yield."""
         num_blocks, block_size = len(sequence.blocks), self._shard_state.block_usage.block_size
         if (num_slots > num_blocks * block_size
             and num_slots > (num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size):
@@ -196,6 +156,7 @@ class BatchTransaction:
             raise RejectedMessage(f"{pb.Kind.Name(kind)} {resource_id} is not loaded")
 
     def apply_step(self) -> Step:
+        """Apply a message that runs a step, and return the step."""
         if not self._step.decodes and not self._step.chunks and not self._step.failed_sequences:
             raise RejectedMessage(
                 f"the step is empty: no sequence of batch {self._batch_id} is ready, and no chunk was named")
@@ -207,6 +168,7 @@ class BatchTransaction:
         return self._step
 
     def apply(self) -> None:
+        """Make the changes to batches, sequences and blocks. The step, if there is one, changes nothing yet."""
         shard_state = self._shard_state
         for sequence in self._dropped_sequences.values():
             shard_state.block_usage.release(sequence.blocks)

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache
 from shard.config import ShardConfig
-from shard.errors import StartupOutOfMemory
+from shard.errors import RejectedMessage, StartupOutOfMemory
 from shard.hardware.memory_budget import (
     check_any_block_fits,
     count_fitting_blocks,
@@ -23,6 +23,7 @@ from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult
 from shard.runner.cuda_graphs import MaxDecodeSize
 from shard.runner.model_runner import StepOutputs
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
@@ -31,7 +32,8 @@ from shard.state.result_encoding import (
     write_sequence_outputs,
 )
 from shard.state.sequence import ModelLimits
-from shard.state.shard_state import RejectedMessage, Step, cap_num_blocks
+from shard.state.shard_state import cap_num_blocks
+from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
 from shard.workers.decoder_profiler import DecoderStepProfiler
@@ -56,7 +58,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         limits = ModelLimits(loaded_model.config.vocabulary_size, loaded_model.config.max_positions, 1,
                              mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
-        self._cache = loaded_model.make_cache(16, 0)
+        self._cache = loaded_model.make_cache(MIN_BLOCK_SIZE, 0)
         self._overlap_queue = OverlapQueue(self.shard_state, loaded_model.runner, self._run_model)
 
     def info(self) -> pb.InfoAnswer:
@@ -78,8 +80,8 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
             raise
         except ValueError as error:  # not a failed step: the router gets the reason, and no traceback is logged
             raise RejectedMessage(str(error)) from error
-        answer.cache_bytes, answer.why = (
-            cache.num_blocks * self._loaded_model.bytes_per_block(request.block_size), size_reason)
+        answer.cache_bytes = cache.num_blocks * self._loaded_model.bytes_per_block(request.block_size)
+        answer.why = size_reason
         answer.adapter_bytes = adapter_bytes
         self.shard_state.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
@@ -165,7 +167,8 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         self._overlap_queue.finish_all()
-        texts, started_at = self.shard_state.read_embed_texts(request), perf_counter()
+        texts = self.shard_state.read_embed_texts(request)
+        started_at = perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         embeddings = self._run_collective(partial(self._loaded_model.embedder.embed, texts))
         if self._loaded_model.group.rank == 0:
@@ -192,12 +195,11 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         return answer
 
     def _run_step(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
-        started_at, outputs, prompt_logprobs = perf_counter(), dict[int, SequenceOutput](), dict[int, PromptLogprobs]()
-        if step.sequences:
-            result = self._run_model(step)
-            outputs, prompt_logprobs = result.outputs, result.prompt_logprobs
-            self.shard_state.apply_results(step, {i: output.tokens for i, output in outputs.items()}, result.failures)
-        return self._make_answer(request, step, outputs, perf_counter() - started_at, prompt_logprobs)
+        started_at = perf_counter()
+        outputs = self._run_model(step) if step.sequences else StepOutputs({}, {}, {})
+        self.shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
+        return self._make_answer(request, step, outputs.by_sequence, perf_counter() - started_at,
+                                 outputs.prompt_logprobs)
 
     def _run_model(self, step: Step) -> StepOutputs:
         return self._run_collective(partial(self._loaded_model.runner.run, step, self._cache))

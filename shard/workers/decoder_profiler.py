@@ -13,7 +13,7 @@ from shard.attention.kv_cache import KVCache
 from shard.parallel.group import RankGroup
 from shard.runner.model_runner import ModelRunner
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 from shard.workers.step_measurements import (
     MAX_REPEATED_SECONDS,
     SHORT_CONTEXT_TOKENS,
@@ -75,8 +75,8 @@ class DecoderStepProfiler:
         return -self._group.all_reduce_min(-round(1e9 * (perf_counter() - started_at))) / 1e9
 
     def _make_decode_step(self, num_sequences: int, length: int) -> Step:
-        return Step(decodes=[self._make_sequence(number, min(length, self._max_sizes.max_sequence_length))
-                             for number in range(num_sequences)])
+        return Step(decodes=[self._make_sequence(sequence_id, min(length, self._max_sizes.max_sequence_length))
+                             for sequence_id in range(num_sequences)])
 
     def _make_chunk_step(self, num_tokens: int, num_decodes: int) -> Step:
         step = self._make_decode_step(num_decodes, SHORT_CONTEXT_TOKENS)

@@ -67,7 +67,8 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         raise AssertionError("the shard's state refuses whatever generates")
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        texts, started_at = self.shard_state.read_embed_texts(request), perf_counter()
+        texts = self.shard_state.read_embed_texts(request)
+        started_at = perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         self._run_collective(partial(self._run_and_write_results, texts, request.wanted, answer))
         answer.forward_seconds = perf_counter() - started_at

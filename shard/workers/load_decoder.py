@@ -42,6 +42,7 @@ from shard.runner.model_runner import ModelRunner
 from shard.runner.pooling import read_pooling
 from shard.sampling.grammar import GrammarRegistry, make_grammar_registry
 from shard.sampling.sampler import Sampler
+from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.telemetry.startup_progress import CHECK_PHASE, OnProgress, ignore_progress
 from shard.workers.model_loading import find_inexact_reason, load_from_weights, prepare_loading
 
@@ -117,7 +118,7 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
                                       "adaptable": config.adaptable, "exact": config.exact}
     gate_model = model.copy_first_layers(model.num_representative_layers)
     gate = ExactnessGate(gate_model, model_config, attention,
-                         partial(make_cache, gate_model, 16, dtype=dtype, device=device), device,
+                         partial(make_cache, gate_model, MIN_BLOCK_SIZE, dtype=dtype, device=device), device,
                          sizes=THOROUGH_GATE_SIZES if config.exact and device.type == "cuda" else QUICK_GATE_SIZES)
     on_progress(CHECK_PHASE, 0, 0)
     inexact_reason = find_inexact_reason(lambda: gate.find_difference() or adapter_registry.find_batch_dependence(),
@@ -125,7 +126,8 @@ def load_decoder_model(config: ShardConfig, on_progress: OnProgress = ignore_pro
     grammars = make_grammar_registry(Path(config.model), model_config.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(model_config.vocabulary_size, device, grammars)
     runner = ModelRunner(model, attention, sampler, group, adapter_registry.adapter_routing, device=device)
-    make_passing_cache = partial(make_cache, model, 16, dtype=dtype, device=device, cache_type=TransientKVCache)
+    make_passing_cache = partial(make_cache, model, MIN_BLOCK_SIZE, dtype=dtype, device=device,
+                                 cache_type=TransientKVCache)
     embedder = DecoderEmbedder(model, attention, pooling, adapter_registry.adapter_routing,
                                make_cache=make_passing_cache, device=device)
     return LoadedDecoder(config.model, model, attention, runner, embedder, group, device, dtype, inexact_reason,

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.hardware.device import use_one_thread
 from shard.hardware.dtype import dtype_name
 from shard.hardware.memory_budget import convert_out_of_memory
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.state.shard_state import RejectedMessage, ShardState
+from shard.state.shard_state import ShardState
 from shard.workers.collective_failures import Result, run_collective
 from shard.workers.load_decoder import LoadedDecoder
 from shard.workers.load_encoder import LoadedEncoder

@@ -19,7 +19,7 @@ from shard.runner.cuda_graphs import InFlightReplay
 from shard.runner.model_runner import ModelRunner, StepOutputs, find_blocks_between
 from shard.state.result_encoding import SequenceOutput
 from shard.state.shard_state import ShardState
-from shard.state.transaction import Step
+from shard.state.step import Step
 
 NUM_AVERAGED_STEPS = 32  # steps that the moving average covers, about
 MAX_RERUN_SHARE = 1 / 16  # share of them that may have to be run again before overlap is suspended
@@ -38,11 +38,12 @@ class InFlightStep:
     step: Step
     placeholder_indices: list[int]  # index of the placeholder token in each decoding sequence
     started_at: float
-    replay: InFlightReplay | None  # None: the step must be run again
+    replay: InFlightReplay | None  # None: rolled back, must run again before another step begins
+    pending_result: PendingResult[Any]  # its `finish` ends in `OverlapQueue._end_step`
 
 
 class OverlapBackoff:
-    """Policy for overlap, which saves a part of a step, while a step that must be run again costs two."""
+    """Decides when to stop overlapping: a rerun costs two steps, an overlap saves part of one."""
 
     def __init__(self) -> None:
         self._rerun_share = 0.0  # moving average: share of overlapped steps that had to be run again
@@ -62,33 +63,42 @@ class OverlapBackoff:
 
 
 class OverlapQueue:
-    """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread. None begins while one must be run again."""
+    """Steps under way, at most MAX_IN_FLIGHT_STEPS, used from one thread. No step begins while one must be run again.
+    """
 
     def __init__(self, shard_state: ShardState, runner: ModelRunner, run_synchronously: RunSynchronously) -> None:
         self._shard_state = shard_state
         self._runner = runner
         self._run_synchronously = run_synchronously
-        self._in_flight_steps: deque[tuple[InFlightStep, PendingResult[Any]]] = deque()
+        self._in_flight_steps: deque[InFlightStep] = deque()  # the oldest first
         self._last_ended_at = 0.0  # when the last step ended
         self._backoff = OverlapBackoff()
         self._first_error: Exception | None = None  # of a failed step; all steps behind it raise the same
 
+    @property
+    def _oldest(self) -> InFlightStep:
+        return self._in_flight_steps[0]
+
+    @property
+    def _youngest(self) -> InFlightStep:
+        return self._in_flight_steps[-1]
+
     def wait_for_capacity(self) -> None:
         """Wait until another step may begin; raises the error of an earlier step."""
         if len(self._in_flight_steps) == MAX_IN_FLIGHT_STEPS:
-            self._in_flight_steps[0][1].finish()
-        if self._in_flight_steps and self._in_flight_steps[-1][0].replay is None:
+            self._oldest.pending_result.finish()
+        if self._in_flight_steps and self._youngest.replay is None:
             self.finish_all()
 
     def finish_all(self) -> None:
         """Finish the steps under way, in order; stops at the first that failed and raises its error."""
-        while self._in_flight_steps:
-            self._in_flight_steps[0][1].finish()
+        while self._in_flight_steps:  # `finish` ends in `_end_step`, which removes the step
+            self._oldest.pending_result.finish()
 
     def discard_all(self) -> None:
         """Finish all steps under way, discarding their results and errors."""
-        while self._in_flight_steps:
-            self._in_flight_steps[0][1].finish_without_raising()
+        while self._in_flight_steps:  # `_end_step` removes the step, also if it fails
+            self._oldest.pending_result.finish_without_raising()
         self._first_error = None
 
     def begin_step(self, step: Step, cache: KVCache, make_answer: MakeAnswer[Answer]) -> PendingResult[Answer] | None:
@@ -96,13 +106,15 @@ class OverlapQueue:
         ended."""
         if self._backoff.should_suspend_next_step() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
-        previous = self._in_flight_steps[-1][0].replay if self._in_flight_steps else None
-        started_at, replay = perf_counter(), self._runner.begin_step(step, cache, previous)
+        previous = self._youngest.replay if self._in_flight_steps else None
+        started_at = perf_counter()
+        replay = self._runner.begin_step(step, cache, previous)
         if replay is None:
             return None
-        in_flight = InFlightStep(step, self._shard_state.append_placeholders(step), started_at, replay)
+        placeholder_indices = self._shard_state.append_placeholders(step)
         pending_result = PendingResult(replay.wait, lambda: self._end_step(in_flight, cache, make_answer))
-        self._in_flight_steps.append((in_flight, pending_result))
+        in_flight = InFlightStep(step, placeholder_indices, started_at, replay, pending_result)
+        self._in_flight_steps.append(in_flight)
         return pending_result
 
     def _overwrites_blocks_in_flight(self, step: Step, block_size: int) -> bool:
@@ -110,13 +122,14 @@ class OverlapQueue:
 
         The step under way may have to be run again and must then find the block as it was."""
         ids = {sequence.id for sequence in step.decodes}
-        blocks = {block for in_flight, _ in self._in_flight_steps for sequence in in_flight.step.decodes
+        blocks = {block for in_flight in self._in_flight_steps for sequence in in_flight.step.decodes
                   if sequence.id not in ids for block in sequence.blocks}
         return bool(blocks) and any(
             sequence.blocks[(len(sequence.tokens) - 1) // block_size] in blocks for sequence in step.decodes)
 
     def _end_step(self, in_flight: InFlightStep, cache: KVCache, make_answer: MakeAnswer[Answer]) -> Answer:
-        assert self._in_flight_steps[0][0] is in_flight, "steps end in their order"
+        """Make the answer of the oldest step and remove the step, also if it fails."""
+        assert self._oldest is in_flight, "steps end in their order"
         try:
             if self._first_error is not None:
                 raise self._first_error
@@ -127,7 +140,8 @@ class OverlapQueue:
         finally:
             self._in_flight_steps.popleft()
         now = perf_counter()
-        seconds, self._last_ended_at = now - max(in_flight.started_at, self._last_ended_at), now
+        seconds = now - max(in_flight.started_at, self._last_ended_at)
+        self._last_ended_at = now
         return make_answer(in_flight.step, outputs, seconds)
 
     def _compute_outputs(self, in_flight: InFlightStep, cache: KVCache) -> Mapping[int, SequenceOutput]:
@@ -144,15 +158,14 @@ class OverlapQueue:
             self._roll_back_steps()
         if not step.decodes:
             return {}
-        result = self._run_synchronously(step)
-        self._shard_state.apply_results(step, {number: output.tokens for number, output in result.outputs.items()},
-                                        result.failures)
-        return result.outputs
+        outputs = self._run_synchronously(step)
+        self._shard_state.apply_results(step, outputs.new_tokens, outputs.failures)
+        return outputs.by_sequence
 
     def _roll_back_steps(self) -> None:
         """Wait for all steps under way and roll them back in the shard's state, the youngest first."""
         self._backoff.record_step(succeeded=False)
-        for in_flight, _ in reversed(self._in_flight_steps):
+        for in_flight in reversed(self._in_flight_steps):
             if in_flight.replay is not None:
                 in_flight.replay.wait()
                 in_flight.replay = None

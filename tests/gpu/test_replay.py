@@ -17,7 +17,7 @@ from router.request import Request, SamplingParams
 from router.shards.resource_loader import LoadableResource
 from shard.runner.cuda_graphs import make_capture_function
 from shard.state.sequence import SamplingParams as ShardSamplingParams
-from shard.state.transaction import Step
+from shard.state.step import Step
 
 pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")

@@ -20,7 +20,7 @@ from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import RankGroup
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 CPU = torch.device("cpu")
 PROMPT_TOKENS: list[int] = torch.randint(2, 480, (100,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -44,9 +44,9 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
                 *prefix_lengths: int) -> ForwardOutput:
     """Run one pass over a batch of prefixes of the prompt with these lengths; by default, over the whole prompt."""
     chunks, num_blocks = list[PrefillChunk](), 0
-    for number, length in enumerate(prefix_lengths or (len(PROMPT_TOKENS),)):
+    for sequence_id, length in enumerate(prefix_lengths or (len(PROMPT_TOKENS),)):
         first, num_blocks = num_blocks, num_blocks - -length // 16
-        chunks.append(PrefillChunk(make_sequence(number, length, [*range(first, num_blocks)]), 0, length))
+        chunks.append(PrefillChunk(make_sequence(sequence_id, length, [*range(first, num_blocks)]), 0, length))
     cache = KVCache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
                     dtype=dtype, device=CPU)
     attention = make_attention_backend(backend, model.config.num_heads // group.size, model.num_kv_heads,
@@ -59,8 +59,8 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
         return ForwardOutput(hidden, model.compute_logits(hidden))
 
 
-def make_sequence(number: int, length: int, blocks: list[int]) -> Sequence:
-    return Sequence(id=number, tokens=PROMPT_TOKENS[:length], num_prompt_tokens=length, num_initial_tokens=length,
+def make_sequence(sequence_id: int, length: int, blocks: list[int]) -> Sequence:
+    return Sequence(id=sequence_id, tokens=PROMPT_TOKENS[:length], num_prompt_tokens=length, num_initial_tokens=length,
                     num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
                     sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
 

@@ -22,7 +22,7 @@ from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightR
 from shard.runner.model_runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 from shard.workers.load_decoder import LoadedDecoder
 
 CPU = torch.device("cpu")
@@ -112,11 +112,11 @@ class ReplayableModel:
         The second step has other rows, and stale values of the first are in the static buffers.
         """
         for _ in range(2):
-            replayed_result, eager_result = (self.run_step(Step(decodes=sequences), is_replayed=replayed)
+            replayed_outputs, eager_outputs = (self.run_step(Step(decodes=sequences), is_replayed=replayed)
                                              for replayed in (True, False))
-            assert not replayed_result.failures
+            assert not replayed_outputs.failures
             for sequence in sequences:
-                actual, expected = replayed_result.outputs[sequence.id], eager_result.outputs[sequence.id]
+                actual, expected = replayed_outputs.by_sequence[sequence.id], eager_outputs.by_sequence[sequence.id]
                 assert actual.tokens == expected.tokens
                 assert actual.logprobs == pytest.approx(expected.logprobs, abs=tolerance)
                 sequence.tokens += expected.tokens
@@ -130,7 +130,7 @@ class ReplayableModel:
         step, initial_tokens = Step(decodes=sequences), [list(sequence.tokens) for sequence in sequences]
         expected = []
         for _ in range(num_steps):
-            results = self.run_step(step, is_replayed=True).outputs
+            results = self.run_step(step, is_replayed=True).by_sequence
             expected.append([(results[sequence.id].tokens[0], results[sequence.id].logprobs[0])
                              for sequence in sequences])
             for sequence in sequences:
@@ -166,13 +166,13 @@ class ReplayableModel:
         """
         generator, free_blocks = torch.Generator().manual_seed(seed), list(range(NUM_BLOCKS))
         sequences = []
-        for number, length in enumerate(lengths):
+        for sequence_id, length in enumerate(lengths):
             tokens = torch.randint(2, 480, (length,), generator=generator).tolist()
             blocks = [free_blocks.pop() for _ in range(-(-(length + num_extra_tokens) // self.cache.block_size))]
-            sequences.append(Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                                      num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=number,
-                                      sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0,
-                                      grammar_id=0))
+            sequences.append(Sequence(id=sequence_id, tokens=tokens, num_prompt_tokens=length,
+                                      num_initial_tokens=length, num_computed_tokens=0, num_cached_tokens=0,
+                                      blocks=blocks, sampling_key=sequence_id, sampling=SamplingParams(),
+                                      wants_prompt_logprobs=False, adapter_id=0, grammar_id=0))
             if length > 1:
                 self._prefill_runner.run(Step(chunks=[PrefillChunk(sequences[-1], 0, length - 1)]), self.cache)
         return sequences

@@ -7,7 +7,8 @@ from support.protocol_messages import WARMUP_REQUEST
 
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.state.shard_state import ShardState, Step
+from shard.state.shard_state import ShardState
+from shard.state.step import Step
 
 PROMPT_TOKENS = list(b"weave me something nice")
 SHORT_PROMPT_TOKENS = list(b"abc")

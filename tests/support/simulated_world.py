@@ -41,14 +41,13 @@ from router.shards.answer_decoding import (
 )
 from router.shards.request_encoding import encode_plan, make_warmup_request
 from shard.config import ShardConfig, SimulatedConfig
-from shard.errors import StepOutOfMemory
+from shard.errors import MalformedMessage, StepOutOfMemory
+from shard.errors import RejectedMessage as ShardRefused
 from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.simulated_outputs import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
 from shard.state.pooling_text import PoolingText
-from shard.state.shard_state import MalformedMessage
-from shard.state.shard_state import RejectedMessage as ShardRefused
 
 HANG_TIMEOUT_SECONDS = 5.0
 RESOURCE_KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
@@ -433,19 +432,19 @@ class SimulatedWorld:
 
     # -- losing and finding the shards
 
-    def _lose_shards(self, loss: ShardLossReason) -> None:
-        self.losses.append(loss)
-        if loss is ShardLossReason.DEATH:
+    def _lose_shards(self, loss_reason: ShardLossReason) -> None:
+        self.losses.append(loss_reason)
+        if loss_reason is ShardLossReason.DEATH:
             self._loaded_resources.clear()
         lost_plans = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
-        self._apply_events(self._call_scheduler("on_shards_lost", self.now, loss), None)
+        self._apply_events(self._call_scheduler("on_shards_lost", self.now, loss_reason), None)
         for plan in lost_plans:
             assert self.scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
                                                 self.now) == []
-        if loss is ShardLossReason.DEATH:
+        if loss_reason is ShardLossReason.DEATH:
             self.worker = self._start_worker(replace(self.model, faults=self._remaining_faults()))
-        self.schedule_at(self.now + (1.0 if loss is ShardLossReason.DEATH else 0.0), self._reset_shards)
+        self.schedule_at(self.now + (1.0 if loss_reason is ShardLossReason.DEATH else 0.0), self._reset_shards)
 
     def add_fault(self, fault: str) -> None:
         """Add a fault to the script of the running shard."""

@@ -49,15 +49,17 @@ class WaitingLawChecker:
         """Return whether the first waiting request could have started.
 
         `WaitingSequenceSelector.peek_next_sequence` is not called to find that request: it would change the recorded
-        causes of waiting.
+        phases.
         """
         if scheduler.settings.mixed:
-            return scheduler._steps_in_flight[-1].is_budget_exhausted
+            return scheduler._steps_in_flight[-1].has_turned_new_sequence_away
         if scheduler.settings.static or scheduler._fault_isolation:
             return False
-        turns, running = scheduler._selector, scheduler.running
-        startable = [s for s in scheduler._queue if s.request.kind is RequestKind.GENERATE and not turns.is_blocked(s)]
-        return bool(startable) and all(turns._why_no_room(s) is None and not running.is_waiting_for_prefix(s)
+        selector = scheduler._selector
+        running = scheduler.running
+        startable = [s for s in scheduler._queue
+                     if s.request.kind is RequestKind.GENERATE and not selector.is_unstartable(s)]
+        return bool(startable) and all(selector._why_no_room(s) is None and not running.is_waiting_for_prefix(s)
                                        for s in startable)
 
     def _check_earned_seconds(self, scheduler: Scheduler, now: float) -> None:

@@ -34,7 +34,7 @@ from router.telemetry.spans import CHAT_OPERATION
 from router.text.response_parser import ParsedToolCall, parse_complete_response
 
 COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_k",
-                 "top_p", "stop", "seed", "cache_salt", "priority")
+                 "top_p", "stop", "seed", "cache_salt")
 
 
 class NamedSchema(RequestBody):
@@ -110,7 +110,8 @@ def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionReques
     return LoraxParameters.model_construct(
         adapter_id=None if adapter is None else adapter.name,
         ignore_eos_token=bool(openai_request.ignore_eos_token or openai_request.ignore_eos),
-        details=True, **{name: getattr(openai_request, name) for name in COPIED_FIELDS}, **other_parameters)
+        priority=openai_request.priority or 0, details=True,
+        **{name: getattr(openai_request, name) for name in COPIED_FIELDS}, **other_parameters)
 
 
 class LoraxOpenAIRoutes:

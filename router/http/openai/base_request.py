@@ -28,7 +28,7 @@ StringList = Annotated[list[str], FailFast(), BeforeValidator(as_list, json_sche
 class StreamOptions(RequestBody):
     """The field `stream_options`: whether a stream ends with its usage."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class OpenAIBaseRequest(RequestBody):
@@ -49,11 +49,11 @@ class OpenAIBaseRequest(RequestBody):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
-    priority: Int32 = 0
+    priority: Int32 | None = None
 
     @property
     def should_include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def adapter_reference(self, services: Services, source_token: str) -> AdapterReference | None:
         """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
@@ -81,7 +81,7 @@ class OpenAIBaseRequest(RequestBody):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,
-            priority=self.priority,
+            priority=self.priority or 0,
             tenant=context.tenant,
             request_id=context.request_id,
             deadline=context.deadline,

@@ -122,8 +122,9 @@ class AdapterRoutes:
             await registry.fetch_latest(requested, engine.resource_controller.load)
         except AdapterLoadFailed as error:
             raise web.HTTPFailedDependency(text=str(error)) from None
-        if previous_entry is not None:
-            self._unload_if_unused(previous_entry)
+        finally:
+            if previous_entry is not None:
+                self._unload_if_unused(previous_entry)
         if alias is not None:
             # another request may have taken it meanwhile
             self._check_alias(alias, reference, alias_field, in_place=in_place)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters.reference import RequestedAdapter as Adapter
+from router.adapters.reference import RequestedAdapter
 from router.errors import InvalidRequest
 from router.http.transport.adapter_parameters import AdapterParameters
 from router.http.transport.body import RequestBody, UInt32, read_body
@@ -34,7 +34,7 @@ MAX_TEXTS = 2048  # OpenAI's limit
 class EmbedParameters(AdapterParameters):
     """The field `parameters` of embedding requests: the adapter to use."""
 
-    def checked_adapter_reference(self, source_token: str) -> Adapter | None:
+    def checked_adapter_reference(self, source_token: str) -> RequestedAdapter | None:
         """Return the adapter that the request names, if any. Raises InvalidRequest."""
         if self.adapter_id and self.merged_adapters is not None:
             raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")

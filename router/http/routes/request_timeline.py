@@ -82,9 +82,9 @@ def timeline_json(record: RequestRecord, now: float) -> dict[str, Any]:
 def round_intervals(record: RequestRecord, now: float) -> Iterator[dict[str, Any]]:
     """Yield the intervals without gaps: points in time are rounded, and lengths are their differences."""
     intervals = [(VALIDATION_PHASE, record.arrived_at, record.timeline.submitted_at), *record.timeline.intervals(now)]
-    for cause, start, end in intervals:
+    for phase, start, end in intervals:
         start_ms, end_ms = elapsed_ms(record.arrived_at, start), elapsed_ms(record.arrived_at, end)
-        yield {"cause": cause, "start_ms": start_ms, "ms": end_ms - start_ms}
+        yield {"cause": phase, "start_ms": start_ms, "ms": end_ms - start_ms}
 
 
 def elapsed_ms(arrived_at: float, moment: float) -> float:

@@ -113,7 +113,7 @@ class TgiRoutes:
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
         outputs = await generate_all(services, validated_requests, context)
-        best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
+        best_output, *other_outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
         headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
                    | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
                    | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))

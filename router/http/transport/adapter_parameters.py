@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from router.adapters.reference import AdapterReference, MergedAdapterReference, ResolvedAdapter
-from router.adapters.reference import RequestedAdapter as Adapter
+from router.adapters.reference import AdapterReference, MergedAdapterReference, RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody
@@ -40,7 +39,7 @@ class AdapterParameters(RequestBody):
     merged_adapters: MergedAdapters | None = None
     api_token: str | None = Field(default=None, repr=False)
 
-    def adapter_reference(self, source_token: str) -> Adapter | None:
+    def adapter_reference(self, source_token: str) -> RequestedAdapter | None:
         """Return the adapter or merge, if one is named. `source_token` is the client's, unless the parameters have
         another."""
         source, source_token = self.adapter_source or None, self.api_token or source_token
@@ -57,7 +56,7 @@ def is_base_model(model: str | None, served_model_name: str) -> bool:
 
 
 def adapter_for_stream_headers(registry: AdapterRegistry | None,
-                               adapter_reference: Adapter | None) -> AdapterReference | ResolvedAdapter | None:
+                               adapter_reference: RequestedAdapter | None) -> AdapterReference | ResolvedAdapter | None:
     """Return the adapter for the headers of a stream, which are sent before the adapter is known to exist."""
     try:
         return None if registry is None else registry.get_adapter_reference(adapter_reference)

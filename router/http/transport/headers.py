@@ -21,14 +21,14 @@ from router.telemetry.instruments import Counter
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
 REQUEST_ID = web.RequestKey("request_id", str)
-REQUEST_COUNTER = web.RequestKey("came", Counter)  # counter of requests; removed once this one is counted
-SPAN_FACTORY = web.RequestKey("spans", RequestSpanFactory)  # creates the request's span; absent without tracing
-REQUEST_SPAN = web.RequestKey("traced", RequestTrace)
+REQUEST_COUNTER = web.RequestKey("request_counter", Counter)  # counter of requests; removed once this one is counted
+SPAN_FACTORY = web.RequestKey("span_factory", RequestSpanFactory)  # absent without tracing
+REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
-MIN_REPORTED_WAIT_SECONDS = 0.001  # seconds; a shorter wait gets no `x-wait-reason`
+MIN_REPORTED_WAIT_SECONDS = 0.001  # a shorter wait gets no `x-wait-reason`
 
 
 class RequestIdRegistry(Protocol):
@@ -117,10 +117,10 @@ def adapter_headers(adapter: AdapterReference | ResolvedAdapter | None) -> dict[
 
 def timing_headers(outputs: Sequence[GenerationOutput | PoolingRequestOutput], validation_seconds: float,
                    total_seconds: float) -> dict[str, str]:
-    """Return the timing headers; with several answers, the sums over all of them."""
+    """Return the timing headers; with several outputs, the sums over all of them."""
     seconds_by_phase = sum_seconds_by_phase(outputs)
-    num_tokens = sum(answer.final_event.num_tokens for answer in outputs)
-    waiting_seconds = {cause: seconds for cause, seconds in seconds_by_phase.items() if cause not in RUNNING_PHASES}
+    num_tokens = sum(output.final_event.num_tokens for output in outputs)
+    waiting_seconds = {phase: seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES}
     prefill, decode = seconds_by_phase.get(RequestPhase.PREFILL, 0.0), seconds_by_phase.get(RequestPhase.DECODE, 0.0)
     queue, inference = math.fsum(waiting_seconds.values()), prefill + decode
     return {
@@ -130,26 +130,26 @@ def timing_headers(outputs: Sequence[GenerationOutput | PoolingRequestOutput], v
         "x-queue-time": format_milliseconds(queue),
         "x-inference-time": format_milliseconds(inference),
         "x-time-per-token": format_milliseconds(inference / max(num_tokens, 1)),
-        "x-prompt-tokens": str(sum(len(answer.validated_request.request.prompt) for answer in outputs)),
+        "x-prompt-tokens": str(sum(len(output.validated_request.request.prompt) for output in outputs)),
         "x-generated-tokens": str(num_tokens),
         "x-queue-ms": f"{queue * 1000:.1f}",
         "x-prefill-ms": f"{prefill * 1000:.1f}",
         "x-decode-ms": f"{decode * 1000:.1f}",
-        "x-cached-tokens": str(sum(answer.final_event.timeline.num_prefix_hit_tokens for answer in outputs)),
+        "x-cached-tokens": str(sum(output.final_event.timeline.num_prefix_hit_tokens for output in outputs)),
         **wait_reason_header(waiting_seconds),
     }
 
 
 def sum_seconds_by_phase(outputs: Sequence[GenerationOutput | PoolingRequestOutput]) -> Mapping[RequestPhase, float]:
     now, sums = clock(), dict[RequestPhase, float]()
-    for answer in outputs:
-        for cause, seconds in answer.final_event.timeline.seconds_by_phase(now).items():
-            sums[cause] = sums.get(cause, 0.0) + seconds
+    for output in outputs:
+        for phase, seconds in output.final_event.timeline.seconds_by_phase(now).items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
     return sums
 
 
 def wait_reason_header(waiting_seconds: Mapping[RequestPhase, float]) -> dict[str, str]:
-    """Return the header with the cause of most of the waiting time, if there was any."""
+    """Return the header with the phase of most of the waiting time, if there was any."""
     longest = max(waiting_seconds, key=waiting_seconds.__getitem__, default=None)
     return ({} if longest is None or waiting_seconds[longest] < MIN_REPORTED_WAIT_SECONDS
             else {"x-wait-reason": str(longest)})

@@ -65,7 +65,7 @@ class OutputCollector:
         self._final_event: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
 
     async def wait_for_output(self) -> GenerationOutput:
-        """Wait for the end and return the answer. Raises the request's error if it failed."""
+        """Wait for the end and return the output. Raises the request's error if it failed."""
         self._stream.set_event_callback(self._collect_events)
         self._collect_events()
         final_event = await self._final_event

@@ -107,7 +107,7 @@ async def open_response_stream(request: web.Request, headers: Mapping[str, str],
 
 async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],
                        context: RequestContext) -> list[GenerationOutput]:
-    """Return the answers of all choices. If one fails or the client disconnects, all are cancelled."""
+    """Return the outputs of all choices. If one fails or the client disconnects, all are cancelled."""
     with submit_all(services, validated_requests, context) as streams:
         return await gather_or_cancel(OutputCollector(*pair).wait_for_output()
                                       for pair in zip(streams, validated_requests, strict=True))

@@ -29,7 +29,7 @@ def test_every_sequence_decodes_in_its_own_blocks(loaded_model: LoadedDecoder) -
     cache, step = prepare_decode_step(loaded_model, 3, 40)
     assert [sequence.blocks for sequence in step.decodes] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert cache.zero_block == 9
-    assert set(loaded_model.runner.run(step, cache).outputs) == {0, 1, 2}
+    assert set(loaded_model.runner.run(step, cache).by_sequence) == {0, 1, 2}
 
 
 def test_all_linear_products_run(loaded_model: LoadedDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,20 @@ def test_name_keeps_its_old_version_if_the_new_one_fails_to_load() -> None:
     run_scenario(scenario)
 
 
+def test_name_forgotten_while_its_new_version_fails_to_load_stays_forgotten() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        async def load(_: LoadableResource) -> str:
+            setup.registry.forget_version(AdapterReference("a"))
+            return "it was unloaded"
+
+        await setup.resolve("a")
+        setup.adapter_store.digest_by_name["a"] = "d-a2"
+        with pytest.raises(AdapterLoadFailed, match="it was unloaded"):
+            await setup.registry.fetch_latest(AdapterReference("a"), load)
+        assert setup.registry.get_entries() == {}
+    run_scenario(scenario)
+
+
 def test_alias_resolves_until_it_is_forgotten() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.resolve("a")

@@ -81,7 +81,7 @@ class StreamsSetup:
                        if isinstance(event, TokenEvent))
 
     def get_record(self, sequence_id: int) -> RequestRecord:
-        record = self.client_streams.request_log.get(self.streams[sequence_id].request.id)
+        record = self.client_streams.request_records.get(self.streams[sequence_id].request.id)
         assert record is not None
         return record
 
@@ -382,7 +382,7 @@ def test_later_request_with_the_same_id_keeps_its_record_when_the_earlier_one_en
     streams.open_stream(requests[0], first)
     streams.open_stream(requests[1], second)
     setup.dispatch(SequenceFinished(first, FinishReason.LENGTH))
-    record = streams.request_log.get("same")
+    record = streams.request_records.get("same")
     assert record is not None
     assert (record.num_prompt_tokens, record.state) == (2, "waiting")
 

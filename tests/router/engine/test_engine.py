@@ -566,7 +566,7 @@ def test_step_events_are_delivered_before_expirations(tmp_path):
         dispatched = []
         weft.engine._client_streams.dispatch_events, weft.scheduler.on_timer = dispatched.append, lambda now: [
             "expired"]
-        weft.engine._undispatched_events = ["said"]
+        weft.engine._queued_events = ["said"]
         weft.engine._on_timer()
         assert dispatched == [["said", "expired"]]
     play_scenario(scenario, tmp_path)

@@ -46,7 +46,7 @@ class ScriptedEngine:
         self.submit_errors: list[Exception] = []
         self.unavailable_reason = ""
         self.streams: list[RequestStream] = []
-        self.request_log = RequestRecordStore()
+        self.request_records = RequestRecordStore()
         self.disconnected_requests: list[Request] = []
         self.request_received = asyncio.Event()  # set by the first request
         self.client_disconnected = asyncio.Event()  # set when a client disconnects
@@ -59,8 +59,9 @@ class ScriptedEngine:
         if self.submit_errors:
             raise self.submit_errors.pop()
         timeline = RequestTimeline(time.monotonic())
-        self.request_log.add_unfinished(RequestRecord(request.id, request.tenant.name, len(request.prompt), arrived_at
-                                                      or timeline.submitted_at, timeline, traceparent=traceparent))
+        self.request_records.add_unfinished(RequestRecord(
+            request.id, request.tenant.name, len(request.prompt), arrived_at or timeline.submitted_at, timeline,
+            traceparent=traceparent))
         stream = RequestStream(request, 262_144, lambda: None, lambda: None, lambda: self._on_disconnect(request))
         self.streams.append(stream)
         self.request_received.set()
@@ -69,10 +70,10 @@ class ScriptedEngine:
         return stream
 
     def get_request_record(self, request_id: str) -> RequestRecord | None:
-        return self.request_log.get(request_id)
+        return self.request_records.get(request_id)
 
     def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
-        return self.request_log.can_use_request_id(request_id, tenant)
+        return self.request_records.can_use_request_id(request_id, tenant)
 
     def why_unavailable(self) -> str:
         return self.unavailable_reason

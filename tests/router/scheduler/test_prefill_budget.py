@@ -36,8 +36,9 @@ def test_spending_reduces_the_budget():
 
 def chunk_length_beside(decodes, model, num_waiting=1, stall_seconds=0.05, prompt_allowance=None):
     """Return how many tokens of a long prompt may run in a step with these decodes."""
-    seconds = (prompt_allowance or PrefillTimeAllowance()).update_allowance(decodes, num_waiting, stall_seconds, model)
-    return PrefillBudget(4096, 16, *seconds, model).max_chunk_length(0, 4096)
+    time_allowance = prompt_allowance or PrefillTimeAllowance()
+    allowance = time_allowance.update_allowance(decodes, num_waiting, stall_seconds, model)
+    return PrefillBudget(4096, 16, *allowance, model).max_chunk_length(0, 4096)
 
 
 def test_chunk_keeps_the_stall_limit_with_the_safety_factor():

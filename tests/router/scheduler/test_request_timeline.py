@@ -13,9 +13,9 @@ phase_changes = st.lists(st.tuples(st.floats(0, 10), st.sampled_from(RequestPhas
 @given(phase_changes)
 def test_intervals_leave_no_gap_and_sum_to_the_whole_time(phase_changes: list[tuple[float, RequestPhase]]) -> None:
     timeline, now = RequestTimeline(5.0), 5.0
-    for seconds, cause in phase_changes:
+    for seconds, phase in phase_changes:
         now += seconds
-        timeline.enter_phase(cause, now)
+        timeline.enter_phase(phase, now)
     timeline.end(now + 1.0)
     intervals = timeline.intervals(1e9)
     assert [start for _, start, _ in intervals] == [5.0, *(end for _, _, end in intervals[:-1])]
@@ -50,9 +50,9 @@ def test_intervals_of_an_endless_wait_are_bounded_but_running_is_kept() -> None:
 def test_timeline_knows_whether_it_started_and_how_often_it_was_preempted() -> None:
     timeline = RequestTimeline(0.0)
     assert (timeline.has_started, timeline.num_preemptions) == (False, 0)
-    for second, cause in enumerate((RequestPhase.PREFILL, RequestPhase.PREEMPTED, RequestPhase.NO_FREE_BLOCKS,
+    for second, phase in enumerate((RequestPhase.PREFILL, RequestPhase.PREEMPTED, RequestPhase.NO_FREE_BLOCKS,
                                     RequestPhase.PREFILL, RequestPhase.SLOW_CLIENT)):
-        timeline.enter_phase(cause, float(second + 1))
+        timeline.enter_phase(phase, float(second + 1))
     assert (timeline.has_started, timeline.num_preemptions) == (True, 1)
 
 

@@ -22,7 +22,7 @@ from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step_in_flight import StepInFlight
+from router.scheduler.step_in_flight import StepInFlight, advance_sequences
 from router.scheduler.step_policies import StepDraft
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
@@ -74,14 +74,20 @@ def harness() -> ResultHarness:
     return ResultHarness()
 
 
+def send_draft(draft: StepDraft) -> StepInFlight:
+    step = StepInFlight.from_draft(draft, 1)
+    advance_sequences(draft)
+    return step
+
+
 def send_chunks(*sequences: Sequence, length: int | None = None) -> StepInFlight:
     """Send the first `length` tokens of the rest of each prompt, by default all."""
     chunks = [(s, length or s.num_initial_tokens - s.num_sent_tokens) for s in sequences]
-    return StepInFlight.from_draft(StepDraft(chunks=chunks), 1)
+    return send_draft(StepDraft(chunks=chunks))
 
 
 def send_decodes(*sequences: Sequence) -> StepInFlight:
-    return StepInFlight.from_draft(StepDraft(decoding=list(sequences)), 1)
+    return send_draft(StepDraft(decoding=list(sequences)))
 
 
 # -- accepted tokens

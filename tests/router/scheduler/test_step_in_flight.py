@@ -13,7 +13,7 @@ from router.scheduler.cost_model import StepLoad
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step_in_flight import ChunkWrite, StepInFlight, get_sequence_ids
+from router.scheduler.step_in_flight import ChunkWrite, StepInFlight, advance_sequences, get_sequence_ids
 from router.scheduler.step_policies import StepDraft
 
 
@@ -33,15 +33,17 @@ def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -
 
 def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> StepInFlight:
     draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
-    return StepInFlight.from_draft(draft, 5)
+    step = StepInFlight.from_draft(draft, 5)
+    advance_sequences(draft)
+    return step
 
 
 def test_draft_without_a_step_has_a_number_and_no_load() -> None:
-    assert StepInFlight.from_draft(StepDraft(batch=Batch(1), is_budget_exhausted=True), 5) == StepInFlight(5)
+    assert StepInFlight.from_draft(StepDraft(batch=Batch(1), has_turned_new_sequence_away=True), 5) == StepInFlight(5)
     assert StepInFlight(5).load is None
 
 
-def test_token_of_a_decode_counts_as_computed_and_in_flight() -> None:
+def test_token_of_a_decode_counts_as_sent_and_in_flight() -> None:
     one = make_decoding(1, num_steps_in_flight=1)
     step = start_step(one)
     assert (one.num_sent_tokens, one.num_outputs_in_flight, one.length) == (21, 2, 20)
@@ -86,11 +88,12 @@ def test_load_is_that_of_the_sequences_before_they_advance() -> None:
     assert step.load == StepLoad(rows=2, chunk_tokens=48, context=20 + 1 + 32 + 48)
 
 
-def test_kind_and_exhausted_budget_of_the_draft_are_kept() -> None:
+def test_kind_of_the_draft_and_turned_away_sequence_are_kept() -> None:
     text = make_sequence(1, prompt=16)
-    step = start_step(chunks=[(text, 16)], kind=RequestKind.EMBED, is_budget_exhausted=True)
-    assert (step.kind, step.is_budget_exhausted, step.last_message_number) == (RequestKind.EMBED, True, 5)
-    assert not start_step(make_decoding(1)).is_budget_exhausted
+    step = start_step(chunks=[(text, 16)], kind=RequestKind.EMBED, has_turned_new_sequence_away=True)
+    assert (step.kind, step.last_message_number) == (RequestKind.EMBED, 5)
+    assert step.has_turned_new_sequence_away
+    assert not start_step(make_decoding(1)).has_turned_new_sequence_away
 
 
 @given(st.lists(st.tuples(st.integers(2, 40), st.integers(0, 2)), max_size=4),

@@ -7,6 +7,7 @@ from support.simulated_world import add_block_hashes
 
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
+from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
 from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
@@ -92,6 +93,22 @@ def test_phase_names_what_a_request_waits_for() -> None:
     core.cancel(whole[1], 0.2)
     run_step(core, 0.2)
     assert get_phase(core, stuck) is RequestPhase.ADAPTER
+
+
+def test_first_request_of_each_tenant_waits_for_the_suspects_of_a_failed_step() -> None:
+    core = make_scheduler()
+    suspects = [submit(core, prompt_token=1), submit(core, prompt_token=2, now=0.1)]
+    core.plan(0.2)
+    core.on_shards_lost(0.3, ShardLossReason.STEP_ERROR)
+    core.on_shards_ready(MODEL_INFO, 2, 0.3)
+    behind = submit(core, prompt_token=3, now=0.4)
+    other = submit(core, prompt_token=4, now=0.5, tenant=Tenant("other"))
+    assert get_new_sequences(run_step(core, 0.6)) == suspects[:1]
+    assert [get_phase(core, number) for number in (suspects[1], behind, other)] == [
+        RequestPhase.FAULT_ISOLATION, RequestPhase.QUEUE, RequestPhase.FAULT_ISOLATION]
+    assert get_new_sequences(run_step(core, 0.7)) == suspects[1:]
+    assert get_phase(core, behind) is RequestPhase.FAULT_ISOLATION
+    assert sorted(get_new_sequences(run_step(core, 0.8))) == [behind, other]
 
 
 def test_request_overtaken_by_a_higher_priority_keeps_waiting() -> None:

@@ -17,7 +17,7 @@ class RecordingHistogram(Histogram):
 
 
 def deliver(latency: InterTokenLatency, numbers: set[int], known: set[int], now: float) -> list[int]:
-    return sorted(latency.observe_token_delivery(dict.fromkeys(numbers, 1).keys(), known, now))
+    return sorted(latency.record_delivery(dict.fromkeys(numbers, 1).keys(), known, now))
 
 
 def test_first_token_has_no_inter_token_latency() -> None:

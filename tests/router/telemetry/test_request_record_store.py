@@ -22,29 +22,29 @@ def test_record_state_follows_from_the_timeline(cause, state):
 
 
 def test_record_is_kept_while_the_request_is_unfinished_and_after():
-    request_log, record = RequestRecordStore(), make_record()
-    request_log.add_unfinished(record)
-    assert request_log.get("mine") is record
-    request_log.move_to_finished(record, 5.0)
-    assert (request_log.get("mine"), record.timeline.ended_at) == (record, 5.0)
-    assert request_log.get("other") is None
+    request_records, record = RequestRecordStore(), make_record()
+    request_records.add_unfinished(record)
+    assert request_records.get("mine") is record
+    request_records.move_to_finished(record, 5.0)
+    assert (request_records.get("mine"), record.timeline.ended_at) == (record, 5.0)
+    assert request_records.get("other") is None
 
 
 def test_end_time_given_by_the_scheduler_is_kept():
-    request_log, record = RequestRecordStore(), make_record()
-    request_log.add_unfinished(record)
+    request_records, record = RequestRecordStore(), make_record()
+    request_records.add_unfinished(record)
     record.timeline.end(2.0)
-    request_log.move_to_finished(record, 5.0)
+    request_records.move_to_finished(record, 5.0)
     assert record.timeline.ended_at == 2.0
 
 
 def test_oldest_finished_records_are_dropped_and_unfinished_ones_kept():
-    request_log = RequestRecordStore(max_finished=2)
-    request_log.add_unfinished(make_record("served"))
+    request_records = RequestRecordStore(max_finished=2)
+    request_records.add_unfinished(make_record("served"))
     for name in ("a", "b", "c"):
-        request_log.add_unfinished(record := make_record(name))
-        request_log.move_to_finished(record, 5.0)
-    assert [request_log.get(name) is not None for name in ("served", "a", "b", "c")] == [True, False, True, True]
+        request_records.add_unfinished(record := make_record(name))
+        request_records.move_to_finished(record, 5.0)
+    assert [request_records.get(name) is not None for name in ("served", "a", "b", "c")] == [True, False, True, True]
 
 
 def test_unused_request_id_can_be_used():
@@ -52,21 +52,21 @@ def test_unused_request_id_can_be_used():
 
 
 def test_request_id_is_taken_while_unfinished_and_then_free_for_its_tenant():
-    request_log, record = RequestRecordStore(), make_record(tenant="a")
-    request_log.add_unfinished(record)
-    assert not request_log.can_use_request_id("mine", Tenant("a"))
-    request_log.move_to_finished(record, 5.0)
-    assert request_log.can_use_request_id("mine", Tenant("a"))
-    assert not request_log.can_use_request_id("mine", Tenant("b"))
+    request_records, record = RequestRecordStore(), make_record(tenant="a")
+    request_records.add_unfinished(record)
+    assert not request_records.can_use_request_id("mine", Tenant("a"))
+    request_records.move_to_finished(record, 5.0)
+    assert request_records.can_use_request_id("mine", Tenant("a"))
+    assert not request_records.can_use_request_id("mine", Tenant("b"))
 
 
 def test_later_of_two_requests_with_one_id_is_returned():
-    request_log, first, second = RequestRecordStore(), make_record(), make_record()
-    request_log.add_unfinished(first)
-    request_log.add_unfinished(second)
-    request_log.move_to_finished(first, 5.0)
-    assert request_log.get("mine") is second
-    request_log.move_to_finished(second, 6.0)
-    assert request_log.get("mine") is second
-    request_log.add_unfinished(third := make_record())
-    assert request_log.get("mine") is third
+    request_records, first, second = RequestRecordStore(), make_record(), make_record()
+    request_records.add_unfinished(first)
+    request_records.add_unfinished(second)
+    request_records.move_to_finished(first, 5.0)
+    assert request_records.get("mine") is second
+    request_records.move_to_finished(second, 6.0)
+    assert request_records.get("mine") is second
+    request_records.add_unfinished(third := make_record())
+    assert request_records.get("mine") is third

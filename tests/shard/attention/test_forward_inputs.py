@@ -10,7 +10,7 @@ from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 CPU = torch.device("cpu")
 

@@ -136,10 +136,10 @@ def test_budgets_of_all_shards_fit_in_the_available_memory(size: int, fraction: 
 
 
 @given(st.integers(3, 2**45), st.integers(1, 2**20), st.integers(0, 2))
-def test_blocks_and_reserved_blocks_fill_the_budget(size: int, block_bytes: int, num_spare: int) -> None:
-    if size < (num_spare + 1) * block_bytes:
+def test_blocks_and_reserved_blocks_fill_the_budget(size: int, block_bytes: int, num_reserved: int) -> None:
+    if size < (num_reserved + 1) * block_bytes:
         return
-    used_bytes = (count_fitting_blocks(MemoryBudget(size, ""), block_bytes, num_spare) + num_spare) * block_bytes
+    used_bytes = (count_fitting_blocks(MemoryBudget(size, ""), block_bytes, num_reserved) + num_reserved) * block_bytes
     assert size - block_bytes < used_bytes <= size
 
 

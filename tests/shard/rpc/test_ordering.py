@@ -18,19 +18,19 @@ from shard.rpc.ordering import (
     SHARD_STOPPING,
     MessageSequencer,
     PendingCall,
-    RpcFailure,
-    call_or_failure,
-    make_received_message,
-    set_outcome,
+    RpcStatus,
+    call_or_status,
+    make_pending_call,
+    resolve_with_job,
 )
 
 StatusCode = grpc.StatusCode
 Verb = Callable[[pb.DecodeRequest], Any]
 
 
-def is_over(reason: str, epoch: int = 1) -> RpcFailure:
+def is_over(reason: str, epoch: int = 1) -> RpcStatus:
     """Return the outcome of a message that comes after the end of its epoch."""
-    return RpcFailure(StatusCode.FAILED_PRECONDITION, f"epoch {epoch} is over: {reason}")
+    return RpcStatus(StatusCode.FAILED_PRECONDITION, f"epoch {epoch} is over: {reason}")
 
 
 class SequencerSetup:
@@ -98,7 +98,7 @@ def test_messages_take_effect_in_their_order_up_to_the_first_failure(arrival: li
         assert setup.applied == [*range(1, last + 1)]
         for order in range(1, 7):
             expected = (order if order < last or not failing else is_over(f"no {last}") if order > last
-                        else RpcFailure(StatusCode.FAILED_PRECONDITION, f"no {last}"))
+                        else RpcStatus(StatusCode.FAILED_PRECONDITION, f"no {last}"))
             assert outcomes[order].result() == expected
     run_scenario(scenario)
 
@@ -111,7 +111,7 @@ def test_every_order_is_used_once_and_none_behind_a_gap(orders: list[int]) -> No
         setup.sequencer.end_epoch("the test ends")
         first_missing = next(order for order in range(1, 8) if order not in orders)
         for index, order in enumerate(orders):
-            expected = (RpcFailure(StatusCode.ALREADY_EXISTS, f"message {order} was taken before")
+            expected = (RpcStatus(StatusCode.ALREADY_EXISTS, f"message {order} was taken before")
                         if order in orders[:index] else order if order < first_missing else is_over("the test ends"))
             assert await outcomes[index] == expected
             assert (await setup.receive(order)).code is StatusCode.ALREADY_EXISTS
@@ -129,7 +129,7 @@ def test_message_without_a_place_is_rejected_at_once_and_changes_nothing(order: 
                                                                          reason: str) -> None:
     async def scenario(setup: SequencerSetup) -> None:
         first, early = setup.receive(1, setup.apply_when_allowed), setup.receive(3)
-        assert setup.receive(order, epoch=epoch).result() == RpcFailure(code, reason)
+        assert setup.receive(order, epoch=epoch).result() == RpcStatus(code, reason)
         setup.may_continue.set()
         assert [await outcome for outcome in (first, setup.receive(2), early)] == setup.applied == [1, 2, 3]
     run_scenario(scenario)
@@ -196,8 +196,8 @@ def test_gap_in_an_epoch_does_not_end_the_next_one() -> None:
 def test_nothing_is_applied_before_the_first_reset() -> None:
     async def main() -> None:
         sequencer = MessageSequencer(compute_executor, compute_executor, 60.0)
-        received = sequencer.receive(pb.DecodeRequest(epoch=0, order=1), pytest.fail)
-        assert await received.outcome == is_over("there was no Reset yet", 0)
+        pending_call = sequencer.receive(pb.DecodeRequest(epoch=0, order=1), pytest.fail)
+        assert await pending_call.outcome == is_over("there was no Reset yet", 0)
 
     with ThreadPoolExecutor(1) as compute_executor:
         asyncio.run(main())
@@ -248,7 +248,7 @@ def test_failed_reset_ends_its_epoch() -> None:
 
         reset = setup.begin_epoch(2, reject).outcome
         assert await setup.receive(1, epoch=2) == is_over("no reset", 2)
-        assert await reset == RpcFailure(StatusCode.FAILED_PRECONDITION, "no reset")
+        assert await reset == RpcStatus(StatusCode.FAILED_PRECONDITION, "no reset")
         assert await setup.begin_epoch(3).outcome is None
         assert await setup.receive(1, epoch=3) == 1
     run_scenario(scenario)
@@ -260,7 +260,7 @@ def test_failure_in_an_earlier_epoch_does_not_end_the_current_one() -> None:
         setup.begin_epoch(2)
         new = setup.receive(1, epoch=2)
         setup.may_continue.set()
-        assert (await old, await new) == (RpcFailure(StatusCode.FAILED_PRECONDITION, "no 1"), 1)
+        assert (await old, await new) == (RpcStatus(StatusCode.FAILED_PRECONDITION, "no 1"), 1)
     run_scenario(scenario)
 
 
@@ -318,7 +318,7 @@ def test_failed_pending_result_discards_those_behind_it_and_ends_the_epoch(error
         assert await setup.receive(3) == 3
         early = setup.receive(5)
         setup.may_continue.set()
-        assert [await outcome for outcome in outcomes] == [RpcFailure(code, "it is broken"), is_over("it is broken")]
+        assert [await outcome for outcome in outcomes] == [RpcStatus(code, "it is broken"), is_over("it is broken")]
         assert await early == is_over("it is broken")
         assert await setup.receive(4) == is_over("it is broken")
     run_scenario(scenario)
@@ -340,7 +340,7 @@ def test_failed_pending_result_of_an_earlier_epoch_does_not_end_the_current_one(
             pb.DecodeRequest(order=1))))
         await setup.begin_epoch(2).outcome
         setup.may_continue.set()
-        assert await pending == RpcFailure(StatusCode.FAILED_PRECONDITION, "no 1")
+        assert await pending == RpcStatus(StatusCode.FAILED_PRECONDITION, "no 1")
         assert await setup.receive(1, epoch=2) == 1
     run_scenario(scenario)
 
@@ -394,10 +394,10 @@ def test_pending_result_whose_finish_is_cancelled_is_unavailable() -> None:
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_call_without_an_order_has_the_outcome_of_its_job(is_cancelled: bool) -> None:
     async def main() -> None:
-        received, job = make_received_message(lambda: None), asyncio.get_running_loop().create_future()
+        pending_call, job = make_pending_call(lambda: None), asyncio.get_running_loop().create_future()
         job.cancel() if is_cancelled else job.set_result("done")
-        set_outcome(received, job)
-        assert await received.outcome == (SHARD_STOPPING if is_cancelled else "done")
+        resolve_with_job(pending_call, job)
+        assert await pending_call.outcome == (SHARD_STOPPING if is_cancelled else "done")
     asyncio.run(main())
 
 
@@ -405,15 +405,15 @@ def test_call_without_an_order_has_the_outcome_of_its_job(is_cancelled: bool) ->
 
 
 @pytest.mark.parametrize(("error", "failure", "is_logged"), [
-    (MalformedMessage("no"), RpcFailure(StatusCode.INVALID_ARGUMENT, "no"), False),
-    (RejectedMessage("no"), RpcFailure(StatusCode.FAILED_PRECONDITION, "no"), False),
-    (StartupOutOfMemory("no"), RpcFailure(StatusCode.RESOURCE_EXHAUSTED, "no"), False),
-    (StepOutOfMemory("no"), RpcFailure(StatusCode.RESOURCE_EXHAUSTED, "no"), True),
-    (ValueError("no"), RpcFailure(StatusCode.INTERNAL, "ValueError: no"), True)], ids=repr)
-def test_error_has_its_status_and_is_logged_if_a_step_failed(error: Exception, failure: RpcFailure, is_logged: bool,
+    (MalformedMessage("no"), RpcStatus(StatusCode.INVALID_ARGUMENT, "no"), False),
+    (RejectedMessage("no"), RpcStatus(StatusCode.FAILED_PRECONDITION, "no"), False),
+    (StartupOutOfMemory("no"), RpcStatus(StatusCode.RESOURCE_EXHAUSTED, "no"), False),
+    (StepOutOfMemory("no"), RpcStatus(StatusCode.RESOURCE_EXHAUSTED, "no"), True),
+    (ValueError("no"), RpcStatus(StatusCode.INTERNAL, "ValueError: no"), True)], ids=repr)
+def test_error_has_its_status_and_is_logged_if_a_step_failed(error: Exception, failure: RpcStatus, is_logged: bool,
                                                              caplog: pytest.LogCaptureFixture) -> None:
     def raise_error() -> None:
         raise error
 
-    assert call_or_failure(raise_error) == failure
+    assert call_or_status(raise_error) == failure
     assert bool(caplog.records) == is_logged

@@ -23,7 +23,7 @@ from shard.runner.cuda_graphs import (
     iter_capture_sizes,
     without_garbage_collection,
 )
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 pytest.importorskip("triton")  # published for Linux only
 
@@ -57,14 +57,13 @@ def test_replayed_step_equals_eager_step(replayable_model: ReplayableModel, seed
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # from Triton's interpreter
 def test_sequence_with_nan_values_fails_alone(replayable_model: ReplayableModel) -> None:
     first, poisoned, last = replayable_model.make_prefilled_sequences([20, 40, 33], 0)
-    expected = replayable_model.run_step(Step(decodes=[first, last]), is_replayed=True).outputs
+    expected = replayable_model.run_step(Step(decodes=[first, last]), is_replayed=True).by_sequence
     slots = replayable_model.cache.list_slots(poisoned.blocks, 0, 39)
     for rows in replayable_model.cache.values:
         rows[slots] = torch.nan
     outcome = replayable_model.run_step(Step(decodes=[first, poisoned, last]), is_replayed=True)
     assert [*outcome.failures] == [poisoned.id]
-    assert {number: output.tokens for number, output in outcome.outputs.items()} == {
-        number: output.tokens for number, output in expected.items()}
+    assert outcome.new_tokens == {sequence_id: output.tokens for sequence_id, output in expected.items()}
     replayable_model.cache.zero_blocks(poisoned.blocks)
 
 
@@ -137,7 +136,7 @@ def adaptable_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay
 def test_steps_with_adapters_are_replayed(adaptable_model: ReplayableModel) -> None:
     """A replayed step agrees with a launched one; only rows without an adapter agree with the base model."""
     sequences = adaptable_model.make_prefilled_sequences([17, 90, 5], 3)
-    base_outputs = adaptable_model.run_step(Step(decodes=sequences), is_replayed=True).outputs
+    base_outputs = adaptable_model.run_step(Step(decodes=sequences), is_replayed=True).by_sequence
     for adapters in ([1, 0, 2], [2, 2, 2]):
         for sequence, adapter in zip(sequences, adapters, strict=True):
             sequence.adapter_id = adapter
@@ -147,7 +146,7 @@ def test_steps_with_adapters_are_replayed(adaptable_model: ReplayableModel) -> N
         assert replayed.failures == {}
         for sequence in sequences:
             output, expected, base_output = (outputs[sequence.id]
-                                             for outputs in (replayed.outputs, eager.outputs, base_outputs))
+                                             for outputs in (replayed.by_sequence, eager.by_sequence, base_outputs))
             assert output.tokens == expected.tokens
             assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
             assert (output.logprobs == base_output.logprobs) == (sequence.adapter_id == 0)

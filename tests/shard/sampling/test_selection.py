@@ -1,4 +1,4 @@
-"""A choice decided by a few candidates is bit-identical to the choice from the whole vocabulary."""
+"""A token decided by a few candidates is bit-identical to the token from the whole vocabulary."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ sampling_params = some.builds(SamplingParams, temperature=some.sampled_from([0.0
                               top_k=some.sampled_from([0, 0, 1, 5, 64, 65, 66, 4000, 9000]), top_p=fractions,
                               typical_p=fractions, min_p=fractions, top_n_tokens=some.sampled_from([0, 1, 5, 70]),
                               raw_logprobs=some.booleans())
-uniform_draws = some.one_of(some.floats(0.0, 1.0, exclude_max=True), some.sampled_from([0.0, 0.5, 1 - 2**-53]))
+uniforms = some.one_of(some.floats(0.0, 1.0, exclude_max=True), some.sampled_from([0.0, 0.5, 1 - 2**-53]))
 unfiltered_params = SamplingParams(temperature=1.0)
 
 
@@ -42,18 +42,19 @@ def random_logit_rows(draw: Any) -> Tensor:
     return logits
 
 
-def sample_from_few(logits: Tensor, sampling: SamplingParams, draw: float,
+def sample_from_few(logits: Tensor, sampling: SamplingParams, uniform: float,
                     width: int = NUM_FEW_CANDIDATES) -> tuple[SampledToken, bool]:
     candidates = CandidateFinder(logits.shape[-1]).find_candidates(logits, logits.log_softmax(-1), width)
-    (choice,), (decided,) = sample_from_candidates(candidates, [sampling], torch.tensor([draw], dtype=torch.float64))
-    return choice, decided
+    (sampled_token,), (decided,) = sample_from_candidates(candidates, [sampling],
+                                                          torch.tensor([uniform], dtype=torch.float64))
+    return sampled_token, decided
 
 
-def sample_from_all(logits: Tensor, sampling: SamplingParams, draw: float) -> SampledToken:
-    (choice,), (decided,) = sample_from_candidates(sort_whole_vocabulary(logits[0], logits.log_softmax(-1)[0]),
-                                       [sampling], torch.tensor([draw], dtype=torch.float64))
+def sample_from_all(logits: Tensor, sampling: SamplingParams, uniform: float) -> SampledToken:
+    (sampled_token,), (decided,) = sample_from_candidates(sort_whole_vocabulary(logits[0], logits.log_softmax(-1)[0]),
+                                       [sampling], torch.tensor([uniform], dtype=torch.float64))
     assert decided
-    return choice
+    return sampled_token
 
 
 @pytest.mark.slow
@@ -61,12 +62,12 @@ def sample_from_all(logits: Tensor, sampling: SamplingParams, draw: float) -> Sa
 @example(torch.zeros(1, 9000), unfiltered_params, 0.0, NUM_FEW_CANDIDATES)
 @example(torch.zeros(1, 300), SamplingParams(temperature=1.0, top_p=0.1), 0.5, NUM_FEW_CANDIDATES)
 @example(torch.zeros(1, 66), SamplingParams(temperature=1.0, top_k=65), 0.99, NUM_FEW_CANDIDATES)
-@given(random_logit_rows(), sampling_params, uniform_draws,
+@given(random_logit_rows(), sampling_params, uniforms,
        some.sampled_from([NUM_FEW_CANDIDATES, NUM_MANY_CANDIDATES]))
-def test_few_candidates_decide_as_the_whole_vocabulary_does(logits: Tensor, sampling: SamplingParams, draw: float,
+def test_few_candidates_decide_as_the_whole_vocabulary_does(logits: Tensor, sampling: SamplingParams, uniform: float,
                                                             width: int) -> None:
-    choice, decided = sample_from_few(logits, sampling, draw, width)
-    assert not decided or choice == sample_from_all(logits, sampling, draw)
+    sampled_token, decided = sample_from_few(logits, sampling, uniform, width)
+    assert not decided or sampled_token == sample_from_all(logits, sampling, uniform)
 
 
 @pytest.mark.parametrize("sampling",
@@ -81,9 +82,9 @@ def test_few_candidates_decide_sharp_distributions(sampling: SamplingParams) -> 
 @pytest.mark.parametrize("seed", range(5))
 def test_greedy_sampling_ignores_filters(seed: int) -> None:
     logits = make_random_logits(1, 300, seed)
-    choice, _ = sample_from_few(logits, SamplingParams(top_k=2, top_p=0.1, min_p=0.9, top_n_tokens=3), 0.999)
-    assert choice == sample_from_all(logits, SamplingParams(top_n_tokens=3), 0.0)
-    assert (choice.token, len(choice.top_tokens)) == (logits.argmax().item(), 3)
+    sampled_token, _ = sample_from_few(logits, SamplingParams(top_k=2, top_p=0.1, min_p=0.9, top_n_tokens=3), 0.999)
+    assert sampled_token == sample_from_all(logits, SamplingParams(top_n_tokens=3), 0.0)
+    assert (sampled_token.token, len(sampled_token.top_tokens)) == (logits.argmax().item(), 3)
 
 
 def test_logprobs_are_over_remaining_candidates_or_raw() -> None:

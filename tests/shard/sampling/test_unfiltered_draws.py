@@ -32,8 +32,8 @@ def sample_rows(logits: Tensor, uniforms: Tensor, **options: Any) -> tuple[list[
 def test_tokens_are_drawn_in_proportion_to_their_probabilities(size: int, spread: float) -> None:
     """A token's uniform numbers are contiguous, so of evenly spaced ones it gets its share to within one."""
     logits = make_random_logits(1, size, size, spread)
-    draws = (torch.arange(NUM_DRAWS, dtype=torch.float64) + 0.5) / NUM_DRAWS
-    tokens, logprobs = sample_rows(logits.expand(NUM_DRAWS, -1), draws)
+    uniforms = (torch.arange(NUM_DRAWS, dtype=torch.float64) + 0.5) / NUM_DRAWS
+    tokens, logprobs = sample_rows(logits.expand(NUM_DRAWS, -1), uniforms)
     frequencies = torch.bincount(torch.tensor(tokens), minlength=size) / NUM_DRAWS
     probabilities = logits.softmax(-1)[0]
     assert (frequencies - probabilities).abs().max() <= 1.01 / NUM_DRAWS
@@ -48,10 +48,10 @@ row_lists = some.lists(some.tuples(some.floats(0.0, 1.0, exclude_min=True, exclu
 @given(row_lists, some.sampled_from([40, 65, 66, 128, 700, 4000]))
 def test_result_does_not_depend_on_other_rows_or_graph_capture(rows: list[tuple[float, int, float]], size: int) -> None:
     logits = torch.cat([make_random_logits(1, size, seed, spread) for _, seed, spread in rows])
-    draws = torch.tensor([draw for draw, *_ in rows], dtype=torch.float64)
-    alone = [sample_rows(logits[row:row + 1], draws[row:row + 1]) for row in range(len(rows))]
+    uniforms = torch.tensor([uniform for uniform, *_ in rows], dtype=torch.float64)
+    alone = [sample_rows(logits[row:row + 1], uniforms[row:row + 1]) for row in range(len(rows))]
     expected = ([token for (token,), _ in alone], [logprob for _, (logprob,) in alone])
-    assert sample_rows(logits, draws) == sample_rows(logits, draws, is_captured=True) == expected
+    assert sample_rows(logits, uniforms) == sample_rows(logits, uniforms, is_captured=True) == expected
 
 
 @pytest.mark.parametrize("draw", [2.0**-53, 0.3, 0.9999, 1 - 2.0**-53])

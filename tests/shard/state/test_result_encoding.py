@@ -22,7 +22,7 @@ from shard.state.result_encoding import (
     write_sequence_outputs,
 )
 from shard.state.sequence import DEFAULT_SAMPLING_PARAMS, Sequence
-from shard.state.transaction import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step
 
 MODEL_INFO = ModelInfo("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=3, labels=("O", "B-PER", "I-PER"))
 FLOATS = st.floats(-100.0, 0.0, width=32)

@@ -19,9 +19,10 @@ from support.shard_states import (
     make_shard_state,
 )
 
+from shard.errors import RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.state.shard_state import RejectedMessage, ShardState
+from shard.state.shard_state import ShardState
 
 
 @pytest.fixture

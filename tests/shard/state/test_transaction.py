@@ -17,8 +17,9 @@ from support.protocol_messages import (
 )
 from support.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
 
+from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.shard_state import MalformedMessage, RejectedMessage, ShardState
+from shard.state.shard_state import ShardState
 
 # Messages that a `ShardState` with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
 REJECTED_MESSAGES = {

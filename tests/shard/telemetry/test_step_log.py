@@ -15,8 +15,8 @@ def read_times(path: Path) -> "array[float]":
 
 def test_start_and_end_of_every_step_are_logged(tmp_path: Path) -> None:
     begin = monotonic()
-    with open_step_log(str(tmp_path / "log")) as run_step:
-        assert [run_step(str, number) for number in (1, 2)] == ["1", "2"]
+    with open_step_log(str(tmp_path / "log")) as call_verb:
+        assert [call_verb(str, number) for number in (1, 2)] == ["1", "2"]
         times = read_times(tmp_path / "log")
     assert len(times) == 4
     assert sorted([begin, *times]) == [begin, *times]
@@ -26,14 +26,14 @@ def test_failed_step_is_logged_too(tmp_path: Path) -> None:
     def fail(request: Any) -> None:
         raise ValueError(request)
 
-    with open_step_log(str(tmp_path / "log")) as run_step, pytest.raises(ValueError, match="1"):
-        run_step(fail, 1)
+    with open_step_log(str(tmp_path / "log")) as call_verb, pytest.raises(ValueError, match="1"):
+        call_verb(fail, 1)
     assert len(read_times(tmp_path / "log")) == 2
 
 
 def test_deferred_step_ends_when_it_is_finished(tmp_path: Path) -> None:
-    with open_step_log(str(tmp_path / "log")) as run_step:
-        pending_result = run_step(lambda request: PendingResult(lambda: None, lambda: request), 7)
+    with open_step_log(str(tmp_path / "log")) as call_verb:
+        pending_result = call_verb(lambda request: PendingResult(lambda: None, lambda: request), 7)
         assert not read_times(tmp_path / "log")
         finish_called_at = monotonic()
         assert pending_result.finish() == 7
@@ -42,5 +42,5 @@ def test_deferred_step_ends_when_it_is_finished(tmp_path: Path) -> None:
 
 
 def test_nothing_is_logged_without_a_path() -> None:
-    with open_step_log("") as run_step:
-        assert run_step(str, 1) == "1"
+    with open_step_log("") as call_verb:
+        assert call_verb(str, 1) == "1"

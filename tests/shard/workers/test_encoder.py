@@ -14,8 +14,8 @@ from support.small_checkpoints import make_tiny_encoder
 from transformers import AutoModel
 
 from shard.config import ShardConfig
+from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.shard_state import MalformedMessage, RejectedMessage
 from shard.workers.encoder import EncoderWorker
 
 SMALL_WARMUP_REQUEST = pb.WarmupRequest(block_size=16, max_prefill_tokens=160, max_batch_size=4, max_total_tokens=100)

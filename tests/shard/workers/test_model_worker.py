@@ -7,11 +7,10 @@ import pytest
 import torch
 from support.protocol_messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
 
-from shard.errors import StartupOutOfMemory, StepOutOfMemory
+from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.parallel.group import SingleRankGroup
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.state.shard_state import RejectedMessage
 from shard.workers.model_worker import ModelWorker
 
 MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))

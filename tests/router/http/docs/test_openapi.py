@@ -41,6 +41,15 @@ def test_body_schemas_match_the_accepted_types():
             for kind in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]} == {"string", "array"}
 
 
+@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
+def test_optional_fields_of_openai_requests_are_nullable(name):
+    schemas = OPENAPI_DOCUMENT["components"]["schemas"]
+    fields = {field: schema for field, schema in schemas[name]["properties"].items()
+              if field not in schemas[name]["required"]} | schemas["StreamOptions"]["properties"]
+    assert {"priority", "include_usage"} <= fields.keys()
+    assert [field for field, schema in fields.items() if {"type": "null"} not in schema.get("anyOf", ())] == []
+
+
 def test_streaming_routes_document_event_streams():
     content = OPENAPI_DOCUMENT["paths"]["/generate_stream"]["post"]["responses"]["200"]["content"]
     assert "text/event-stream" in content

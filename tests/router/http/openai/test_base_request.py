@@ -29,7 +29,6 @@ from router.validation.validator import GenerationInput, RequestValidator, Valid
 MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 PARAMETER_NAMES = DialectParameterNames("prompt", "max_tokens", truncate="")
 CONTEXT = RequestContext(Tenant("weavers"), "mine", arrived_at=5.0, timeout_ms="2000", source_token="theirs")
-NULLABLE_FIELDS = OpenAIBaseRequest.model_fields.keys() - {"priority"}
 
 
 def parse_request(**fields: Any) -> OpenAIBaseRequest:
@@ -77,14 +76,15 @@ def test_only_the_first_fault_of_a_stop_list_is_reported(value: object) -> None:
     assert [error["loc"][0] for error in raised.value.errors()] == ["stop"]
 
 
-@pytest.mark.parametrize("name", sorted(NULLABLE_FIELDS))
+@pytest.mark.parametrize("name", sorted(OpenAIBaseRequest.model_fields))
 def test_null_means_that_the_field_is_not_given(name: str) -> None:
     assert parse_request(**{name: None}) == parse_request()
     assert make_generation_input(**{name: None}) == make_generation_input()
 
 
 @pytest.mark.parametrize(("options", "expected"), [
-    (None, False), ({}, False), ({"include_usage": False}, False), ({"include_usage": True}, True)], ids=str)
+    (None, False), ({}, False), ({"include_usage": None}, False), ({"include_usage": False}, False),
+    ({"include_usage": True}, True)], ids=str)
 def test_usage_is_included_only_on_request(options: object, expected: bool) -> None:
     assert parse_request(stream_options=options).should_include_usage == expected
 

@@ -400,3 +400,41 @@ def test_load_pending_at_shutdown_is_rejected(tmp_path: Path) -> None:
         setup.engine._fail_all_requests("the server is shutting down")
         assert (await loading)[0] == 503
     run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)
+
+
+def test_load_learns_that_its_adapter_was_unloaded_while_it_waited(tmp_path: Path) -> None:
+    """The only adapter slot is used by a running request."""
+    async def scenario(setup: AdapterRoutesSetup) -> None:
+        await setup.load_adapter("org/a")
+        setup.engine.submit(make_text_request("a loom", 3,
+                                              adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
+        await setup.weft.gate.wait_for_step()
+        load_requests = setup.weft.watch_scheduler_calls("request_load")
+        loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/b"))
+        await load_requests.get()
+        assert (await setup.send_request("DELETE", "/v1/adapters/org/b"))[0] == 200
+        assert await loading == (424, "adapter_failed",
+                                 "the adapter org/b: it was unloaded while this request waited for it")
+        assert [adapter["id"] for adapter in await setup.list_adapters()] == ["org/a"]
+    run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)
+
+
+def test_adapter_deleted_while_a_new_version_waits_is_unloaded_in_both_versions(tmp_path: Path) -> None:
+    """The new version has no room while the running request uses the old one."""
+    async def scenario(setup: AdapterRoutesSetup) -> None:
+        await setup.load_adapter("org/a")
+        setup.engine.submit(make_text_request("a loom", 3,
+                                              adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
+        await setup.weft.gate.wait_for_step()
+        setup.store.versions["org/a"] = "2"
+        load_requests = setup.weft.watch_scheduler_calls("request_load")
+        loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/a"))
+        await load_requests.get()
+        assert (await setup.send_request("DELETE", "/v1/adapters/org/a"))[0] == 200
+        assert (await loading)[0] == 424
+        assert await setup.list_adapters() == []
+        removed = setup.weft.watch_scheduler_calls("on_resource_unloaded")
+        setup.weft.gate.release_all()
+        await removed.get()
+        assert setup.engine.resource_controller.adapter_statuses == {}
+    run_scenario(scenario, tmp_path, gated=True, max_active_adapters=1)
