@@ -29,9 +29,9 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
+from support.model_runs.shared_probe_cache import SHARED_FOLDER_NAME
+from support.model_runs.triton_interpreter import patch_interpreter
 from support.process_list import list_child_pids, read_command_line
-from support.shared_probe_cache import SHARED_FOLDER_NAME
-from support.triton_interpreter import patch_interpreter
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported

@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from support.peft_adapters import make_tiny_adapter
-from support.protocol_messages import (
+from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.shards.protocol_messages import (
     SequenceRow,
     get_embeddings,
     get_tokens_by_sequence,
@@ -19,9 +20,8 @@ from support.protocol_messages import (
     make_keep,
     make_prefill,
 )
-from support.shard_client import ShardClient, await_status_code
-from support.shard_client import play_scenario as play_with
-from support.small_checkpoints import make_tiny_checkpoint
+from support.shards.shard_client import ShardClient, await_status_code
+from support.shards.shard_client import play_scenario as play_with
 
 from shard.pb import shard_pb2 as pb
 from shard.simulator.worker import SimulatedWorker

@@ -8,7 +8,7 @@ from collections import Counter
 from math import ceil
 
 import pytest
-from support.simulated_world import SimulatedClient, SimulatedWorld
+from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import LoadableResource, Request

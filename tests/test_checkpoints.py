@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.small_checkpoints import END_TOKEN, LLAMA3_ROPE, TOKENIZER_SIZE, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import END_TOKEN, LLAMA3_ROPE, TOKENIZER_SIZE, make_tiny_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.protocol_messages import (
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
+from support.shards.protocol_messages import (
     WARMUP_REQUEST,
     SequenceRow,
     get_embeddings,
@@ -27,9 +28,8 @@ from support.protocol_messages import (
     make_prefill,
     make_sequences,
 )
-from support.shard_client import ShardClient, await_status_code
-from support.shard_client import play_scenario as play_with
-from support.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
+from support.shards.shard_client import ShardClient, await_status_code
+from support.shards.shard_client import play_scenario as play_with
 
 from shard.errors import StepOutOfMemory
 from shard.pb import shard_pb2 as pb

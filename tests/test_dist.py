@@ -10,7 +10,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from support.weft_process import run_weft_process
+from support.servers.weft_process import run_weft_process
 
 from launcher.demo.training.corpus.style_rewriting import REWRITERS_BY_STYLE
 

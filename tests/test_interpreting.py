@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.triton_interpreter import row_wise_product
+from support.model_runs.triton_interpreter import row_wise_product
 from torch import Tensor
 
 pytest.importorskip("triton")  # available on Linux only

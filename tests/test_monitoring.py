@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
-from support.weft_process import SIMULATED_MODEL, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, run_weft_process
 
 from router.model_info import ModelInfo
 from router.scheduler.scheduler import Scheduler

@@ -11,8 +11,8 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cost_model_clock import SchedulerSimulation, TrueCosts
-from support.simulated_world import add_block_hashes
+from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import DEFAULT_TENANT, Request, Tenant
 from router.scheduler.cost_model import CostModel, StepLoad

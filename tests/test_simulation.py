@@ -6,7 +6,7 @@ import os
 import random
 
 import pytest
-from support.simulated_world import SimulatedClient, SimulatedWorld
+from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, POOLING_KINDS, LoadableResource, Request, RequestKind, Tenant

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.client_environments import make_client_environment
-from support.small_encoders import make_bert_encoder
-from support.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
+from support.checkpoints.small_encoders import make_bert_encoder
+from support.servers.client_environments import make_client_environment
+from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, run_weft_process
 
 CLIENTS_FOLDER = Path(__file__).parent
 CLIENT_PACKAGES = {

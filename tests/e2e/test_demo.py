@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from support.weft_process import WeftProcess, run_weft_process
+from support.servers.weft_process import WeftProcess, run_weft_process
 from transformers import PreTrainedTokenizerFast
 
 import launcher.demo

@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 import pytest
 import torch
 from peft import PeftModel
-from support.peft_adapters import suppress_peft_warnings
-from support.weft_process import DEFAULT_PROMPT, WeftProcess, run_weft_process
+from support.checkpoints.peft_adapters import suppress_peft_warnings
+from support.servers.weft_process import DEFAULT_PROMPT, WeftProcess, run_weft_process
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 

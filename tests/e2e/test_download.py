@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.fake_hub import FakeHub
-from support.small_checkpoints import make_tiny_checkpoint
-from support.weft_process import DEFAULT_PROMPT, run_weft_process
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.servers.fake_hub import FakeHub
+from support.servers.weft_process import DEFAULT_PROMPT, run_weft_process
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # two servers; the parts have tests of their own
 

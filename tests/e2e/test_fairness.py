@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from support.in_process_server import make_generate_body, play_scenario
+from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.scheduler.events import TokensGenerated
 

@@ -1,8 +1,8 @@
 """Tests of shard failures over real gRPC: streams continue with the right tokens, or only the faulty request fails."""
 
 import pytest
-from support.expected_streams import make_text_request
-from support.in_process_server import play_scenario
+from support.servers.expected_streams import make_text_request
+from support.servers.in_process_server import play_scenario
 
 from router.engine import engine
 from router.errors import GenerationFailed

@@ -13,7 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.concurrent_streams import (
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.servers.concurrent_streams import (
     NUM_STREAMS,
     PROBE_INTERVAL_SECONDS,
     HealthProbe,
@@ -22,10 +23,9 @@ from support.concurrent_streams import (
     read_stream_events,
     run_disturbed_streams,
 )
-from support.expected_streams import make_text_request
-from support.in_process_server import play_scenario
-from support.small_checkpoints import make_tiny_checkpoint
-from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, WeftProcess, run_weft_process
+from support.servers.expected_streams import make_text_request
+from support.servers.in_process_server import play_scenario
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, WeftProcess, run_weft_process
 from transformers import AutoTokenizer
 
 from router.errors import GenerationFailed
@@ -108,7 +108,7 @@ async def wait_until_ready(weft: WeftProcess) -> None:
 def test_only_the_poisonous_request_of_many_fails(
         model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
     ids = AutoTokenizer.from_pretrained(model_folder)(POISON_CHARACTER, add_special_tokens=False)["input_ids"]
-    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "failing_model.py"), str(ids[0]))
+    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "servers" / "failing_model.py"), str(ids[0]))
     bodies = [make_stream_body(number) for number in range(NUM_STREAMS)]
     bodies[7]["inputs"] += POISON_CHARACTER
     with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, command=command) as weft:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
-from support.expected_streams import ReceivedStream
-from support.in_process_server import make_generate_body, play_scenario
+from support.servers.expected_streams import ReceivedStream
+from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.scheduler.sequence import SequenceState
 from shard.simulator.worker import SimulatedWorker

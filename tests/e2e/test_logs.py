@@ -12,7 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE
 
 pytestmark = pytest.mark.slow
 

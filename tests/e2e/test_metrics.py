@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_server import make_generate_body, play_scenario
 from support.metrics_page import check_metrics_page, get_failure_counts, parse_metrics
+from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.config import ADAPTER_SOURCES
 

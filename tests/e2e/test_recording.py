@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
 
 pytestmark = pytest.mark.slow
 

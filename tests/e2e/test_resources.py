@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.expected_streams import make_text_request
-from support.in_process_server import play_scenario
+from support.servers.expected_streams import make_text_request
+from support.servers.in_process_server import play_scenario
 
 pytestmark = pytest.mark.slow
 

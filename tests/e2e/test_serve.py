@@ -9,7 +9,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, iter_stream_events, run_weft_process
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, iter_stream_events, run_weft_process
 
 from launcher.supervisor.runtime_dir import remove_abandoned_folders
 

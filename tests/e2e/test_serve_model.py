@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.concurrent_streams import NUM_STREAMS, OUTPUT_TOKENS, HealthProbe, run_disturbed_streams
-from support.small_checkpoints import make_tiny_checkpoint
-from support.weft_process import DEFAULT_PROMPT, WeftProcess, iter_stream_events, run_weft_process
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.servers.concurrent_streams import NUM_STREAMS, OUTPUT_TOKENS, HealthProbe, run_disturbed_streams
+from support.servers.weft_process import DEFAULT_PROMPT, WeftProcess, iter_stream_events, run_weft_process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice

@@ -5,8 +5,8 @@ import json
 import socket
 
 import pytest
-from support.expected_streams import make_text_request
-from support.in_process_server import make_generate_body, parse_stream_events, play_scenario
+from support.servers.expected_streams import make_text_request
+from support.servers.in_process_server import make_generate_body, parse_stream_events, play_scenario
 
 from router.http.transport.sse import EventStream
 

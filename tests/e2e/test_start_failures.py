@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint
-from support.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.servers.weft_process import SIMULATED_MODEL, WEFT_EXECUTABLE, run_weft_process
 
 from launcher.supervisor.startup_display import STARTUP_PHASES
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from support.trace_collector import PARENT_TRACEPARENT, SPAN_KIND_SERVER, CollectedSpan, TraceCollector, run_collector
-from support.weft_process import SIMULATED_MODEL, WeftProcess, iter_stream_events, run_weft_process
+from support.servers.trace_collector import (
+    PARENT_TRACEPARENT,
+    SPAN_KIND_SERVER,
+    CollectedSpan,
+    TraceCollector,
+    run_collector,
+)
+from support.servers.weft_process import SIMULATED_MODEL, WeftProcess, iter_stream_events, run_weft_process
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_inputs import AttentionHarness
+from support.model_runs.attention_inputs import AttentionHarness
 from torch import Tensor
 
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig

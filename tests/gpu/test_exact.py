@@ -4,8 +4,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
 

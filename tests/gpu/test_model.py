@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.protocol_messages import SequenceRow, get_tokens_by_sequence, make_chunks, make_decode, make_prefill
-from support.small_checkpoints import LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
+from support.shards.protocol_messages import SequenceRow, get_tokens_by_sequence, make_chunks, make_decode, make_prefill
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

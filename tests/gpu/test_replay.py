@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
-from support.peft_adapters import make_tiny_adapter
-from support.replayable_model import ReplayableModel, capture_by_calling
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.replayable_model import ReplayableModel, capture_by_calling
+from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams
 from router.shards.resource_loader import LoadableResource

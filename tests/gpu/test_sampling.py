@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.sampling_sequences import make_random_logits, make_sampling_sequence
+from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 
 from shard.sampling.sampler import Sampler
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support.weft_process
+import support.servers.weft_process
 import torch
-from support.small_checkpoints import make_tiny_checkpoint
-from support.weft_process import DEFAULT_PROMPT, iter_stream_events, run_weft_process
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.servers.weft_process import DEFAULT_PROMPT, iter_stream_events, run_weft_process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ def use_weft_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Run `weft` from the source tree, since it may not be installed."""
     (program := tmp_path / "weft").write_text(LAUNCHER_SCRIPT)
     program.chmod(0o755)
-    monkeypatch.setattr(support.weft_process, "WEFT_EXECUTABLE", program)
+    monkeypatch.setattr(support.servers.weft_process, "WEFT_EXECUTABLE", program)
 
 
 def generate_with_transformers(folder: Path, device: str) -> list[int]:

@@ -1,13 +1,13 @@
 """The whole core as a state machine: hypothesis chooses which requests arrive, leave or stop reading, and which calls
-fail. The laws of tests/support/simulated_world.py are checked after every event; at the end all resources are free
-and the run replays.
+fail. The laws of tests/support/scheduling/simulated_world.py are checked after every event; at the end all resources
+are free and the run replays.
 """
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.simulated_world import SimulatedClient, SimulatedWorld
+from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, Tenant

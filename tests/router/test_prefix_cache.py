@@ -3,8 +3,8 @@
 Random histories are in test_sharing.py."""
 
 import pytest
-from support.cost_model_clock import SchedulerSimulation, TrueCosts
-from support.shared_prefixes import (
+from support.scheduling.cost_model_clock import SchedulerSimulation, TrueCosts
+from support.scheduling.shared_prefixes import (
     BLOCK_SIZE,
     DEFAULT_MODEL_INFO,
     complete_plan,
@@ -14,7 +14,7 @@ from support.shared_prefixes import (
     run_until_idle,
     submit_prompt,
 )
-from support.simulated_world import add_block_hashes
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import Request
 from router.scheduler.fault_isolation import ShardLossReason

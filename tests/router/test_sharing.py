@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.shared_prefixes import (
+from support.scheduling.shared_prefixes import (
     BLOCK_SIZE,
     END_TOKEN,
     get_newcomers,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.expected_streams import make_finished_timeline
-from support.small_tokenizers import TOKENIZER_CASES
+from support.checkpoints.small_tokenizers import TOKENIZER_CASES
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.output_builder import OutputBuilder
 from router.engine.stream import FinishedEvent, RequestStream, TokenEvent

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
-from support.random_schedules import given_random_histories, relaxed_settings
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.scheduling.random_schedules import given_random_histories, relaxed_settings
+from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 HARNESS_OPTIONS = {
     "one rank": {},

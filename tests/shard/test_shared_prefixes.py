@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.core_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
-from support.simulated_world import add_block_hashes
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.scheduling.simulated_world import add_block_hashes
+from support.shards.core_with_workers import ReceivedOutput, ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request, SamplingParams, Tenant
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from benchmarks.experiments.decode_step import (
     DecodeStepSettings,

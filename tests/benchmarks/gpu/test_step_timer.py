@@ -3,8 +3,8 @@
 from math import nan
 
 import pytest
-from support.replayable_model import replay_on_cpu
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.replayable_model import replay_on_cpu
 
 from benchmarks.gpu import step_timer
 from benchmarks.gpu.step_timer import StepTimer

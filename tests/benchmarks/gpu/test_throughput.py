@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from benchmarks.gpu import throughput
 from benchmarks.gpu.throughput import (

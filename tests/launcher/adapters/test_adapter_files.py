@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapter_files import (
+from support.checkpoints.adapter_files import (
     CONFIG_FILE,
     Q_PROJ_MODULE,
     V_PROJ_MODULE,
@@ -15,9 +15,9 @@ from support.adapter_files import (
     make_adapter_files,
     write_files,
 )
-from support.core_with_workers import SchedulerWithWorkers
-from support.peft_adapters import make_tiny_adapter
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.shards.core_with_workers import SchedulerWithWorkers
 
 from launcher.adapters.adapter_files import (
     check_adapter_file_names,

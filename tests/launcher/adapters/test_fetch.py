@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.adapter_files import (
+from support.checkpoints.adapter_files import (
     CONFIG_FILE,
     list_incomplete_downloads,
     list_stored_versions,

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapter_files import list_incomplete_downloads, list_stored_versions, make_adapter_files, write_files
+from support.checkpoints.adapter_files import (
+    list_incomplete_downloads,
+    list_stored_versions,
+    make_adapter_files,
+    write_files,
+)
 
 from launcher.adapters import merge_runner as module
 from launcher.adapters.errors import AdapterError

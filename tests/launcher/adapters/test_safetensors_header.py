@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save
-from support.adapter_files import WEIGHTS_FILE, make_adapter_files
-from support.header_mutations import MUTATION_KINDS, join_safetensors, mutate_file
+from support.checkpoints.adapter_files import WEIGHTS_FILE, make_adapter_files
+from support.checkpoints.header_mutations import MUTATION_KINDS, join_safetensors, mutate_file
 
 from launcher.adapters.safetensors_header import BITS_BY_DTYPE, MAX_HEADER_BYTES, TensorShape, read_tensor_shapes
 from shard.checkpoint import safetensors_header as strict

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.adapter_files import (
+from support.checkpoints.adapter_files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     list_incomplete_downloads,
@@ -26,7 +26,7 @@ from support.adapter_files import (
     make_adapter_files,
     write_files,
 )
-from support.header_mutations import MUTATION_KINDS, mutate_file
+from support.checkpoints.header_mutations import MUTATION_KINDS, mutate_file
 
 from launcher.adapters import store as module
 from launcher.adapters.adapter_files import compute_digest
@@ -281,7 +281,7 @@ import json, os, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
 from random import Random
-from support.adapter_files import make_adapter_files, write_files
+from support.checkpoints.adapter_files import make_adapter_files, write_files
 from launcher.adapters.store import AdapterVersionStore
 folder, seed, call, number = json.loads(sys.argv[1])
 left = number

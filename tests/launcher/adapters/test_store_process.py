@@ -12,7 +12,7 @@ from queue import Queue
 from typing import Any, NamedTuple
 
 import pytest
-from support.adapter_files import (
+from support.checkpoints.adapter_files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     list_incomplete_downloads,
@@ -20,7 +20,7 @@ from support.adapter_files import (
     make_adapter_files,
     write_files,
 )
-from support.fake_hub import FakeHub
+from support.servers.fake_hub import FakeHub
 
 from launcher.adapters.adapter_files import compute_digest
 from launcher.adapters.store import AdapterVersionStore

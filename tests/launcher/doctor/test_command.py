@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from launcher import cli
 from launcher.doctor import command

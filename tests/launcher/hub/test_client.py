@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 from urllib.request import Request
 
 import pytest
-from support.fake_hub import COMMIT, FakeHub
+from support.servers.fake_hub import COMMIT, FakeHub
 
 from launcher.hub.client import HubClient, ServerUnreachableError, TokenSafeRedirectHandler, parse_listing
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fake_hub import COMMIT, FakeHub
 from support.process_list import list_child_pids, read_command_line
+from support.servers.fake_hub import COMMIT, FakeHub
 
 from launcher.hub.download_runner import DownloadRequest, find_needed_download, make_download_request
 from launcher.hub.resolve import find_model

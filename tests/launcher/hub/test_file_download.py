@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.fake_hub import COMMIT, FakeHub
+from support.servers.fake_hub import COMMIT, FakeHub
 
 from launcher.hub.cache import CachedRepository
 from launcher.hub.client import HubClient, RemoteFile, ServerUnreachableError

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_hub import COMMIT, FakeHub
+from support.servers.fake_hub import COMMIT, FakeHub
 
 from launcher.hub.client import ServerUnreachableError
 from launcher.hub.download_display import DownloadDisplay

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.fake_adapter_store import FakeAdapterStore
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.adapters import registry
 from router.adapters.reference import AdapterReference, MergedAdapterReference, ResolvedAdapter

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.expected_streams import make_text_request
 from support.metrics_page import parse_metrics
+from support.servers.expected_streams import make_text_request
 
 from router.config import RouterConfig
 from router.engine import client_streams

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.expected_streams import ReceivedStream, make_text_request
-from support.in_process_server import play_scenario, run_in_process_weft
 from support.metrics_page import parse_metrics
+from support.servers.expected_streams import ReceivedStream, make_text_request
+from support.servers.in_process_server import play_scenario, run_in_process_weft
 
 from router.engine import engine, health
 from router.engine.engine import Engine

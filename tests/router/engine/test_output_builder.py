@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import tokenizers
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 from tokenizers.models import WordLevel
 
 from router.engine.output_builder import OutputBuilder

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import uvloop
 from aiohttp.test_utils import TestClient, TestServer
-from support.expected_streams import make_finished_timeline, make_text_events
-from support.scripted_adapters import make_preloaded_adapters
+from support.servers.expected_streams import make_finished_timeline, make_text_events
+from support.servers.scripted_adapters import make_preloaded_adapters
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig

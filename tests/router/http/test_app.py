@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from support.expected_streams import make_text_events
+from support.servers.expected_streams import make_text_events
 
 from router.engine.stream import FailedEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded

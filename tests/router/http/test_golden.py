@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.expected_streams import make_finished_timeline, make_text_events
+from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.recordings import SMALL_MODEL_INFO, ShortSegmentRecorder, write_recording_file
+from support.scheduling.recordings import SMALL_MODEL_INFO, ShortSegmentRecorder, write_recording_file
 
 from router.config import RouterConfig
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, non_secret_settings

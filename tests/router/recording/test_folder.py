@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from support.recordings import SMALL_MODEL_INFO
+from support.scheduling.recordings import SMALL_MODEL_INFO
 
 from router.config import RouterConfig
 from router.recording.file import Recording

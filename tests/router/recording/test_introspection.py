@@ -3,7 +3,7 @@
 from enum import Enum
 
 import pytest
-from support.recordings import make_busy_simulation
+from support.scheduling.recordings import make_busy_simulation
 
 from router.recording.introspection import (
     SCHEDULER_CLASSES,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.recordings import SMALL_MODEL_INFO
+from support.scheduling.recordings import SMALL_MODEL_INFO
 
 from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
 from router.recording.snapshot import restore_scheduler

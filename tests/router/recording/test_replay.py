@@ -6,7 +6,7 @@ import sys
 from collections import deque
 
 import pytest
-from support.recordings import (
+from support.scheduling.recordings import (
     SMALL_MODEL_INFO,
     ShortSegmentRecorder,
     UnboundedRecorder,

@@ -6,7 +6,7 @@ from itertools import count
 from math import inf
 
 import pytest
-from support.recordings import SMALL_MODEL_INFO
+from support.scheduling.recordings import SMALL_MODEL_INFO
 from test_simulation import make_random_world
 
 from router.block_hash import hash_blocks

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from support.recordings import SMALL_MODEL_INFO
+from support.scheduling.recordings import SMALL_MODEL_INFO
 
 from router.recording.snapshot import peek_counter, restore_scheduler, take_snapshot
 from router.request import Request

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.simulated_world import SimulatedClient, SimulatedWorld, add_block_hashes
+from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld, add_block_hashes
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulated_world import add_block_hashes
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
 from router.scheduler.block_pool import BlockPool

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from support.simulated_world import add_block_hashes
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import Request, Tenant
 from router.scheduler.block_pool import BlockPool

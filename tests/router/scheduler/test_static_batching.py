@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
-from support.simulated_world import add_block_hashes
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.model_info import ModelInfo
 from router.request import Request, RequestKind

@@ -3,7 +3,7 @@ others wait for."""
 
 from dataclasses import replace
 
-from support.simulated_world import add_block_hashes
+from support.scheduling.simulated_world import add_block_hashes
 
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant

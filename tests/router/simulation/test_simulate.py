@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.recordings import record_busy_simulation
+from support.scheduling.recordings import record_busy_simulation
 
 from router.recording.file import BadRecording
 from router.simulation import simulate

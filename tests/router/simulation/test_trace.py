@@ -4,7 +4,7 @@ import json
 from statistics import median
 
 import pytest
-from support.recordings import (
+from support.scheduling.recordings import (
     SMALL_MODEL_INFO,
     ShortSegmentRecorder,
     copy_recording_with_change,

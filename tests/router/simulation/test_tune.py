@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.recordings import record_busy_simulation
+from support.scheduling.recordings import record_busy_simulation
 
 from router.recording.file import BadRecording
 from router.simulation import tune

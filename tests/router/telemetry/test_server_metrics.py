@@ -1,8 +1,8 @@
 """Metrics of requests and steps; the tests make the engine's calls themselves."""
 
 import pytest
-from support.expected_streams import make_finished_timeline
 from support.metrics_page import check_metrics_page, parse_metrics
+from support.servers.expected_streams import make_finished_timeline
 
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import LoadableResource, Request

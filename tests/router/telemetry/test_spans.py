@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from support.span_sender import RecordingSpanSender
+from support.servers.span_sender import RecordingSpanSender
 
 from router.request import FinishReason, Request, SamplingParams
 from router.scheduler.request_timeline import RequestPhase, RequestTimeline

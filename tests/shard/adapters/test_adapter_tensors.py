@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.core_with_workers import SchedulerWithWorkers
-from support.header_mutations import BYTE_MUTATIONS, ENTRY_MUTATIONS, mutate_file
-from support.peft_adapters import make_tiny_adapter
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.header_mutations import BYTE_MUTATIONS, ENTRY_MUTATIONS, mutate_file
+from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.shards.core_with_workers import SchedulerWithWorkers
 
 from shard.adapters.adapter_tensors import strip_wrapper_prefixes
 from shard.errors import RejectedMessage

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from peft.utils import merge_utils as oracle
-from support.peft_adapters import suppress_peft_warnings
+from support.checkpoints.peft_adapters import suppress_peft_warnings
 from torch import Generator, Tensor
 
 from shard.adapters.merge import MERGE_STRATEGIES, SIGN_METHODS, MergeSettings, merge_matrices, split_factor

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.attention_inputs import AttentionHarness, AttentionSequence, ChunkRange
+from support.model_runs.attention_inputs import AttentionHarness, AttentionSequence, ChunkRange
 from torch import Tensor
 
 from shard.attention import cpu

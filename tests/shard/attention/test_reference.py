@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_inputs import LAYER, AttentionHarness, AttentionSequence
+from support.model_runs.attention_inputs import LAYER, AttentionHarness, AttentionSequence
 from torch import Tensor
 
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig

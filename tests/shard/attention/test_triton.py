@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_inputs import AttentionHarness, AttentionSequence
-from support.uninitialized_memory import fill_uninitialized_with_nan
+from support.model_runs.attention_inputs import AttentionHarness, AttentionSequence
+from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig

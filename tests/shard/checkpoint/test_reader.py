@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.header_mutations import MUTATION_KINDS, mutate_file
+from support.checkpoints.header_mutations import MUTATION_KINDS, mutate_file
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.process_memory import needs_less_memory
-from support.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
 from shard.checkpoint.reader import PACKED_DTYPES, CheckpointReader, RowSelection

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.checkpoint import safetensors_file
 from shard.checkpoint.reader import CheckpointReader, RowSelection

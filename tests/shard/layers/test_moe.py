@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
+from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 
 from shard.layers.moe import Expert, ExpertGate, RoutedExperts, sum_choices_in_order

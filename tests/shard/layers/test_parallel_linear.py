@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
+from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor
 from torch.nn import functional
 

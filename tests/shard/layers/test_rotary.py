@@ -4,7 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_checkpoints import DEFAULT_ROPE, DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, LONGROPE_ROPE, YARN_ROPE
+from support.checkpoints.small_checkpoints import (
+    DEFAULT_ROPE,
+    DYNAMIC_ROPE,
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    LONGROPE_ROPE,
+    YARN_ROPE,
+)
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb

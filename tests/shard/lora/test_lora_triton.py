@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.uninitialized_memory import fill_uninitialized_with_nan
+from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 
 pytest.importorskip("triton")  # published for Linux only

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.encoder_reference import (
+from support.checkpoints.older_checkpoints import write_converted_checkpoint
+from support.checkpoints.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
+from support.model_runs.encoder_reference import (
     check_encoder_matches_transformers,
     check_encoder_on_all_rank_counts,
     run_encoder_on_ranks,
 )
-from support.older_checkpoints import write_converted_checkpoint
-from support.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
 
 from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig

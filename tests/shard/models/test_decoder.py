@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.decoder_reference import (
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import (
     check_decoder_matches_transformers,
     load_decoder_model,
     run_forward,
     run_transformers_model,
 )
-from support.ranks_in_threads import InProcessExchange, InProcessRankGroup
-from support.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.ranks_in_threads import InProcessExchange, InProcessRankGroup
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import ModelReader, check_attention_head_split

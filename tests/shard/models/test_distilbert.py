@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.encoder_reference import check_encoder_matches_transformers, check_encoder_on_all_rank_counts
-from support.small_checkpoints import make_tiny_encoder
+from support.checkpoints.small_checkpoints import make_tiny_encoder
+from support.model_runs.encoder_reference import check_encoder_matches_transformers, check_encoder_on_all_rank_counts
 
 from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig

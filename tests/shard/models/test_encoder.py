@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from support.decoder_reference import CPU
-from support.encoder_reference import RANDOM_TEXTS, check_encoder_matches_transformers, load_encoder_model, run_encoder
-from support.ranks_in_threads import run_on_ranks
-from support.small_checkpoints import make_tiny_encoder
+from support.checkpoints.small_checkpoints import make_tiny_encoder
+from support.model_runs.decoder_reference import CPU
+from support.model_runs.encoder_reference import (
+    RANDOM_TEXTS,
+    check_encoder_matches_transformers,
+    load_encoder_model,
+    run_encoder,
+)
+from support.model_runs.ranks_in_threads import run_on_ranks
 
 from shard.models.encoder import EncoderConfig, build_encoder_inputs
 from shard.parallel.group import SingleRankGroup

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import check_decoder_on_backends_and_ranks, load_decoder_model
-from support.model_configs import make_model_config
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.model_configs import make_model_config
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import check_decoder_on_backends_and_ranks, load_decoder_model
 
 from shard.parallel.group import SingleRankGroup
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import check_decoder_matches_transformers, check_decoder_on_backends_and_ranks
-from support.model_configs import make_model_config
-from support.small_checkpoints import (
+from support.checkpoints.model_configs import make_model_config
+from support.checkpoints.small_checkpoints import (
     DECODER_SIZES,
     LINEAR_ROPE,
     MODEL_FAMILIES,
     make_random_model,
     make_tiny_checkpoint,
 )
+from support.model_runs.decoder_reference import check_decoder_matches_transformers, check_decoder_on_backends_and_ranks
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
 from shard.layers.rotary import RotaryConfig

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import load_decoder_model, run_forward
-from support.ranks_in_threads import InProcessExchange, InProcessRankGroup
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import load_decoder_model, run_forward
+from support.model_runs.ranks_in_threads import InProcessExchange, InProcessRankGroup
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader

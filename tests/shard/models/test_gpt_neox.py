@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import (
+from support.checkpoints.older_checkpoints import write_converted_checkpoint
+from support.checkpoints.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, make_tiny_checkpoint
+from support.model_runs.decoder_reference import (
     check_decoder_matches_transformers,
     check_decoder_on_all_rank_counts,
     run_forward_on_ranks,
 )
-from support.older_checkpoints import write_converted_checkpoint
-from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, make_tiny_checkpoint
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig

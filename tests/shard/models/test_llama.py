@@ -1,8 +1,14 @@
 from typing import Any
 
 import pytest
-from support.decoder_reference import check_decoder_on_all_rank_counts
-from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import (
+    DYNAMIC_ROPE,
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    make_tiny_checkpoint,
+)
+from support.model_runs.decoder_reference import check_decoder_on_all_rank_counts
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -1,9 +1,9 @@
 from typing import Any
 
 import pytest
-from support.decoder_reference import check_decoder_on_backends_and_ranks
-from support.model_configs import make_model_config
-from support.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
+from support.checkpoints.model_configs import make_model_config
+from support.checkpoints.small_checkpoints import LLAMA3_ROPE, make_tiny_checkpoint
+from support.model_runs.decoder_reference import check_decoder_on_backends_and_ranks
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "a window, wide heads": {"dtype": "bfloat16", "head_dim": 24},

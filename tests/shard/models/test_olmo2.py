@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decoder_reference import CPU, check_decoder_on_backends_and_ranks
-from support.model_configs import make_model_config
-from support.small_checkpoints import YARN_ROPE, make_tiny_checkpoint
+from support.checkpoints.model_configs import make_model_config
+from support.checkpoints.small_checkpoints import YARN_ROPE, make_tiny_checkpoint
+from support.model_runs.decoder_reference import CPU, check_decoder_on_backends_and_ranks
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import ModelReader

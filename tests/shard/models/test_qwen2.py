@@ -1,7 +1,7 @@
 import pytest
 import torch
-from support.decoder_reference import check_decoder_matches_transformers
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import check_decoder_matches_transformers
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.decoder_reference import check_decoder_matches_transformers, run_forward_on_ranks
-from support.older_checkpoints import write_converted_checkpoint
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.older_checkpoints import write_converted_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import check_decoder_matches_transformers, run_forward_on_ranks
 
 
 @pytest.mark.slow

@@ -2,8 +2,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import check_decoder_matches_transformers, load_decoder_model, median_token_distance
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import (
+    check_decoder_matches_transformers,
+    load_decoder_model,
+    median_token_distance,
+)
 
 from shard.json_config import JsonConfig
 from shard.models.qwen3_moe import list_dense_layer_indices

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_checkpoints import DYNAMIC_ROPE, LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import (
+    DYNAMIC_ROPE,
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    make_tiny_checkpoint,
+)
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig

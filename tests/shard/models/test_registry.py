@@ -1,7 +1,7 @@
 import pytest
 import torch
-from support.decoder_reference import load_decoder_model
-from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
+from support.model_runs.decoder_reference import load_decoder_model
 
 from shard.models.registry import DECODER_ARCHITECTURES
 from shard.parallel.group import SingleRankGroup

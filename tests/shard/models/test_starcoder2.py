@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_reference import check_decoder_matches_transformers, check_decoder_on_all_rank_counts
-from support.small_checkpoints import LINEAR_ROPE, make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import LINEAR_ROPE, make_tiny_checkpoint
+from support.model_runs.decoder_reference import check_decoder_matches_transformers, check_decoder_on_all_rank_counts
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig

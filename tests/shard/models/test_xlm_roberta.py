@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.encoder_reference import (
+from support.checkpoints.older_checkpoints import write_converted_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_encoder
+from support.model_runs.encoder_reference import (
     check_encoder_matches_transformers,
     check_encoder_on_all_rank_counts,
     load_encoder_model,
@@ -11,8 +13,6 @@ from support.encoder_reference import (
     run_encoder,
     run_encoder_on_ranks,
 )
-from support.older_checkpoints import write_converted_checkpoint
-from support.small_checkpoints import make_tiny_encoder
 from transformers import AutoModel
 
 from shard.json_config import JsonConfig

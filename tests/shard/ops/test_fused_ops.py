@@ -4,14 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
-from support.uninitialized_memory import fill_uninitialized_with_nan
+from support.checkpoints.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
+from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 from torch import Tensor
 from torch.nn import functional
 
 pytest.importorskip("triton")  # published for Linux only
 
-from support.decoder_reference import check_decoder_matches_transformers
+from support.model_runs.decoder_reference import check_decoder_matches_transformers
 
 from shard.attention.kv_cache import KVCache
 from shard.layers import parallel_linear, rotary

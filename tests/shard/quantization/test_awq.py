@@ -1,6 +1,10 @@
 import pytest
-from support.dequantized_checkpoints import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
-from support.quantized_checkpoints import AwqTool
+from support.checkpoints.dequantized_checkpoints import (
+    check_logits_are_close,
+    check_logits_are_identical,
+    make_checkpoint_pair,
+)
+from support.checkpoints.quantized_checkpoints import AwqTool
 
 
 @pytest.mark.slow

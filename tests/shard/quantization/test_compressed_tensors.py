@@ -3,9 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.decoder_reference import CPU
-from support.dequantized_checkpoints import check_logits_are_close, check_logits_are_identical, make_checkpoint_pair
-from support.quantized_checkpoints import CompressedTensorsTool
+from support.checkpoints.dequantized_checkpoints import (
+    check_logits_are_close,
+    check_logits_are_identical,
+    make_checkpoint_pair,
+)
+from support.checkpoints.quantized_checkpoints import CompressedTensorsTool
+from support.model_runs.decoder_reference import CPU
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader

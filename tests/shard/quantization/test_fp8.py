@@ -1,6 +1,6 @@
 import pytest
-from support.dequantized_checkpoints import check_logits_are_identical, make_checkpoint_pair
-from support.quantized_checkpoints import Fp8Tool
+from support.checkpoints.dequantized_checkpoints import check_logits_are_identical, make_checkpoint_pair
+from support.checkpoints.quantized_checkpoints import Fp8Tool
 
 
 @pytest.mark.slow

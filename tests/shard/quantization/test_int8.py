@@ -3,10 +3,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.decoder_reference import CPU, ForwardOutput, load_decoder_model, run_forward, run_transformers_model
-from support.dequantized_checkpoints import MODEL_SIZES, compute_logits
-from support.ranks_in_threads import run_on_ranks
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.dequantized_checkpoints import MODEL_SIZES, compute_logits
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import (
+    CPU,
+    ForwardOutput,
+    load_decoder_model,
+    run_forward,
+    run_transformers_model,
+)
+from support.model_runs.ranks_in_threads import run_on_ranks
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader

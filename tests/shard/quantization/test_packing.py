@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.quantized_checkpoints import pack_codes
+from support.checkpoints.quantized_checkpoints import pack_codes
 
 from shard.quantization.packing import can_fit_int8, find_word_range, subtract_zero_points, trim_to_codes, unpack_words
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.quantized_checkpoints import CompressedTensorsTool, GptqTool, write_quantized_checkpoint
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.quantized_checkpoints import CompressedTensorsTool, GptqTool, write_quantized_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.read_config import read_model_config

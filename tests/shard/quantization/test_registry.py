@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from support.quantized_checkpoints import AwqTool, CompressedTensorsTool, Fp8Tool, GptqTool
+from support.checkpoints.quantized_checkpoints import AwqTool, CompressedTensorsTool, Fp8Tool, GptqTool
 
 from shard.quantization.registry import CONFIG_PARSERS, parse_quantization_config
 

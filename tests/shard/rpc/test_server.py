@@ -14,7 +14,7 @@ from typing import TextIO
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.protocol_messages import WARMUP_REQUEST
+from support.shards.protocol_messages import WARMUP_REQUEST
 
 from shard.config import ShardConfig
 from shard.errors import StartupOutOfMemory

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from support.protocol_messages import SequenceRow, make_decode, make_filter, make_prefill
-from support.shard_client import ShardClient, await_status_code
-from support.shard_client import play_scenario as play_with
+from support.shards.protocol_messages import SequenceRow, make_decode, make_filter, make_prefill
+from support.shards.shard_client import ShardClient, await_status_code
+from support.shards.shard_client import play_scenario as play_with
 
 from shard.pb import shard_pb2 as pb
 from shard.pending_result import PendingResult

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.peft_adapters import make_tiny_adapter
-from support.replayable_model import CPU, MAX_LENGTH, MAX_ROWS, ReplayableModel
-from support.small_checkpoints import make_tiny_checkpoint
-from support.uninitialized_memory import fill_uninitialized_with_nan
+from support.checkpoints.peft_adapters import make_tiny_adapter
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.replayable_model import CPU, MAX_LENGTH, MAX_ROWS, ReplayableModel
+from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 
 from shard.attention.token_span import TokenSpan
 from shard.runner.cuda_graphs import (

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.decoder_reference import CPU, load_decoder_model
-from support.encoder_reference import RANDOM_TEXTS, make_random_text
-from support.peft_adapters import load_with_adapter, make_tiny_adapter
-from support.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
-from support.ranks_in_threads import run_on_ranks
-from support.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
+from support.checkpoints.peft_adapters import load_with_adapter, make_tiny_adapter
+from support.checkpoints.small_checkpoints import MODEL_FAMILIES, make_tiny_checkpoint
+from support.model_runs.decoder_reference import CPU, load_decoder_model
+from support.model_runs.encoder_reference import RANDOM_TEXTS, make_random_text
+from support.model_runs.ranks_in_threads import run_on_ranks
+from support.shards.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
 from transformers import AutoModel
 
 from shard.attention.backend import make_attention_backend

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.decoder_reference import CPU
-from support.encoder_reference import load_encoder_model
-from support.small_checkpoints import make_tiny_encoder
+from support.checkpoints.small_checkpoints import make_tiny_encoder
+from support.model_runs.decoder_reference import CPU
+from support.model_runs.encoder_reference import load_encoder_model
 from torch import Tensor
 
 from shard.models.encoder import Encoder

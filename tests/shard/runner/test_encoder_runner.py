@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.encoder_reference import RANDOM_TEXTS, load_encoder_model, make_encoder_runner, make_random_text
-from support.small_checkpoints import ENCODER_FAMILIES, TOKEN_LABELS, make_tiny_encoder
+from support.checkpoints.small_checkpoints import ENCODER_FAMILIES, TOKEN_LABELS, make_tiny_encoder
+from support.model_runs.encoder_reference import RANDOM_TEXTS, load_encoder_model, make_encoder_runner, make_random_text
 from transformers import AutoModel, AutoModelForTokenClassification
 
 from shard.ops.linear import can_pack

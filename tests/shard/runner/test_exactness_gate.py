@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend, make_attention_backend

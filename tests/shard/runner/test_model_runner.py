@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.core_with_workers import ScheduledRequest, SchedulerWithWorkers
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWorkers
 
 from router.request import Request
 

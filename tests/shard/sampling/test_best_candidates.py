@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.sampling_sequences import make_random_logits
+from support.model_runs.sampling_sequences import make_random_logits
 from torch import Tensor
 
 from shard.sampling.best_candidates import (

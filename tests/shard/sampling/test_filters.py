@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.sampling_sequences import make_random_logits
+from support.model_runs.sampling_sequences import make_random_logits
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.sampling_sequences import make_random_logits, make_sampling_sequence
+from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from shard.sampling.logits_processors import PROCESSORS, needs_processing, process_logits

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.sampling_sequences import make_random_logits, make_sampling_sequence
+from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,

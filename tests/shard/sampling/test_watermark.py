@@ -1,5 +1,5 @@
 import torch
-from support.sampling_sequences import make_random_logits, make_sampling_sequence
+from support.model_runs.sampling_sequences import make_random_logits, make_sampling_sequence
 
 from shard.sampling.watermark import apply_watermark, choose_green_tokens
 

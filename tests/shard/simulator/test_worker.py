@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.protocol_messages import (
+from support.shards.protocol_messages import (
     SequenceRow,
     get_embeddings,
     get_labels_by_text,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.protocol_messages import make_embed
+from support.shards.protocol_messages import make_embed
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb

@@ -2,7 +2,7 @@ from dataclasses import fields
 from itertools import chain
 
 import pytest
-from support.protocol_messages import SequenceRow, make_sequences
+from support.shards.protocol_messages import SequenceRow, make_sequences
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb

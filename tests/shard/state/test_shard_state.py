@@ -1,7 +1,7 @@
 """Tests of shard/state/shard_state.py: the state after each message."""
 
 import pytest
-from support.protocol_messages import (
+from support.shards.protocol_messages import (
     SequenceRow,
     make_concat,
     make_decode,
@@ -10,7 +10,7 @@ from support.protocol_messages import (
     make_keep,
     make_prefill,
 )
-from support.shard_states import (
+from support.shards.shard_states import (
     PROMPT_TOKENS,
     SAMPLED_TOKEN,
     SHORT_PROMPT_TOKENS,

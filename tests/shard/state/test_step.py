@@ -1,6 +1,6 @@
 """Contents of a step: which sequences yield a token, and which are left out."""
 
-from support.decoder_reference import make_sequence
+from support.model_runs.decoder_reference import make_sequence
 
 from shard.pb import shard_pb2 as pb
 from shard.state.step import PrefillChunk, Step

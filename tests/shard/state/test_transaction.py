@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support.protocol_messages import (
+from support.shards.protocol_messages import (
     SequenceRow,
     make_chunks,
     make_concat,
@@ -15,7 +15,7 @@ from support.protocol_messages import (
     make_keep,
     make_prefill,
 )
-from support.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
+from support.shards.shard_states import PROMPT_TOKENS, SHORT_PROMPT_TOKENS, apply_and_finish, make_shard_state
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.span_sender import RecordingSpanSender
-from support.trace_collector import (
+from support.servers.span_sender import RecordingSpanSender
+from support.servers.trace_collector import (
     PARENT_TRACEPARENT,
     SPAN_KIND_SERVER,
     STATUS_CODE_ERROR,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.span_sender import RecordingSpanSender
+from support.servers.span_sender import RecordingSpanSender
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.attention.kv_cache import KVCache
 from shard.workers import doctor_survey

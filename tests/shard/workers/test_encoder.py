@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from support.encoder_reference import RANDOM_TEXTS
-from support.peft_adapters import ADAPTER_WEIGHT_SCALE, suppress_peft_warnings
-from support.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
-from support.ranks_in_threads import run_on_ranks
-from support.small_checkpoints import make_tiny_encoder
+from support.checkpoints.peft_adapters import ADAPTER_WEIGHT_SCALE, suppress_peft_warnings
+from support.checkpoints.small_checkpoints import make_tiny_encoder
+from support.model_runs.encoder_reference import RANDOM_TEXTS
+from support.model_runs.ranks_in_threads import run_on_ranks
+from support.shards.protocol_messages import WARMUP_REQUEST, get_embeddings, make_embed
 from transformers import AutoModel
 
 from shard.config import ShardConfig

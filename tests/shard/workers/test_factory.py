@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint, make_tiny_encoder
 
 from shard.config import ShardConfig
 from shard.workers.decoder import DecoderWorker

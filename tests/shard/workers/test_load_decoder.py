@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.config import ShardConfig
 from shard.workers import load_decoder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.encoder_reference import make_random_text
-from support.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
+from support.checkpoints.small_checkpoints import TOKEN_LABELS, make_tiny_encoder
+from support.model_runs.encoder_reference import make_random_text
 
 from shard.config import ShardConfig
 from shard.workers.load_encoder import load_encoder_model

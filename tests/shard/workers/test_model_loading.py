@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.small_checkpoints import make_tiny_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.config import ShardConfig
 from shard.hardware.memory_budget import AvailableMemory

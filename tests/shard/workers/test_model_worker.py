@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.protocol_messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
+from support.shards.protocol_messages import WARMUP_REQUEST, SequenceRow, make_concat, make_filter, make_prefill
 
 from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.parallel.group import SingleRankGroup

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from support.core_with_workers import WORKER_METHODS, ScheduledRequest, SchedulerWithWorkers
-from support.protocol_messages import (
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.replayable_model import replay_on_cpu
+from support.scheduling.random_schedules import given_device_sampling_histories, relaxed_settings
+from support.shards.core_with_workers import WORKER_METHODS, ScheduledRequest, SchedulerWithWorkers
+from support.shards.protocol_messages import (
     SequenceRow,
     make_decode,
     make_filter,
@@ -22,9 +25,6 @@ from support.protocol_messages import (
     make_keep,
     make_prefill,
 )
-from support.random_schedules import given_device_sampling_histories, relaxed_settings
-from support.replayable_model import replay_on_cpu
-from support.small_checkpoints import make_tiny_checkpoint
 
 from router.request import Request, SamplingParams
 from shard.errors import RejectedMessage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cyclopts import App, CycloptsError
-from support.listening_shards import run_simulated_shards
+from support.shards.listening_shards import run_simulated_shards
 
 from benchmarks.bench.shards import command
 from benchmarks.bench.shards.batch_run import SamplingSettings

@@ -2,7 +2,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.listening_shards import run_simulated_shards
+from support.shards.listening_shards import run_simulated_shards
 
 from benchmarks.bench.shards.rank_connections import (
     MessageRejected,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
-from support.fake_hub import COMMIT, FakeHub
+from support.checkpoints.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
+from support.servers.fake_hub import COMMIT, FakeHub
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
 from launcher.adapters.sources import hub as module

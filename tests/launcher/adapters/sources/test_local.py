@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
+from support.checkpoints.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files, write_files
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
 from launcher.adapters.sources.interface import SourceVersion

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from support.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files
+from support.checkpoints.adapter_files import CONFIG_FILE, WEIGHTS_FILE, make_adapter_files
 
 from launcher.adapters.errors import AdapterError, convert_errors_to_adapter_error
 from launcher.adapters.sources.s3 import BucketEntry, S3Source, parse_s3_adapter_name

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from support.expected_streams import make_finished_timeline, make_text_events
-from support.fake_adapter_store import FakeAdapterStore
+from support.servers.expected_streams import make_finished_timeline, make_text_events
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent

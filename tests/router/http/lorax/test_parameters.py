@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.fake_adapter_store import FakeAdapterStore
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.fake_adapter_store import FakeAdapterStore
-from support.scripted_adapters import make_preloaded_adapters
+from support.servers.fake_adapter_store import FakeAdapterStore
+from support.servers.scripted_adapters import make_preloaded_adapters
 
 from router.adapters.reference import AdapterReference
 from router.config import RouterConfig

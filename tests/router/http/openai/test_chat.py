@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded

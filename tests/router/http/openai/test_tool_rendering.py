@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from support.expected_streams import ReceivedStream, make_text_request
-from support.in_process_server import play_scenario as play_weft
+from support.servers.expected_streams import ReceivedStream, make_text_request
+from support.servers.in_process_server import play_scenario as play_weft
 
 from router.adapters.reference import AdapterReference
 from router.adapters.registry import AdapterRegistry

@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.expected_streams import make_text_events
+from support.servers.expected_streams import make_text_events
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent

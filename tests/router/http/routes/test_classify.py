@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.in_process_server import play_scenario
+from support.servers.in_process_server import play_scenario
 
 # A letter's label is its byte modulo 3. Labels without a B- or I- prefix: adjacent equal labels form one entity.
 SIMULATED_SETTINGS = {"num_labels": 3}

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from support.expected_streams import make_finished_timeline, make_text_events
 from support.metrics_page import get_failure_counts, parse_metrics
+from support.servers.expected_streams import make_finished_timeline, make_text_events
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent
 from router.errors import GenerationFailed

@@ -7,9 +7,9 @@ from math import sqrt
 from struct import unpack
 
 import pytest
-from support.fake_adapter_store import FakeAdapterStore
-from support.in_process_server import play_scenario
-from support.simulated_world import compute_expected_pooled
+from support.scheduling.simulated_world import compute_expected_pooled
+from support.servers.fake_adapter_store import FakeAdapterStore
+from support.servers.in_process_server import play_scenario
 
 from router.request import LoadableResource, Request, RequestKind
 

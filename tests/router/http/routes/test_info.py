@@ -1,7 +1,7 @@
 """Server and model information (/info, /v1/models)."""
 
 import pytest
-from support.fake_adapter_store import FakeAdapterStore
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.config import RouterConfig
 from router.http.transport.services import ServedModel

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from support.fake_adapter_store import FakeAdapterStore
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.adapters.reference import AdapterReference, MergedAdapterReference
 from router.config import RouterConfig

@@ -2,7 +2,7 @@
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FinishedEvent
 from router.errors import InvalidRequest

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
-from support.fake_adapter_store import FakeAdapterStore
 from support.metrics_page import check_metrics_page, get_failure_counts, parse_metrics
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig

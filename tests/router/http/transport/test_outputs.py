@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from support.expected_streams import make_finished_timeline
+from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent
 from router.errors import GenerationFailed

@@ -4,9 +4,9 @@ import asyncio
 import json
 
 import pytest
-from support.expected_streams import make_finished_timeline
-from support.in_process_server import play_scenario
-from support.simulated_world import compute_expected_pooled
+from support.scheduling.simulated_world import compute_expected_pooled
+from support.servers.expected_streams import make_finished_timeline
+from support.servers.in_process_server import play_scenario
 
 from router.config import RouterConfig
 from router.engine.stream import FailedEvent, PoolingEvent

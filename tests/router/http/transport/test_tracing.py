@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pytest
-from support.expected_streams import make_text_events
-from support.span_sender import RecordingSpanSender
+from support.servers.expected_streams import make_text_events
+from support.servers.span_sender import RecordingSpanSender
 
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, NotReady, Overloaded

@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from support.ranks_in_threads import run_on_ranks
+from support.model_runs.ranks_in_threads import run_on_ranks
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.model import (

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.ranks_in_threads import InProcessRankGroup, run_on_ranks
+from support.model_runs.ranks_in_threads import InProcessRankGroup, run_on_ranks
 from torch import Tensor, nn
 
 from shard.models.hf_fallback.tensor_parallel import split_linears

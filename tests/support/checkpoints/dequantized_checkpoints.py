@@ -1,0 +1,36 @@
+"""Pairs of a quantised checkpoint and the same model with dequantised weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints.quantized_checkpoints import QuantizationTool, write_quantized_checkpoint
+from support.checkpoints.small_checkpoints import make_tiny_checkpoint
+from support.model_runs.decoder_reference import run_forward_on_ranks
+from torch import Tensor
+
+MODEL_SIZES = {"intermediate_size": 96, "num_key_value_heads": 4}  # the slices of two ranks cut across groups and words
+
+
+def make_checkpoint_pair(tmp_path_factory: pytest.TempPathFactory, tool: QuantizationTool, *,
+                         head: bool = False) -> tuple[Path, Path]:
+    base = tmp_path_factory.getbasetemp()
+    plain = make_tiny_checkpoint(base, "llama", **MODEL_SIZES)
+    return tuple(write_quantized_checkpoint(plain, tool, base, is_dequantized=numbers, quantizes_head=head)
+                 for numbers in (False, True))
+
+
+def compute_logits(folder: Path, num_ranks: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    first = run_forward_on_ranks(folder, dtype, num_ranks)[0].logits
+    assert first is not None
+    return first
+
+
+def check_logits_are_identical(folders: tuple[Path, Path], num_ranks: int) -> None:
+    quantised, reference = (compute_logits(folder, num_ranks) for folder in folders)
+    assert torch.equal(quantised, reference)
+
+
+def check_logits_are_close(folders: tuple[Path, Path], num_ranks: int) -> None:
+    quantised, reference = (compute_logits(folder, num_ranks) for folder in folders)
+    torch.testing.assert_close(quantised, reference, rtol=1e-5, atol=1e-5 * float(reference.abs().max()))
