@@ -21,7 +21,7 @@ from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
 from benchmarks.bench.load.prompts import choose_token_counter, make_local_token_counter, read_prompts
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.load.workload import draw_request_specs, make_requests
 from benchmarks.bench.report.html import render_html
 from benchmarks.bench.report.overhead import measure_overhead

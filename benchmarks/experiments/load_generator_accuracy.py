@@ -21,7 +21,7 @@ from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.prompts import count_words
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.load.workload import Workload, make_requests
 from benchmarks.bench.report.summary import summarize_run
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, ProcessStartError, run_router_and_shard

@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.utils import WorkloadHints
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.step_timer import StepTimer
 from benchmarks.harness.processes import HOST, run_router_and_shard

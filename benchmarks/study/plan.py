@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.study import workloads
 from benchmarks.study.compared_policies import (
     CACHE_POLICIES,

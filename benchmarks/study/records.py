@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import COMPAT_PART, StudyRun
 
 NUM_DECIMALS = 4  # decimals of seconds

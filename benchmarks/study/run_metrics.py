@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import nan
 from statistics import median
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.report.summary import compute_jain_index, count_tokens_within
 from benchmarks.study.compared_policies import DYNAMIC_POLICY, NOBATCH_POLICY, NONE_POLICY
 from benchmarks.study.plan import (

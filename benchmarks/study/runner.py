@@ -17,7 +17,7 @@ import uvloop
 from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
 from benchmarks.study.plan import COMPAT_PART, SOLO_PART, STUDY_PARTS, ServerRuns, ServerSpeed, StudyPlan, StudyRun

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 
 
 class TimelineBar(NamedTuple):

@@ -10,7 +10,7 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.bench.load import arrivals
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 
 FIGURE_OUTPUT_LENGTHS = tuple(range(5, 150, 5))
 HEAD_OUTPUT_LENGTHS = 1, 25, 100

@@ -33,7 +33,7 @@ from launcher.adapters.store_protocol import (
     PinRequest,
     RequestId,
     StoreRequest,
-    make_version_reply,
+    make_adapter_version_reply,
     parse_request,
     parse_request_line,
 )
@@ -138,12 +138,12 @@ def make_error_reply(error: AdapterError) -> Reply:
 
 
 def make_fetch_reply(adapter: FetchedAdapter) -> Reply:
-    return make_version_reply(adapter.version, is_private=adapter.is_private)
+    return make_adapter_version_reply(adapter.version, is_private=adapter.is_private)
 
 
 def make_merge_reply(version: AdapterVersion) -> Reply:
     """Return the reply to a merge, never marked as private: access to its parts decides about access to it."""
-    return make_version_reply(version, is_private=False)
+    return make_adapter_version_reply(version, is_private=False)
 
 
 class ReplyPipeWriter:

@@ -181,6 +181,6 @@ def get_typed_field(fields: Mapping[str, Any], name: str, expected_type: type[Va
     return value
 
 
-def make_version_reply(version: AdapterVersion, *, is_private: bool) -> dict[str, Any]:
+def make_adapter_version_reply(version: AdapterVersion, *, is_private: bool) -> dict[str, Any]:
     return {"digest": version.digest, "folder": str(version.folder), "bytes": version.contents.file_bytes,
             "takes": version.contents.max_loaded_bytes, "base": version.contents.base_model, "private": is_private}

@@ -35,8 +35,8 @@ from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import create_auth_middleware
 from router.http.transport.content_encoding import DecompressedBodyTooLarge
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.headers import request_id_header
 from router.http.transport.metrics import FAILURE_TYPE, MetricsRoutes, create_counting_middleware
+from router.http.transport.response_headers import request_id_header
 from router.http.transport.services import EngineClient, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.http.transport.tracing import create_tracing_middleware

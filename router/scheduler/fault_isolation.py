@@ -42,11 +42,11 @@ class FaultIsolation:
         return next((suspects for suspects in self._suspect_sets
                      if not all(map(is_unstartable, suspects.values()))), None)
 
-    def remove_suspect(self, sequence: Sequence) -> None:
+    def clear_suspicion_of(self, sequence: Sequence) -> None:
         """Remove one sequence from all sets: it has ended, or will be put into a new set."""
-        self.remove_suspects([sequence.id])
+        self.clear_suspicions([sequence.id])
 
-    def remove_suspects(self, sequence_ids: Iterable[int]) -> None:
+    def clear_suspicions(self, sequence_ids: Iterable[int]) -> None:
         """Remove sequences from all sets: they produced a token."""
         for sequence_id in sequence_ids:
             for suspects in self._suspect_sets:
@@ -60,7 +60,7 @@ class FaultIsolation:
         suspect.
         """
         if ran_alone and members:
-            self.remove_suspect(members[0])
+            self.clear_suspicion_of(members[0])
             return members[0]
         known_suspects = [s for s in members if any(s.id in suspects for suspects in self._suspect_sets)]
         suspects = known_suspects or members
@@ -73,7 +73,7 @@ class FaultIsolation:
         new_sets = [{s.id: s for s in suspects} for suspects in suspect_sets if suspects]
         for suspects in new_sets:
             for suspect in suspects.values():
-                self.remove_suspect(suspect)
+                self.clear_suspicion_of(suspect)
         self._suspect_sets = new_sets + self._suspect_sets
 
     def assign_blame(self, loss_reason: ShardLossReason,

@@ -54,7 +54,7 @@ class ResultProcessor:
                 if sequence.state is SequenceState.PREEMPTED:
                     self._sequences.requeue_if_answered(sequence)
         if self._fault_isolation:
-            self._fault_isolation.remove_suspects(token_counts)
+            self._fault_isolation.clear_suspicions(token_counts)
         return events + [self._sequences.fail(self._sequences[sequence_id], why, now)
                          for sequence_id, why in failures.items() if sequence_id in self._sequences]
 

@@ -30,7 +30,7 @@ from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.static_batching import StaticGroups
 from router.scheduler.step_in_flight import StepInFlight, advance_sequences, get_sequence_ids
-from router.scheduler.step_policies import MixedPolicy, NoKVCachePolicy, PausePolicy, StepPolicy
+from router.scheduler.step_policies import FullRecomputePolicy, MixedPolicy, PausePolicy, StepPolicy
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
@@ -72,7 +72,7 @@ class Scheduler:
         model_info = self._model_info
         block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
         self.running = RunningSequences(self.settings, block_pool, model_info.tokens_per_step, self._hasher)
-        self._step_policy: StepPolicy = (NoKVCachePolicy(self) if self.settings.recompute
+        self._step_policy: StepPolicy = (FullRecomputePolicy(self) if self.settings.recompute
                                          else MixedPolicy(self) if self.settings.mixed else PausePolicy(self))
         self._pooling_policy = PoolingPolicy(self)
         self._steps_in_flight: deque[StepInFlight] = deque()

@@ -148,7 +148,7 @@ class SequenceTable:
             self._running.remove_sequence(sequence, SequenceState.FINISHED)
         elif sequence.state is SequenceState.FINISHING:
             self._running.free_blocks(sequence)
-        self._fault_isolation.remove_suspect(sequence)
+        self._fault_isolation.clear_suspicion_of(sequence)
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)

@@ -1,8 +1,9 @@
 """Step policies: how prefill and decode are combined into steps.
 
 `MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
-batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. `NoKVCachePolicy` does
-not reuse the KV cache. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
+batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards.
+`FullRecomputePolicy` does not reuse the KV cache. All see the scheduler only through `SchedulerView`, and return a
+`StepDraft`.
 """
 
 from collections.abc import Callable
@@ -290,7 +291,7 @@ def compute_step_load(draft: StepDraft) -> StepLoad:
     return StepLoad(decode_load.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)
 
 
-class NoKVCachePolicy(StepPolicy):
+class FullRecomputePolicy(StepPolicy):
     """Policy that does not reuse the KV cache: each new token recomputes the prompt and all tokens generated so far.
 
     A sequence that got a token leaves its batch with the next step and enters it again, one token longer, as a

@@ -108,7 +108,8 @@ async def wait_until_ready(weft: WeftProcess) -> None:
 def test_only_the_poisonous_request_of_many_fails(
         model_folder: Path, tmp_path: Path, undisturbed_streams: list[Any]) -> None:
     ids = AutoTokenizer.from_pretrained(model_folder)(POISON_CHARACTER, add_special_tokens=False)["input_ids"]
-    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "servers" / "failing_model.py"), str(ids[0]))
+    program = Path(__file__).parents[1] / "support" / "servers" / "failing_model.py"
+    command = (sys.executable, "-P", str(program), str(ids[0]))
     bodies = [make_stream_body(number) for number in range(NUM_STREAMS)]
     bodies[7]["inputs"] += POISON_CHARACTER
     with run_weft_process(tmp_path, str(model_folder), *SERVER_ARGUMENTS, command=command) as weft:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.report.result import BenchResult
 from benchmarks.bench.report.summary import LatencyGoal, summarize_run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import ServerProcesses
 from benchmarks.study.compared_policies import NUM_HANDLERS
 from benchmarks.study.models import make_simulated_model

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from benchmarks.bench.load.dialects import Dialect, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError, ResponseHead
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 
 MAX_ERROR_CHARS = 200  # characters that are kept
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from benchmarks.bench.load.client import LoadClient, RequestObserver, Target
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 
 RETRY_PAUSE_SECONDS = 1.0  # seconds that a client waits after a failed request
 

@@ -27,7 +27,7 @@ MAX_QUOTED_CHARS = 300  # characters of an answer that an error quotes
 FILLER_PIECES = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
 
 
-class TextTooLongError(RequestFailedError):
+class TokenizeLimitExceededError(RequestFailedError):
     """The text is longer than what the server tokenizes."""
 
 
@@ -54,7 +54,7 @@ def make_server_token_counter(server: HttpConnectionPool, dialect: Dialect, opti
         body = json.dumps(dialect.make_tokenize_body(text, options)).encode()
         status, response_body = await server.fetch(server.build_request("POST", "/tokenize", header_lines, body))
         if status in TOO_LONG_STATUSES:
-            raise TextTooLongError(
+            raise TokenizeLimitExceededError(
                 f"/tokenize was answered with {status}: {response_body.decode(errors='replace')[:MAX_QUOTED_CHARS]}")
         if status != 200:
             raise RequestFailedError(f"/tokenize was answered with {status}")
@@ -91,7 +91,7 @@ async def make_prompt_of_length(prefix: str, num_tokens: int, count_tokens: Toke
     async def fits(text: str) -> bool:
         try:
             return await count_tokens(text) <= num_tokens
-        except TextTooLongError:
+        except TokenizeLimitExceededError:
             return False
 
     def take_words(num_words: int) -> str:
@@ -113,7 +113,7 @@ async def fill_to_length(text: str, target_tokens: int, count_tokens: TokenCount
         for piece in FILLER_PIECES:
             try:
                 num_tokens_with_piece = await count_tokens(text + piece)
-            except TextTooLongError as error:
+            except TokenizeLimitExceededError as error:
                 too_long_error = error
                 continue
             if num_tokens < num_tokens_with_piece <= target_tokens:

@@ -23,7 +23,7 @@ from benchmarks.bench.load.arrivals import (
 )
 from benchmarks.bench.load.lengths import parse_length_distribution
 from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 
 MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
 

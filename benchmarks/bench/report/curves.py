@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import linear_regression
 from typing import TypeVar
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.report.result import BenchResult
 
 MAX_LINE_POINTS = 300  # of a line

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from router.simulation.run_stats import percentile
 
 CHECK_INTERVAL_SECONDS = 0.05  # seconds of sleep between two checks of the event loop's lateness

@@ -10,7 +10,7 @@ from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.report.curves import (
     MAX_DOTS,
     PlotPoint,

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TextIO
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from router.simulation.run_stats import align_columns, format_milliseconds, percentile
 
 REDRAW_SECONDS, LINE_INTERVAL_SECONDS = 0.25, 5.0  # seconds between two drawings

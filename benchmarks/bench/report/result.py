@@ -10,7 +10,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.report.summary import RunSummary
 from benchmarks.bench.report.versus import MetricComparison
 

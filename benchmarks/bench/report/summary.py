@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from statistics import mean
 
-from benchmarks.bench.load.requests import RequestRecord
+from benchmarks.bench.load.request_records import RequestRecord
 from router.simulation.run_stats import percentile
 
 PERCENTILES = (50, 90, 95, 99)

@@ -80,10 +80,10 @@ def parse_tool_call(text: str) -> ToolCall | str:
 
 
 def is_valid_tool_call(call: ToolCall, tools: Sequence[Tool]) -> bool:
-    return not find_schema_violation(call, tools)
+    return not find_tool_call_violation(call, tools)
 
 
-def find_schema_violation(call: ToolCall, tools: Sequence[Tool]) -> str:
+def find_tool_call_violation(call: ToolCall, tools: Sequence[Tool]) -> str:
     """Return the first violation of the tool's schema, or "" if the call matches it."""
     schemas_by_tool = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if call.name not in schemas_by_tool:

@@ -11,7 +11,7 @@ from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.tgi.parameters import SharedGenerateParameters
 from router.http.transport.body import Int32, RequestBody
-from router.http.transport.headers import RequestContext
+from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
 from router.validation.bounds import round_to_float32

@@ -13,8 +13,13 @@ from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloa
 from router.http.openai.rendering import ChunkStreamRenderer
 from router.http.tgi.errors import TgiErrorReply, shorten_message
 from router.http.tgi.rendering import TgiStreamRenderer, prefill_json, seed_json
-from router.http.transport.headers import COMPUTE_TYPE, format_milliseconds, sum_seconds_by_phase, timing_headers
 from router.http.transport.outputs import GenerationOutput, float32_json
+from router.http.transport.response_headers import (
+    COMPUTE_TYPE,
+    format_milliseconds,
+    sum_seconds_by_phase,
+    timing_headers,
+)
 from router.request import FinishReason
 from router.scheduler.request_timeline import RequestPhase
 from router.text.tokenizer import Tokenizer

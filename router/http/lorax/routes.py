@@ -24,8 +24,9 @@ from router.http.lorax.rendering import (
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.headers import RequestContext, adapter_headers, model_and_prompt_headers, request_id_header
 from router.http.transport.outputs import GenerationOutput
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import adapter_headers, model_and_prompt_headers, request_id_header
 from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventRenderer, EventStream
 from router.text.chat_template import Conversation

@@ -11,7 +11,7 @@ from router.adapters.reference import AdapterReference, check_adapter_name
 from router.errors import AdapterNotFound
 from router.http.transport.adapter_parameters import is_base_model
 from router.http.transport.body import Int32, RequestBody, UInt32, UInt64
-from router.http.transport.headers import RequestContext
+from router.http.transport.request_context import RequestContext
 from router.http.transport.services import Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
@@ -88,7 +88,7 @@ class OpenAIBaseRequest(RequestBody):
         )
 
 
-async def validate_openai_request(services: Services, openai_request: OpenAIBaseRequest,
+async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
                                   generation_input: GenerationInput, context: RequestContext) -> list[ValidatedRequest]:
     """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
     try:

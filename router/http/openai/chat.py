@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest, InvalidTools
 from router.grammars.parameters import Grammar, parse_grammar
-from router.http.openai.base_request import OpenAIBaseRequest, validate_openai_request
+from router.http.openai.base_request import OpenAIBaseRequest, validate_with_model_adapter
 from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
@@ -34,8 +34,8 @@ from router.http.openai.tools import (
     select_template_tools,
 )
 from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.headers import (
-    RequestContext,
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import (
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
@@ -181,7 +181,7 @@ class ChatRoutes:
         chat_request = await read_body(request, ChatRequest)
         generation_input = (chat_request.to_tgi_generation_input(context) if self._services.is_tgi
                             else chat_request.to_generation_input(context))
-        [validated_request] = await validate_openai_request(self._services, chat_request, generation_input, context)
+        [validated_request] = await validate_with_model_adapter(self._services, chat_request, generation_input, context)
         respond = self._respond_streaming if chat_request.stream else self._respond_in_full
         return await respond(request, chat_request, validated_request, context)
 

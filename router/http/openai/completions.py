@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_openai_request
+from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_with_model_adapter
 from router.http.openai.rendering import (
     DONE_EVENT,
     OpenAICompletionStreamRenderer,
@@ -24,8 +24,8 @@ from router.http.openai.rendering import (
     create_response_metadata,
 )
 from router.http.transport.body import UInt32, read_body
-from router.http.transport.headers import (
-    RequestContext,
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import (
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
@@ -100,7 +100,7 @@ class CompletionRoutes:
 
     async def _validate_request_for_prompt(self, completion_request: CompletionRequest, prompt: str,
                                            context: RequestContext) -> list[ValidatedRequest]:
-        return await validate_openai_request(self._services, completion_request,
+        return await validate_with_model_adapter(self._services, completion_request,
                                              completion_request.to_generation_input(prompt, context), context)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body_of_any_media_type
-from router.http.transport.headers import RequestContext, request_id_header
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import request_id_header
 from router.http.transport.services import Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput

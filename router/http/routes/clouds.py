@@ -11,12 +11,12 @@ from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.openai.base_request import validate_openai_request
+from router.http.openai.base_request import validate_with_model_adapter
 from router.http.openai.chat import ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.headers import RequestContext
 from router.http.transport.outputs import GenerationOutput
+from router.http.transport.request_context import RequestContext
 from router.http.transport.services import Services, gather_or_cancel, generate_all
 from router.validation.validator import ValidatedRequest
 
@@ -80,7 +80,7 @@ class CloudRoutes:
                                  context: RequestContext) -> list[ValidatedRequest]:
         generation_input = instance.to_generation_input(context)
         if isinstance(instance, ChatRequest):
-            return await validate_openai_request(self._services, instance, generation_input, context)
+            return await validate_with_model_adapter(self._services, instance, generation_input, context)
         return await self._services.validator.validate(generation_input)
 
     async def _generate_best(self, validated_requests: Sequence[ValidatedRequest],

@@ -9,7 +9,7 @@ from pydantic import FailFast, Field
 
 from router.http.transport.adapter_parameters import AdapterParameters
 from router.http.transport.body import Int32, UInt32, UInt64
-from router.http.transport.headers import RequestContext
+from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.validation.validator import GenerationInput
 

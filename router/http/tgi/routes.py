@@ -18,14 +18,14 @@ from router.http.tgi.parameters import GenerateParameters
 from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import RequestBody, read_body
-from router.http.transport.headers import (
-    RequestContext,
+from router.http.transport.outputs import GenerationOutput
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import (
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
-from router.http.transport.outputs import GenerationOutput
 from router.http.transport.services import Services, generate_all, open_response_stream
 from router.http.transport.sse import EventPump, EventStream
 from router.validation.validator import GenerationInput

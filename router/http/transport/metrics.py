@@ -24,7 +24,7 @@ from router.errors import (
     TimedOut,
 )
 from router.http.transport.body import json_response
-from router.http.transport.headers import REQUEST_COUNTER, REQUEST_ID
+from router.http.transport.request_context import REQUEST_COUNTER, REQUEST_ID
 from router.telemetry.instruments import CONTENT_TYPE
 from router.telemetry.server_metrics import RequestMetrics, ServerMetrics
 

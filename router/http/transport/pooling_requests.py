@@ -17,15 +17,15 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
 from router.errors import Overloaded
-from router.http.transport.headers import (
+from router.http.transport.outputs import PoolingRequestOutput, wait_for_pooling_output
+from router.http.transport.request_context import RequestContext
+from router.http.transport.response_headers import (
     COMPUTE_TYPE,
-    RequestContext,
     format_milliseconds,
     model_and_prompt_headers,
     request_id_header,
     timing_headers,
 )
-from router.http.transport.outputs import PoolingRequestOutput, wait_for_pooling_output
 from router.http.transport.services import Services, gather_or_cancel
 from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
 

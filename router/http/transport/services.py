@@ -14,9 +14,9 @@ from router.config import RouterConfig
 from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import Cancelled
-from router.http.transport.headers import RequestContext
 from router.http.transport.metrics import FAILURE_TYPE
 from router.http.transport.outputs import GenerationOutput, OutputCollector
+from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import EventStream, PumpFlusher, open_event_stream
 from router.model_info import ModelInfo
 from router.request import Request, Tenant

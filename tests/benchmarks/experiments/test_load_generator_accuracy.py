@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.load_generator_accuracy import (
     LoadGeneratorAccuracyPoint,
     compare_with_step_log,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords, RunRecordStore, record_from_json, record_to_json
 

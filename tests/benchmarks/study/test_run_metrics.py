@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import ServerSpeed, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import (

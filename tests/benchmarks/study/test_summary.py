@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.fake_study import SMALL_SCOPE, run_fake_study
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import ServerSpeed, StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.run_metrics import CompletedRequest

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords
 from benchmarks.study.timeline import TIME_AXIS_MARGIN, plot_timeline

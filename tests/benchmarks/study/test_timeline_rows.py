@@ -4,7 +4,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.timeline_rows import assign_timeline_rows, list_streaming_intervals
 
 RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),

@@ -17,7 +17,7 @@ from launcher.adapters.store_protocol import (
     FetchRequest,
     MergeRequest,
     PinRequest,
-    make_version_reply,
+    make_adapter_version_reply,
     parse_request,
     parse_request_line,
 )
@@ -109,7 +109,7 @@ def test_merge_key_depends_on_every_parameter() -> None:
 
 
 def test_version_is_encoded_as_one_object() -> None:
-    assert make_version_reply(AdapterVersion(DIGEST_A, Path("/store/versions") / DIGEST_A,
+    assert make_adapter_version_reply(AdapterVersion(DIGEST_A, Path("/store/versions") / DIGEST_A,
                                              AdapterMetadata(5, 6, "org/base")),
                               is_private=True) == {"digest": DIGEST_A, "folder": f"/store/versions/{DIGEST_A}",
                                                    "bytes": 5, "takes": 6, "base": "org/base", "private": True}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.dialects import DIALECTS, EventStreamParser, ParsedEvent, RequestOptions, get_error_message
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 
 BENCH_REQUEST = PlannedRequest(3, "a prompt", 25, adapter="org/kind")
 TGI_EVENTS = [{"index": 1, "token": {"id": 5, "text": "é"}, "generated_text": None, "details": None},

@@ -13,7 +13,7 @@ from benchmarks.bench.load.client import ResponseReader, Target, check_is_json, 
 from benchmarks.bench.load.dialects import DIALECTS
 from benchmarks.bench.load.generator import run_load
 from benchmarks.bench.load.http import RequestFailedError, ResponseHead
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.bench.load.http import RequestFailedError
 from benchmarks.bench.load.prompts import (
-    TextTooLongError,
+    TokenizeLimitExceededError,
     count_words,
     make_local_token_counter,
     make_prompt_of_length,
@@ -40,7 +40,7 @@ def test_prompt_has_the_requested_number_of_tokens(num_tokens: int, seed: int, c
 def make_limited_counter(limit: int):
     async def count(text: str) -> int:
         if (num_tokens := await count_subwords(text)) > limit:
-            raise TextTooLongError(f"at most {limit}, got {num_tokens}")
+            raise TokenizeLimitExceededError(f"at most {limit}, got {num_tokens}")
         return num_tokens
     return count
 

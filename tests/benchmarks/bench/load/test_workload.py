@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench.load.prompts import count_words
-from benchmarks.bench.load.requests import PlannedRequest
+from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.bench.load.workload import Workload, make_requests
 
 

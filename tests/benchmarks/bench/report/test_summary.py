@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_bench_results import make_rejected_record, make_streamed_record, make_unstreamed_record
 
-from benchmarks.bench.load.requests import PlannedRequest, RequestRecord
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.report.summary import (
     DistributionStats,
     LatencyGoal,

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.demo.training.evaluation import (
     ToolCall,
-    find_schema_violation,
+    find_tool_call_violation,
     is_correct_count,
     is_json_object_with_fields,
     is_valid_tool_call,
@@ -77,11 +77,11 @@ def test_valid_call_matches_its_schema(arguments: dict[str, object]) -> None:
     ({"colour": "red", "coats": 2.5}, "coats has a wrong"), ({"colour": "red", "rooms": [1]}, "rooms has a wrong"),
     ({"colour": "red", "size": 2}, "size is unknown")])
 def test_invalid_arguments_are_reported(arguments: dict[str, object], fault: str) -> None:
-    assert fault in find_schema_violation(ToolCall("paint", arguments), TOOLS)
+    assert fault in find_tool_call_violation(ToolCall("paint", arguments), TOOLS)
 
 
 def test_call_of_an_unoffered_tool_is_reported() -> None:
-    assert find_schema_violation(ToolCall("wash", {}), TOOLS) == "wash is not offered"
+    assert find_tool_call_violation(ToolCall("wash", {}), TOOLS) == "wash is not offered"
 
 
 def test_tool_trials_accept_the_expected_calls() -> None:

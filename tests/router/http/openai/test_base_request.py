@@ -16,8 +16,8 @@ from support.servers.scripted_adapters import make_preloaded_adapters
 from router.adapters.reference import AdapterReference
 from router.config import RouterConfig
 from router.errors import AdapterLoadFailed, AdapterNotFound, InvalidRequest
-from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_openai_request
-from router.http.transport.headers import RequestContext
+from router.http.openai.base_request import OpenAIBaseRequest, as_list, validate_with_model_adapter
+from router.http.transport.request_context import RequestContext
 from router.http.transport.services import ServedModel, Services
 from router.http.transport.sse import PumpFlusher
 from router.model_info import ModelInfo
@@ -169,7 +169,7 @@ def validate(store: FakeAdapterStore | None, *, generation_input: GenerationInpu
     async def scenario(services: Services) -> ValidatedRequest:
         request = parse_request(**fields)
         made = generation_input or request.base_generation_input("hi", PARAMETER_NAMES, context)
-        [validated_request] = await validate_openai_request(services, request, made, context)
+        [validated_request] = await validate_with_model_adapter(services, request, made, context)
         return validated_request
     return run_with_services(scenario, store, preloaded_adapter_ids=preloaded_adapter_ids)
 

@@ -24,7 +24,7 @@ from router.http.routes.batching_study import (
     write_csv_file,
 )
 from router.http.transport.body import DECOMPRESSED_BODY
-from router.http.transport.headers import RequestContext
+from router.http.transport.request_context import RequestContext
 from router.request import Tenant
 
 CONTEXT = RequestContext(Tenant("weavers"), "mine", arrived_at=5.0, timeout_ms="2000")

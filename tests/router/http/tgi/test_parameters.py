@@ -6,7 +6,7 @@ from router.adapters.reference import AdapterReference
 from router.http.lorax.parameters import LoraxParameters
 from router.http.tgi.parameters import SharedGenerateParameters
 from router.http.tgi.routes import GenerateRequest
-from router.http.transport.headers import RequestContext
+from router.http.transport.request_context import RequestContext
 from router.request import DEFAULT_TENANT
 from router.validation.validator import GenerationInput
 

@@ -10,7 +10,7 @@ from support.corpus_checks import draw_talks, find_flawed_lines, get_message_tex
 from launcher.demo.training.conversation import Conversation, DocumentMaker, Message
 from launcher.demo.training.corpus.tool_calling import conversations
 from launcher.demo.training.corpus.tool_calling.conversations import TOOL_SCENARIOS, WEIGHTED_MAKERS
-from launcher.demo.training.evaluation import ToolCall, find_schema_violation
+from launcher.demo.training.evaluation import ToolCall, find_tool_call_violation
 
 
 def iter_calls(talk: Conversation) -> Iterator[ToolCall]:
@@ -39,7 +39,7 @@ def test_texts_are_clean_and_repeatable(maker: DocumentMaker) -> None:
 
 @pytest.mark.parametrize("maker", WEIGHTED_MAKERS)
 def test_every_call_matches_its_schema(maker: DocumentMaker) -> None:
-    faults = [find_schema_violation(call, talk.tools) for talk in draw_talks(maker) for call in iter_calls(talk)]
+    faults = [find_tool_call_violation(call, talk.tools) for talk in draw_talks(maker) for call in iter_calls(talk)]
     assert [fault for fault in faults if fault] == []
 
 
