@@ -151,8 +151,8 @@ class ShardServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Steps(self, request_iterator, context):
-        """Prefill, Decode, Filter, Concat and Embed over one long-lived call, at half the cost: each message gets one outcome, in the order of
-        arrival. A message that is refused or fails does not end the call.
+        """Prefill, Decode, Filter, Concat and Embed over one long-lived call, at half the cost: every message gets one
+        outcome, in the order of arrival. A message that is refused or fails does not end the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
