@@ -107,8 +107,14 @@ class ChildProcess:
                 self._on_broken(rest)
 
     def send_signal(self, signal_number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            self._subprocess.send_signal(signal_number)
+        """Send a signal, unless the child has ended.
+
+        Not `send_signal` of the subprocess: it polls, which takes the exit code away from asyncio if the child ended
+        just now. asyncio then reports 255, and logs that it does.
+        """
+        if not self.exit_task.done():
+            with suppress(ProcessLookupError):
+                os.kill(self._subprocess.pid, signal_number)
 
     def make_error(self) -> LaunchError:
         """Return the error of a child that ended before it was ready.

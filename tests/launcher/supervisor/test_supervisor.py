@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -177,6 +178,18 @@ def test_child_logs_are_passed_on_in_whole_lines(capfd: pytest.CaptureFixture[st
     numbers = [int(line.rsplit("} ", 1)[1]) for line in errors.splitlines()]
     assert sorted(numbers) == sorted([*range(300)] * 4)
     assert {line.count('"name"') for line in errors.splitlines()} == {5}
+
+
+def test_signal_leaves_the_exit_code_to_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen.poll` collects the exit code of a child that has just ended, so that asyncio reports 255."""
+    async def scenario() -> int:
+        async with run_process(PARSE_ARGUMENTS + REPORT_READY + WAIT_FOR_PARENT) as process:
+            await process.ready_task
+            process.send_signal(signal.SIGTERM)
+            return await process.exit_task
+
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda _: pytest.fail("polled"))
+    assert asyncio.run(scenario()) == -signal.SIGTERM
 
 
 def test_child_that_ignores_sigterm_is_killed() -> None:
