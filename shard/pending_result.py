@@ -27,6 +27,7 @@ class PendingResult(Generic[Answer]):
                 self.future.set_exception(error)
             else:
                 self.future.set_result(answer)
+            del self._finish  # it may refer to this object: without it there is no cycle to collect
         return self.future.result()
 
     def finish_without_raising(self) -> None:

@@ -129,17 +129,18 @@ class AdapterRegistry:
     async def fetch_latest(self, requested: AdapterReference, load: LoadFunction | None = None) -> ResolvedAdapter:
         """Resolve the name to the version that its source has now, even if it was resolved before.
 
-        If `load` fails, the name keeps its previous version unless it was forgotten meanwhile, and AdapterLoadFailed is
-        raised.
+        If `load` fails, the name keeps its previous version, unless it was forgotten or resolved again meanwhile, and
+        AdapterLoadFailed is raised.
         """
         reference = self.canonicalize(requested)
         previous_entry = self._entries.get(reference)
-        resolved = self._make_resolved_adapter(reference,
-                                               await self._fetch_shared(reference, requested.source_token, fresh=True))
+        fetched_entry = await self._fetch_shared(reference, requested.source_token, fresh=True)
+        resolved = self._make_resolved_adapter(reference, fetched_entry)
         if load is not None and (reason := await load(resolved.resource)):
-            fetched_entry = self._entries.pop(reference, None)
-            if fetched_entry is not None and previous_entry is not None:
-                self._entries[reference] = previous_entry
+            if self._entries.get(reference) is fetched_entry:
+                del self._entries[reference]
+                if previous_entry is not None:
+                    self._entries[reference] = previous_entry
             raise AdapterLoadFailed(f"the adapter {reference.name}: {reason}")
         return resolved
 

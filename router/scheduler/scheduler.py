@@ -56,7 +56,7 @@ class Scheduler:
         self._admission = AdmissionControl(settings, self._queue, self._fair_shares, self._wait_forecast)
         self._static_groups = StaticGroups(settings)
         self._selector = WaitingSequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
-                                          self._static_groups)
+                                                 self._static_groups)
         self._resource_cache = LoadableResourceCache(settings, self._queue, self._fair_shares,
                                                      self._available_resources)
         self.sequences = SequenceTable(self._queue, self._fault_isolation, self._fair_shares, self._wait_forecast,

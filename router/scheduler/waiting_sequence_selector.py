@@ -39,6 +39,7 @@ class WaitingSequenceSelector:
         self._running: RunningSequences  # set by `use_running_sequences`
         # the last sequence turned away; its phase becomes QUEUE when another one is
         self._last_turned_away: Sequence | None = None
+        self._waiting_for_suspects: dict[int, Sequence] = {}  # in the phase FAULT_ISOLATION, unless they left it
 
     def use_running_sequences(self, running: RunningSequences) -> None:
         """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
@@ -108,6 +109,8 @@ class WaitingSequenceSelector:
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
             return next((s for s in by_priority if s.state is SequenceState.WAITING and s.request.kind in kinds
                          and not self.is_unstartable(s)), None)
+        if self._waiting_for_suspects:
+            self._record_end_of_fault_isolation(now)
         first = None
         for tenant in (self._fair_shares.sort_tenants(self._queue.tenants) if self._fair_shares.has_competition
                        else self._queue.tenants):
@@ -122,7 +125,15 @@ class WaitingSequenceSelector:
         for tenant in self._queue.tenants:
             first = next((s for s in self._queue.get_sequences_not_set_aside(tenant) if not s.is_suspended), None)
             if first is not None and first.id not in suspects:
+                self._waiting_for_suspects[first.id] = first
                 first.timeline.enter_phase(RequestPhase.FAULT_ISOLATION, now)
+
+    def _record_end_of_fault_isolation(self, now: float) -> None:
+        for sequence in self._waiting_for_suspects.values():
+            if (sequence.state is SequenceState.WAITING
+                and sequence.timeline.phase is RequestPhase.FAULT_ISOLATION):
+                sequence.timeline.enter_phase(sequence.waiting_phase, now)
+        self._waiting_for_suspects.clear()
 
     def _iter_candidates(self, tenant: str, now: float, kinds: Collection[RequestKind]) -> Iterator[Sequence]:
         unsuspended = (sequence for sequence in self._queue.get_sequences_not_set_aside(tenant)

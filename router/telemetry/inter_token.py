@@ -22,7 +22,7 @@ class InterTokenLatency:
         self._earlier_delivery_times: dict[int, float] = {}
 
     def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
-                               now: float) -> Sequence[int]:
+                        now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         if sequence_ids != self._last_sequence_ids:
             return self._observe_changed_sequences(sequence_ids, unfinished_ids, now)

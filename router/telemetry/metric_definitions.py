@@ -134,12 +134,12 @@ def server_families() -> tuple[MetricDefinition, ...]:
     return (
         MetricDefinition("tgi_queue_size", GAUGE, "Sequences that wait."),
         MetricDefinition("tgi_cache_blocks", GAUGE,
-                     "Blocks of the cache: held by sequences, kept for prompts to come, or free.", ("state",),
-                     BLOCK_STATES),
+                         "Blocks of the cache: held by sequences, kept for prompts to come, or free.", ("state",),
+                         BLOCK_STATES),
         MetricDefinition("tgi_ready", GAUGE, "1 where requests should be sent here, else 0: what /ready says."),
         MetricDefinition("tgi_shard_ready", GAUGE, "1 while all shards are there, else 0."),
         MetricDefinition("tgi_shard_lost", COUNTER, "How often the shards, or what they held, were lost, by how.",
-                     ("loss",), SHARD_LOSS_NAMES),
+                         ("loss",), SHARD_LOSS_NAMES),
     )
 
 

@@ -79,7 +79,7 @@ class RequestMetrics:
             self._adapters.count_request(request.adapter_name)
 
     def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
-                               now: float) -> Sequence[int]:
+                        now: float) -> Sequence[int]:
         """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         return self._inter_token_latency.record_delivery(sequence_ids, unfinished_ids, now)
 

@@ -77,11 +77,10 @@ class BatchTransaction:
 
     def add_decodes(self) -> None:
         """Let every ready sequence decode."""
-        decodes = self._step.decodes
+        decodes, max_tokens_per_decode = self._step.decodes, self._shard_state.max_tokens_per_decode
         for sequence in self._sequences.values():
             if sequence.is_prefilled:
-                num_new_tokens = self._shard_state.max_tokens_per_decode(sequence)
-                if sequence.failure is None and num_new_tokens > 0:
+                if sequence.failure is None and (num_new_tokens := max_tokens_per_decode(sequence)) > 0:
                     self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
                     decodes.append(sequence)
                 else:

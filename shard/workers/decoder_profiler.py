@@ -94,5 +94,3 @@ class DecoderStepProfiler:
         return Sequence(id=sequence_id, tokens=[0] * length, num_prompt_tokens=length, num_initial_tokens=length,
                         num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=sequence_id,
                         sampling=WARMUP_SAMPLING_PARAMS, wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
-
-

@@ -139,5 +139,3 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
                device: torch.device, *, cache_type: type[KVCache] = KVCache) -> KVCache:
     return cache_type(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size,
                       num_blocks=num_blocks, dtype=dtype, device=device)
-
-

@@ -1,3 +1,8 @@
+"""Tests of shard/pending_result.py."""
+
+import gc
+import weakref
+
 import pytest
 
 from shard.pending_result import PendingResult
@@ -26,3 +31,20 @@ def test_failure_occurs_once_and_is_raised_each_time() -> None:
         with pytest.raises(ValueError, match="no end"):
             pending_result.finish()
     assert calls == [1]
+
+
+def test_finished_result_is_freed_although_its_function_refers_to_it() -> None:
+    """Otherwise every overlapped decode step would wait for the garbage collector."""
+    class Step:
+        pending_result: PendingResult[int]
+
+    step = Step()
+    step.pending_result = PendingResult(do_nothing, lambda held=step: id(held))
+    reference = weakref.ref(step)
+    gc.disable()
+    try:
+        step.pending_result.finish()
+        del step
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""Train an adapter in PEFT's format: `python -P -m launcher.demo.training.train_adapter VOICE --out FOLDER`.
+"""Train an adapter in PEFT's format: `python -P -m launcher.demo.training.train_adapter STYLE --out FOLDER`.
 
 The weights of the base model do not change: only the LoRA matrices of its linear layers are trained.
 """

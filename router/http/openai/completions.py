@@ -101,7 +101,7 @@ class CompletionRoutes:
     async def _validate_request_for_prompt(self, completion_request: CompletionRequest, prompt: str,
                                            context: RequestContext) -> list[ValidatedRequest]:
         return await validate_with_model_adapter(self._services, completion_request,
-                                             completion_request.to_generation_input(prompt, context), context)
+                                                 completion_request.to_generation_input(prompt, context), context)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
                                context: RequestContext) -> web.StreamResponse:

@@ -89,7 +89,7 @@ class PoolingRequestRunner(Generic[T]):
         takes much more memory than its JSON."""
         self.finished_outputs: list[PoolingRequestOutput] = []  # finished texts, without their outputs
         self._services = services
-        self._caller = context
+        self._context = context
         self._build_result = build_result
         self._results: dict[int, T] = {}
         self._queue = deque(enumerate(validated_requests))
@@ -119,11 +119,11 @@ class PoolingRequestRunner(Generic[T]):
 
     def _submit(self, validated_request: ValidatedRequest) -> RequestStream:
         """Submit a text with the time left until the deadline, after earlier texts used a part of it."""
-        if self._caller.deadline is not None:
+        if self._context.deadline is not None:
             validated_request = replace(validated_request,
                                         request=replace(validated_request.request,
-                                                        timeout=remaining_seconds(self._caller.deadline)))
-        return self._services.submit(validated_request, self._caller)
+                                                        timeout=remaining_seconds(self._context.deadline)))
+        return self._services.submit(validated_request, self._context)
 
     async def _wait_for_output(self, stream: RequestStream,
                                validated_request: ValidatedRequest) -> PoolingRequestOutput:

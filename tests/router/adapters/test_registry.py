@@ -231,6 +231,21 @@ def test_name_forgotten_while_its_new_version_fails_to_load_stays_forgotten() ->
     run_scenario(scenario)
 
 
+def test_failed_load_leaves_a_version_that_another_request_fetched_meanwhile() -> None:
+    async def scenario(setup: RegistrySetup) -> None:
+        async def reload_and_fail(_: LoadableResource) -> str:
+            setup.adapter_store.digest_by_name["a"] = "d-a3"
+            await setup.registry.fetch_latest(AdapterReference("a"))
+            return "it was unloaded"
+
+        await setup.resolve("a")
+        setup.adapter_store.digest_by_name["a"] = "d-a2"
+        with pytest.raises(AdapterLoadFailed, match="it was unloaded"):
+            await setup.registry.fetch_latest(AdapterReference("a"), reload_and_fail)
+        assert (await setup.resolve("a")).digest == "d-a3"
+    run_scenario(scenario)
+
+
 def test_alias_resolves_until_it_is_forgotten() -> None:
     async def scenario(setup: RegistrySetup) -> None:
         await setup.resolve("a")

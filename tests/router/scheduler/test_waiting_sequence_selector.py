@@ -111,6 +111,22 @@ def test_first_request_of_each_tenant_waits_for_the_suspects_of_a_failed_step() 
     assert sorted(get_new_sequences(run_step(core, 0.8))) == [behind, other]
 
 
+def test_phase_of_fault_isolation_ends_with_the_isolation() -> None:
+    core = make_scheduler(max_batch_size=2)
+    submit(core, prompt_token=1)
+    submit(core, prompt_token=2, now=0.1)
+    core.plan(0.2)
+    core.on_shards_lost(0.3, ShardLossReason.STEP_ERROR)
+    core.on_shards_ready(MODEL_INFO, 2, 0.3)
+    behind = submit(core, prompt_token=3, now=0.4)
+    run_step(core, 0.5)
+    run_step(core, 0.6)
+    assert get_phase(core, behind) is RequestPhase.FAULT_ISOLATION
+    urgent = submit(core, prompt_token=4, now=0.7, priority=1)
+    run_step(core, 0.8)
+    assert [get_phase(core, number) for number in (urgent, behind)] == [RequestPhase.BATCH_FULL, RequestPhase.QUEUE]
+
+
 def test_request_overtaken_by_a_higher_priority_keeps_waiting() -> None:
     core = make_full_scheduler()
     first = submit(core, now=1.0, prompt_token=8)
