@@ -89,7 +89,8 @@ class OpenAIBaseRequest(RequestBody):
 
 
 async def validate_with_model_adapter(services: Services, openai_request: OpenAIBaseRequest,
-                                      generation_input: GenerationInput, context: RequestContext) -> list[ValidatedRequest]:
+                                      generation_input: GenerationInput,
+                                      context: RequestContext) -> list[ValidatedRequest]:
     """Validate a request, with the adapter that its `model` names. Raises AdapterNotFound with the known names."""
     try:
         return await services.validator.validate(
