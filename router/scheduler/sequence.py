@@ -75,7 +75,7 @@ class Sequence:
 
     @property
     def waiting_phase(self) -> RequestPhase:
-        """What the sequence waits for, if it waits: its client, a resource, or else its turn."""
+        """Phase of the sequence if it waits: for its client, for a resource, or else for its turn."""
         if self.is_suspended:
             return RequestPhase.SLOW_CLIENT
         return RequestPhase.QUEUE if self.missing_resource is None else RequestPhase(self.missing_resource.kind)

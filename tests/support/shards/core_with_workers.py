@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from support.model_runs.shared_probe_cache import get_probe_cache_path
 
 from router.config import RouterConfig
@@ -117,11 +116,6 @@ class SchedulerWithWorkers:
 
     def unload_adapter(self, number: int) -> None:
         self.call_all_ranks("unload_resource", pb.UnloadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number))
-
-    def set_threads(self, num_threads: int) -> None:
-        for thread in self._rank_threads:
-            thread.submit(torch.set_num_threads, num_threads).result()
-        self._solo_outputs.clear()
 
     def run_alone(self, request: Request) -> ReceivedOutput:
         """Return the output of a request that runs alone and without the prefix cache."""

@@ -65,6 +65,13 @@ class AdapterRoutesSetup:
         assert status == 200, response
         return response  # type: ignore[no-any-return]
 
+    async def load_and_use_adapter(self, name: str) -> None:
+        """Load the first adapter, and begin the first step of a request that uses it."""
+        await self.load_adapter(name)
+        [resource] = self.engine.resource_controller.adapter_statuses
+        self.engine.submit(make_text_request("a loom", 3, adapter=resource))
+        await self.weft.gate.wait_for_step()
+
     async def list_adapters(self) -> list[dict[str, Any]]:
         status, response = await self.send_request("GET", "/v1/adapters")
         assert (status, response["object"]) == (200, "list")
@@ -390,10 +397,7 @@ def test_adapter_routes_report_when_adapters_are_disabled(tmp_path: Path) -> Non
 def test_load_pending_at_shutdown_is_rejected(tmp_path: Path) -> None:
     """Report shutdown to a load that waits for the only adapter slot, which a running request uses."""
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        await setup.load_adapter("org/a")
-        setup.engine.submit(make_text_request("a loom", 3,
-                                              adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
-        await setup.weft.gate.wait_for_step()
+        await setup.load_and_use_adapter("org/a")
         load_requests = setup.weft.watch_scheduler_calls("request_load")
         loading = asyncio.create_task(setup.send_request("POST", "/v1/adapters", id="org/b"))
         await load_requests.get()
@@ -405,10 +409,7 @@ def test_load_pending_at_shutdown_is_rejected(tmp_path: Path) -> None:
 def test_load_learns_that_its_adapter_was_unloaded_while_it_waited(tmp_path: Path) -> None:
     """The only adapter slot is used by a running request."""
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        await setup.load_adapter("org/a")
-        setup.engine.submit(make_text_request("a loom", 3,
-                                              adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
-        await setup.weft.gate.wait_for_step()
+        await setup.load_and_use_adapter("org/a")
         load_requests = setup.weft.watch_scheduler_calls("request_load")
         loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/b"))
         await load_requests.get()
@@ -422,10 +423,7 @@ def test_load_learns_that_its_adapter_was_unloaded_while_it_waited(tmp_path: Pat
 def test_adapter_deleted_while_a_new_version_waits_is_unloaded_in_both_versions(tmp_path: Path) -> None:
     """The new version has no room while the running request uses the old one."""
     async def scenario(setup: AdapterRoutesSetup) -> None:
-        await setup.load_adapter("org/a")
-        setup.engine.submit(make_text_request("a loom", 3,
-                                              adapter=next(iter(setup.engine.resource_controller.adapter_statuses))))
-        await setup.weft.gate.wait_for_step()
+        await setup.load_and_use_adapter("org/a")
         setup.store.versions["org/a"] = "2"
         load_requests = setup.weft.watch_scheduler_calls("request_load")
         loading = asyncio.create_task(setup.get_error("POST", "/v1/adapters", id="org/a"))
