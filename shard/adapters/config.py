@@ -13,7 +13,7 @@ from reprlib import repr as shown
 from typing import Any
 
 from shard.json_config import MAX_FLOAT, JsonConfig
-from shard.lora.slot_assignment import MAX_PADDED_RANK
+from shard.lora.routing import MAX_PADDED_RANK
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20

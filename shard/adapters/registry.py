@@ -10,9 +10,8 @@ from torch.nn import functional
 from shard.adapters.adapter_tensors import AdapterTensors, open_adapter
 from shard.errors import RejectedMessage
 from shard.lora import exactness_check
-from shard.lora.lora_linear import LinearLoraTarget
-from shard.lora.routing import AdapterRouting
-from shard.lora.slot_assignment import AdapterSlots
+from shard.lora.lora_linear import LoraLinear
+from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.lora.targets import LoraTargets
 from shard.ops.linear import make_linear
 
@@ -20,17 +19,10 @@ from shard.ops.linear import make_linear
 class LoraUpdate(NamedTuple):
     """Low-rank update of one part of a linear."""
 
-    lora_target: LinearLoraTarget
+    lora_linear: LoraLinear
     part_index: int
     lora_a: Tensor  # [rank, in]
     lora_b: Tensor  # [out, rank]
-
-
-class HeadReplacement(NamedTuple):
-    """Full replacement of a head's weight."""
-
-    lora_target: LinearLoraTarget
-    weight: Tensor  # [out, in]
 
 
 class AdapterRegistry:
@@ -52,14 +44,14 @@ class AdapterRegistry:
     @property
     def capturable_routing(self) -> AdapterRouting | None:
         """`adapter_routing` if the kernels launched do not depend on which adapters the rows have, else None."""
-        is_capturable = self.supports_adapters and all(site.lora_weights.is_capturable
-                                                       for site in self.lora_targets.linears + self.lora_targets.heads)
+        is_capturable = self.supports_adapters and all(linear.lora_weights.is_capturable
+                                                       for linear in self.lora_targets.linears_and_heads)
         return self.adapter_routing if is_capturable else None
 
     def find_batch_dependence(self) -> str:
         """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
-        return exactness_check.find_batch_dependence(self.lora_targets.linears + self.lora_targets.heads,
-                                                     self._update_dtype, self._device)
+        return exactness_check.find_batch_dependence(self.lora_targets.linears_and_heads, self._update_dtype,
+                                                     self._device)
 
     def load(self, adapter: int, folder: Path) -> int:
         """Load the adapter and return its size in bytes. Raises RejectedMessage, and then nothing has changed.
@@ -68,25 +60,25 @@ class AdapterRegistry:
         """
         try:
             with open_adapter(folder) as tensors:
-                head_replacements = [replacement for site in self.lora_targets.heads
-                                     if (replacement := read_head_replacement(site, tensors)) is not None]
-                lora_updates = [update for site in self.lora_targets.linears + self.lora_targets.heads
-                                for update in read_lora_updates(site, tensors)]
-                embeddings = [(site, tensors.read_full_weight(site.module, site.shape),
-                               tensors.read_lora_matrices(site.module, site.shape[::-1]))
-                              for site in self.lora_targets.embeddings]
+                heads = [(head, weight) for head in self.lora_targets.heads
+                         if (weight := read_head_replacement(head, tensors)) is not None]
+                lora_updates = [update for linear in self.lora_targets.linears_and_heads
+                                for update in read_lora_updates(linear, tensors)]
+                embeddings = [(embedding, tensors.read_full_weight(embedding.module, embedding.shape),
+                               tensors.read_lora_matrices(embedding.module, embedding.shape[::-1]))
+                              for embedding in self.lora_targets.embeddings]
                 tensors.check_all_read()
         except ValueError as error:
             raise RejectedMessage(str(error)) from None
         try:
-            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, replacement)
-                                                                         for replacement in head_replacements)
+            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, head, weight)
+                                                                         for head, weight in heads)
             for embedding, weight, matrices in embeddings:
                 if weight is not None:
                     num_bytes += embedding.set_replacement(adapter, weight)
                 if matrices is not None:
                     num_bytes += embedding.store_adapter(adapter, *matrices)
-            if head_replacements or any(part is not None for _, *parts in embeddings for part in parts):
+            if heads or any(part is not None for _, *parts in embeddings for part in parts):
                 self.adapter_routing.head_or_embedding_adapters.add(adapter)
         except Exception as error:
             self.unload(adapter)
@@ -100,11 +92,11 @@ class AdapterRegistry:
         """Unload the adapter, which no step may use any more. Not called at the same time as `load`."""
         if (place := self._slots.find(adapter)) is not None:
             self._slots.release(adapter)
-            for site in self.lora_targets.linears + self.lora_targets.heads:
-                site.lora_weights.clear_slot(place)
+            for linear in self.lora_targets.linears_and_heads:
+                linear.lora_weights.clear_slot(place)
         self.adapter_routing.head_or_embedding_adapters.discard(adapter)
         for head in self.lora_targets.heads:
-            head.remove_replacement(adapter)
+            head.replacements.pop(adapter, None)
         for embedding in self.lora_targets.embeddings:
             embedding.remove_adapter(adapter)
 
@@ -112,27 +104,27 @@ class AdapterRegistry:
         if not lora_updates:
             return 0
         place = self._slots.assign(adapter, max(len(one.lora_a) for one in lora_updates))
-        return sum(site.lora_weights.store_adapter(place, part, down, up) for site, part, down, up in lora_updates)
+        return sum(linear.lora_weights.store_adapter(place, *update) for linear, *update in lora_updates)
 
-    def _replace_head(self, adapter: int, replacement: HeadReplacement) -> int:
-        weight = replacement.weight.to(self._device, self._dtype)
-        replacement.lora_target.set_replacement(adapter, make_linear(weight))
+    def _replace_head(self, adapter: int, head: LoraLinear, weight: Tensor) -> int:
+        weight = weight.to(self._device, self._dtype)
+        head.replacements[adapter] = make_linear(weight)
         return weight.nbytes
 
 
-def read_lora_updates(lora_target: LinearLoraTarget, tensors: AdapterTensors) -> list[LoraUpdate]:
+def read_lora_updates(lora_linear: LoraLinear, tensors: AdapterTensors) -> list[LoraUpdate]:
     part_matrices = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
-                     for number, part in enumerate(lora_target.parts)]
-    return [LoraUpdate(lora_target, number, *part.slice_lora_matrices(*matrices))
+                     for number, part in enumerate(lora_linear.parts)]
+    return [LoraUpdate(lora_linear, number, *part.slice_lora_matrices(*matrices))
             for number, part, matrices in part_matrices if matrices is not None]
 
 
-def read_head_replacement(lora_target: LinearLoraTarget, tensors: AdapterTensors) -> HeadReplacement | None:
+def read_head_replacement(head: LoraLinear, tensors: AdapterTensors) -> Tensor | None:
     """Return the adapter's head for this rank's part of the vocabulary, padded with zeros; None if it has none."""
-    part = lora_target.parts[0]
+    part = head.parts[0]
     saved = tensors.read_full_weight(part.module, part.shape)
     if saved is None:
         return None
-    outputs = part.weight_slices[0].outputs
+    outputs = part.slices[0].rows
     held = saved[outputs.start:outputs.stop]
-    return HeadReplacement(lora_target, functional.pad(held, (0, 0, 0, len(outputs) - len(held))))
+    return functional.pad(held, (0, 0, 0, len(outputs) - len(held)))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.checkpoint.reader import COMPUTE_DTYPES, CheckpointReader
-from shard.lora.fused_linear_parts import WeightSlice
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.parallel.group import RankGroup, padded_rank_range
+from shard.quantization.format import MatrixSlice
 
 LogitsTransform = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 
@@ -96,8 +96,8 @@ def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: 
 
 def make_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int], *, id_range: range,
                  weight: Tensor) -> LMHead:
-    portion = WeightSlice(name.removesuffix(".weight"), shape, id_range, range(shape[1]))
-    return LMHead(weights.lora_targets.wrap_head(make_linear(weight), portion), group, shape[0])
+    matrix_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
+    return LMHead(weights.lora_targets.wrap_head(make_linear(weight), matrix_slice), group, shape[0])
 
 
 def make_tied_lm_head(weights: CheckpointReader, group: RankGroup, names: tuple[str, str], shape: tuple[int, int],

@@ -83,8 +83,11 @@ class RoutedExperts:
     def _run_expert(self, expert: Expert, x: Tensor, token_rows: Tensor) -> Tensor:
         if self._adapter_routing is None:
             return expert(x.index_select(0, token_rows))
-        with self._adapter_routing.route_selected_rows(token_rows):
-            return expert(x.index_select(0, token_rows))
+        all_rows = self._adapter_routing.rows
+        self._adapter_routing.rows = all_rows.select_rows(token_rows)
+        output = expert(x.index_select(0, token_rows))
+        self._adapter_routing.rows = all_rows  # for the linears behind the experts
+        return output
 
 
 def sum_choices_in_order(rows: Tensor, routing_weights: Tensor | None = None) -> Tensor:

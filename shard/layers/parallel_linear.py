@@ -11,7 +11,6 @@ from functools import partial
 from torch import Tensor, float32
 
 from shard.checkpoint.reader import CheckpointReader, RowSelection
-from shard.lora.fused_linear_parts import WeightSlice
 from shard.ops.gated_activations import (
     GATED_ACTIVATIONS,
     GatedLinear,
@@ -46,10 +45,6 @@ class LinearRows:
         return MatrixSlice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
 
     @property
-    def weight_slice(self) -> WeightSlice:
-        return WeightSlice(self.name, self.shape, self.rows, range(self.shape[1]))
-
-    @property
     def bias_rows(self) -> RowSelection:
         return RowSelection(f"{self.name}.bias", self.shape[:1], self.rows)
 
@@ -66,7 +61,7 @@ def read_int8_linear(weights: CheckpointReader, matrix_slices: Sequence[MatrixSl
 
 
 def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows], linear: Linear) -> Linear:
-    return weights.lora_targets.wrap_linear(linear, [part.weight_slice for part in linear_rows])
+    return weights.lora_targets.wrap_linear(linear, [part.matrix_slice for part in linear_rows])
 
 
 def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
@@ -147,5 +142,4 @@ def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: 
             weights.read_columns(matrix_slice.weight_name, shape, columns, scratch=scratch, transposed=transposed),
             rank_bias)
     # An adapter's update is a sum over the inputs, too, so each rank adds its part before the all-reduce.
-    return RowParallelLinear(
-        weights.lora_targets.wrap_linear(linear, [WeightSlice(name, shape, range(shape[0]), columns)]), group)
+    return RowParallelLinear(weights.lora_targets.wrap_linear(linear, [matrix_slice]), group)

@@ -4,15 +4,14 @@ Only the shapes of the model's linears matter, so the check multiplies random ma
 the exactness gate: docs/exactness.md, "How it is checked".
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from shard.lora.fused_linear_parts import WeightSlice
-from shard.lora.lora_linear import LinearLoraTarget
-from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slot_assignment import AdapterSlots
+from shard.lora.lora_linear import LoraLinear
+from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
+from shard.quantization.format import MatrixSlice
 
 TESTED_RANKS = (4, 16, 64)
 NUM_TESTED_ADAPTERS = 3
@@ -23,20 +22,16 @@ TESTED_BATCHES = (  # batches whose first row, which has adapter 1, is compared
 
 
 @torch.inference_mode()
-def find_batch_dependence(lora_targets: Iterable[LinearLoraTarget], dtype: torch.dtype, device: torch.device) -> str:
-    """Return a description of the first difference, or an empty string. `dtype` is the targets' compute dtype."""
-    for num_inputs, num_outputs in sorted({shape for site in lora_targets for shape in iter_part_shapes(site)}):
+def find_batch_dependence(lora_linears: Iterable[LoraLinear], dtype: torch.dtype, device: torch.device) -> str:
+    """Return a description of the first difference, or an empty string. `dtype` is the linears' compute dtype."""
+    # inputs and outputs of each part of a linear on this rank
+    shapes = {(len(part.inputs), len(part.output_columns)) for linear in lora_linears for part in linear.parts}
+    for num_inputs, num_outputs in sorted(shapes):
         for rank in TESTED_RANKS:
             if depends_on_batch(rank, num_inputs, num_outputs, dtype, device):
                 return (f"what an adapter of rank {rank} adds to a product of {num_inputs} inputs and {num_outputs} "
                         f"outputs has other bits in company than alone")
     return ""
-
-
-def iter_part_shapes(lora_target: LinearLoraTarget) -> Iterator[tuple[int, int]]:
-    """Yield (inputs, outputs) of each part of the linear on this rank."""
-    for part in lora_target.parts:
-        yield len(part.weight_slices[0].inputs), len(part.output_columns)
 
 
 def depends_on_batch(rank: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -47,18 +42,17 @@ def depends_on_batch(rank: int, num_inputs: int, num_outputs: int, dtype: torch.
 
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(device, adapter_slots)
-    weight_slice = WeightSlice("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
-    lora_target = LinearLoraTarget(adapter_routing, [weight_slice], dtype, device)
+    matrix_slice = MatrixSlice("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
+    lora_linear = LoraLinear(lambda x: torch.zeros(len(x), num_outputs, dtype=dtype, device=device), adapter_routing,
+                             [matrix_slice], dtype, device)
     for number in range(1, NUM_TESTED_ADAPTERS + 1):
-        lora_target.lora_weights.store_adapter(adapter_slots.assign(number, rank), 0, random_tensor(rank, num_inputs),
+        lora_linear.lora_weights.store_adapter(adapter_slots.assign(number, rank), 0, random_tensor(rank, num_inputs),
                                                random_tensor(num_outputs, rank))
-    x = random_tensor(max(sum(run.length for run in runs) for runs in TESTED_BATCHES), num_inputs)
+    x = random_tensor(max(sum(span.length for span in spans) for spans in TESTED_BATCHES), num_inputs)
 
-    def compute_first_row(runs: list[AdapterRowSpan]) -> Tensor:
-        num_rows = sum(run.length for run in runs)
-        with adapter_routing.route_rows(runs):
-            return lora_target.apply_adapters(x[:num_rows],
-                                              torch.zeros(num_rows, num_outputs, dtype=dtype, device=device))[0]
+    def compute_first_row(spans: list[AdapterRowSpan]) -> Tensor:
+        adapter_routing.set_rows(spans)
+        return lora_linear(x[:sum(span.length for span in spans)])[0]
 
     alone = compute_first_row([AdapterRowSpan(1, 1)])
-    return not all(torch.equal(compute_first_row(runs), alone) for runs in TESTED_BATCHES)
+    return not all(torch.equal(compute_first_row(spans), alone) for spans in TESTED_BATCHES)

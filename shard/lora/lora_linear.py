@@ -1,17 +1,64 @@
-"""Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight."""
+"""Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight.
+
+Updates are computed by torch here; `lora_triton.py` does the same by kernels. Torch multiplies rows in tiles, by
+matrices of one bucket that share a tensor: docs/exactness.md, "Tiles of one size".
+"""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
-from shard.lora.lora_torch import TorchLoraStore
-from shard.lora.routing import AdapterRouting
-from shard.lora.slot_assignment import AdapterSlot
+from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, LoraRowTiles, RankBucket
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
+from shard.quantization.format import MatrixSlice
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLinearPart:
+    """Consecutive slices of one checkpoint weight within a rank's linear."""
+
+    slices: tuple[MatrixSlice, ...]  # rows past the end of the weight are zeros
+    output_columns: range  # of the linear's output
+
+    @property
+    def module(self) -> str:
+        return self.slices[0].module_name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.slices[0].shape
+
+    @property
+    def inputs(self) -> range:
+        return self.slices[0].columns
+
+    def slice_lora_matrices(self, lora_a: Tensor, lora_b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's slices of an adapter's matrices."""
+        outputs = torch.zeros(len(self.output_columns), lora_b.shape[1])
+        first = 0
+        for portion in self.slices:
+            held = lora_b[portion.rows.start:portion.rows.stop]
+            outputs[first:first + len(held)] = held
+            first += len(portion.rows)
+        return lora_a[:, self.inputs.start:self.inputs.stop], outputs
+
+
+def group_slices_into_parts(matrix_slices: Sequence[MatrixSlice]) -> list[FusedLinearPart]:
+    parts: list[FusedLinearPart] = []
+    first = 0
+    for _, group in groupby(matrix_slices, key=lambda portion: portion.weight_name):
+        same = tuple(group)
+        last = first + sum(len(portion.rows) for portion in same)
+        parts.append(FusedLinearPart(same, range(first, last)))
+        first = last
+    return parts
 
 
 class LinearLoraStore(Protocol):
@@ -30,42 +77,101 @@ class LinearLoraStore(Protocol):
         """Add the updates of the current rows' adapters to `y`, the linear's output for `x`."""
 
 
-class LinearLoraTarget:
-    """Updates and replacements of one linear by all loaded adapters."""
+class LoraLinear:
+    """Linear that applies the rows' adapters to its output."""
 
-    def __init__(self, adapter_routing: AdapterRouting, weight_slices: Sequence[WeightSlice], dtype: torch.dtype,
-                 device: torch.device) -> None:
-        self.parts = group_slices_into_parts(weight_slices)
+    def __init__(self, linear: Linear, adapter_routing: AdapterRouting, matrix_slices: Sequence[MatrixSlice],
+                 dtype: torch.dtype, device: torch.device) -> None:
+        """`matrix_slices`: slices of the checkpoint's weights that `linear` consists of. `dtype`: compute dtype of
+        updates."""
+        self._linear = linear
+        self.parts = group_slices_into_parts(matrix_slices)
         triton_module = import_kernels(device, "shard.lora.lora_triton")
-        self.lora_weights: LinearLoraStore = (TorchLoraStore if triton_module is None
-                                          else triton_module.TritonLoraStore)(adapter_routing, self.parts,
-                                                                                dtype, device)
+        store_type = TorchLoraStore if triton_module is None else triton_module.TritonLoraStore
+        self.lora_weights: LinearLoraStore = store_type(adapter_routing, self.parts, dtype, device)
         self._adapter_routing = adapter_routing
-        self._replacements: dict[int, Linear] = {}
+        self.replacements: dict[int, Linear] = {}  # by adapter, used instead of the model's linear
 
-    def set_replacement(self, adapter: int, linear: Linear) -> None:
-        """Use `linear` instead of the model's for rows of this adapter."""
-        self._replacements[adapter] = linear
-
-    def remove_replacement(self, adapter: int) -> None:
-        self._replacements.pop(adapter, None)
-
-    def apply_adapters(self, x: Tensor, y: Tensor) -> Tensor:
-        """Apply the rows' adapters to `y`, the linear's output for `x`, in place and return it."""
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._linear(x)
         self.lora_weights.add_updates_to_output(x, y)
-        if self._replacements:
-            for adapter_rows in self._adapter_routing.adapter_rows:
-                if (replacement := self._replacements.get(adapter_rows.adapter)) is not None:
-                    y.index_copy_(0, adapter_rows.rows, replacement(x.index_select(0, adapter_rows.rows)))
+        if self.replacements:
+            for adapter, rows in self._adapter_routing.rows.adapter_rows:
+                if (replacement := self.replacements.get(adapter)) is not None:
+                    y.index_copy_(0, rows, replacement(x.index_select(0, rows)))
         return y
 
 
-class LinearWithAdapters:
-    """Linear that applies the rows' adapters to its output."""
+class LoraStack(NamedTuple):
+    """Matrices of one part for the adapters of one bucket; zeros beyond an adapter's rank.
 
-    def __init__(self, linear: Linear, lora_target: LinearLoraTarget) -> None:
-        self._linear = linear
-        self._lora_target = lora_target
+    In free slots, and in those of adapters that do not change the part, `lora_a` is zero.
+    """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._lora_target.apply_adapters(x, self._linear(x))
+    lora_a: Tensor  # [SLOTS_PER_BUCKET, padded_rank, in]
+    lora_b: Tensor  # [SLOTS_PER_BUCKET, padded_rank, out], transposed: few rows are multiplied up to twice as fast
+
+
+class TorchLoraStore:
+    """Implementation of `LinearLoraStore` by torch's batched matmul."""
+
+    is_capturable = False
+
+    def __init__(self, adapter_routing: AdapterRouting, parts: Sequence[FusedLinearPart], dtype: torch.dtype,
+                 device: torch.device) -> None:
+        self._adapter_routing = adapter_routing
+        self._parts = parts
+        self._dtype, self._device = dtype, device
+        self._stacks: dict[RankBucket, dict[int, LoraStack]] = {}  # by bucket and part
+
+    def store_adapter(self, slot: AdapterSlot, part_index: int, lora_a: Tensor, lora_b: Tensor) -> int:
+        stacks = self._stacks.setdefault(slot.bucket, {})
+        if part_index not in stacks:
+            part = self._parts[part_index]
+            stacks[part_index] = LoraStack(*(
+                allocate_zeros((SLOTS_PER_BUCKET, slot.bucket.padded_rank, width), self._dtype, self._device)
+                for width in (len(part.inputs), len(part.output_columns))))
+        stored_matrices = [matrices[slot.index_in_bucket] for matrices in stacks[part_index]]
+        for stored, matrix in zip(stored_matrices, (lora_a, lora_b.T), strict=True):
+            stored.zero_()
+            stored[:matrix.shape[0], :matrix.shape[1]] = matrix
+        return sum(stored.nbytes for stored in stored_matrices)
+
+    def clear_slot(self, slot: AdapterSlot) -> None:
+        for stack in self._stacks.get(slot.bucket, {}).values():
+            stack.lora_a[slot.index_in_bucket].zero_()
+
+    def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
+        for tiles in self._adapter_routing.rows.tiles:
+            if tiles.bucket in self._stacks:
+                self._add_tile_updates(tiles, self._stacks[tiles.bucket], x, y)
+
+    def _add_tile_updates(self, tiles: LoraRowTiles, stacks: dict[int, LoraStack], x: Tensor, y: Tensor) -> None:
+        rows = x if tiles.input_rows is None else x.index_select(0, tiles.input_rows)
+        rows = rows.to(self._dtype).reshape(-1, ROWS_PER_TILE, x.shape[1])
+        for part_index, part in enumerate(self._parts):
+            if (stack := stacks.get(part_index)) is None:  # not iterated over: another thread may load an adapter
+                continue
+            shrunk = multiply_tiles(rows, stack.lora_a.mT, tiles.slot_range)
+            updates = multiply_tiles(shrunk, stack.lora_b, tiles.slot_range).flatten(0, 1)
+            if tiles.unpadded_indices is not None:
+                updates = updates.index_select(0, tiles.unpadded_indices)
+            columns = y[:, part.output_columns.start:part.output_columns.stop]
+            if tiles.target_rows is None:
+                columns.add_(updates.to(y.dtype))
+            else:
+                columns.index_add_(0, tiles.target_rows, updates.to(y.dtype))
+
+
+def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. On a CPU, memory is not used before it is written, whereas `torch.zeros` writes all of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def multiply_tiles(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
+    """Multiply `tiles: [tiles, ROWS_PER_TILE, in]` with `matrices: [SLOTS_PER_BUCKET, in, out]`: one slot per tile, or
+    one for all."""
+    slot_matrices = matrices[slots.start:slots.stop]
+    return torch.bmm(tiles, slot_matrices if len(slots) == len(tiles) else slot_matrices.expand(len(tiles), -1, -1))

@@ -12,11 +12,17 @@ from torch import Tensor
 
 from shard.hardware.device import device_guard
 from shard.hardware.device_transfers import to_device_int32
-from shard.lora.fused_linear_parts import FusedLinearPart
 from shard.lora.lora_kernels import lora_expand, lora_shrink
-from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY, LoraWorkList
-from shard.lora.routing import AdapterRouting
-from shard.lora.slot_assignment import MAX_PADDED_RANK, MIN_PADDED_RANK, AdapterSlot
+from shard.lora.lora_linear import FusedLinearPart
+from shard.lora.routing import (
+    INTS_PER_ENTRY,
+    MAX_PADDED_RANK,
+    MIN_PADDED_RANK,
+    ROWS_PER_ENTRY,
+    AdapterRouting,
+    AdapterSlot,
+    LoraWorkList,
+)
 
 RANKS_PER_DOT = 16  # LoRA ranks per tl.dot
 INPUTS_PER_PROGRAM = 1024  # inputs per shrink program
@@ -36,7 +42,7 @@ class TritonLoraStore:
                  device: torch.device) -> None:
         self._adapter_routing = adapter_routing
         self._parts = parts
-        self._num_inputs = len(parts[0].weight_slices[0].inputs)
+        self._num_inputs = len(parts[0].inputs)
         self._dtype, self._device = dtype, device
         self._matrices: dict[AdapterSlot, dict[int, tuple[Tensor, Tensor]]] = {}  # by part
         self._dtype_example = self._make_zeros(1)
@@ -78,7 +84,7 @@ class TritonLoraStore:
                 table[slot.table_row] = 0
 
     def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
-        work = self._adapter_routing.lora_work
+        work = self._adapter_routing.rows.lora_work
         if work is not None and (work.used_slots is None or any(place in self._matrices for place in work.used_slots)):
             self._launch_kernels(work, x, y)
 

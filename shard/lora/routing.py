@@ -1,23 +1,73 @@
-"""Map from rows of the current forward pass to adapters. The runner sets it; LoRA layers read it.
+"""Which rows of a forward pass use which adapter, and in which slots the matrices of loaded adapters are.
 
-One instance per model. Rows are set and read only by the thread that runs the model. Loading an adapter, in another
-thread, changes only `head_or_embedding_adapters` and the slots.
+Slots are grouped by LoRA rank rounded up to a power of two, so that one batched matmul serves several adapters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain, count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shard.lora.lora_work_list import LoraWorkList, RowsBySlot, StaticLoraWorkList
-from shard.lora.slot_assignment import AdapterSlots, RankBucket
+from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
 
 NO_ADAPTER = 0  # adapter number of rows without an adapter
 # Rows are multiplied in tiles of this many, the last one padded: docs/exactness.md, "Tiles of one size".
 ROWS_PER_TILE = 4
+SLOTS_PER_BUCKET = 16  # adapter slots per bucket
+# smallest and largest padded rank; the largest is also the highest rank supported
+MIN_PADDED_RANK, MAX_PADDED_RANK = 8, 1024
+ROWS_PER_ENTRY = 16  # maximum rows per entry of a work list; all have the same adapter
+INTS_PER_ENTRY = 5  # integers per entry
+
+
+class RankBucket(NamedTuple):
+    """Group of adapters of one padded LoRA rank, whose matrices are stacked."""
+
+    padded_rank: int  # padded rank of its adapters
+    bucket_number: int
+
+
+class AdapterSlot(NamedTuple):
+    """Place of an adapter's matrices in its bucket, and its row in tables of all loaded adapters."""
+
+    bucket: RankBucket
+    index_in_bucket: int
+    table_row: int  # index in a table of all loaded adapters, across buckets
+
+
+RowsBySlot = list[tuple[AdapterSlot, list[int]]]  # sorted by slot, each with all rows of its adapter
+
+
+def pad_rank(rank: int) -> int:
+    """Return the padded rank, which depends on the adapter's own rank alone: docs/exactness.md, "Tiles of one size"."""
+    return max(MIN_PADDED_RANK, 1 << (rank - 1).bit_length())
+
+
+class AdapterSlots:
+    """Assignment of loaded adapters to slots."""
+
+    def __init__(self) -> None:
+        self._slot_of_adapter: dict[int, AdapterSlot] = {}
+
+    def assign(self, adapter: int, rank: int) -> AdapterSlot:
+        """Assign the first free slot and row to the adapter."""
+        slots = {(place.bucket, place.index_in_bucket) for place in self._slot_of_adapter.values()}
+        rows = {place.table_row for place in self._slot_of_adapter.values()}
+        all_slots = ((RankBucket(pad_rank(rank), number), index) for number in count()
+                     for index in range(SLOTS_PER_BUCKET))
+        slot = next(slot for slot in all_slots if slot not in slots)
+        place = self._slot_of_adapter[adapter] = AdapterSlot(*slot, next(row for row in count() if row not in rows))
+        return place
+
+    def release(self, adapter: int) -> None:
+        self._slot_of_adapter.pop(adapter, None)
+
+    def find(self, adapter: int) -> AdapterSlot | None:
+        """Return the adapter's slot; None if the adapter has no LoRA matrices of a linear."""
+        return self._slot_of_adapter.get(adapter)
 
 
 class AdapterRowSpan(NamedTuple):
@@ -45,83 +95,119 @@ class LoraRowTiles(NamedTuple):
     target_rows: Tensor | None  # [held], the same rows as indices in the pass, ascending; None: all rows
 
 
-class RowAdapters:
-    """Adapters of the rows of one forward pass. Derived tensors are built on first use."""
+class LoraWorkList(NamedTuple):
+    """Work list of the LoRA kernels.
 
-    def __init__(self, runs: Sequence[AdapterRowSpan], device: torch.device, adapter_slots: AdapterSlots,
+    An entry holds table row and padded rank of a slot, index of its first row in `row_indices`, number of rows, and
+    offset of these rows in the shrink output.
+    """
+
+    entries: Tensor  # [entries, INTS_PER_ENTRY], of which the first `num_entries` are valid
+    row_indices: Tensor  # indices of rows of the pass
+    num_entries: Tensor  # [1], number of valid entries
+    shrunk_size: int  # size of the shrink output per part and split, in elements
+    used_slots: frozenset[AdapterSlot] | None  # slots used; None: unknown when the kernels are launched
+
+
+class RowAdapters:
+    """Adapters of the rows of one forward pass. What linears need of them is made on first use."""
+
+    def __init__(self, spans: Sequence[AdapterRowSpan], device: torch.device, adapter_slots: AdapterSlots,
                  static_work: LoraWorkList | None = None) -> None:
-        """`static_work`: work list for rows that are not known yet, used instead of one made of `runs`."""
-        self.runs = runs
+        """`static_work`: work list for rows that are not known yet, used instead of one made of `spans`."""
+        self._spans, self._device, self._adapter_slots = spans, device, adapter_slots
         self._static_work = static_work
-        self._rows_by_adapter = group_rows_by_adapter(runs)
-        self._device = device
-        self._adapter_slots = adapter_slots
+
+    @cached_property
+    def _rows_by_adapter(self) -> dict[int, list[int]]:
+        rows_by_adapter: dict[int, list[int]] = {}
+        first = 0
+        for adapter, length in self._spans:
+            if adapter != NO_ADAPTER:
+                rows_by_adapter.setdefault(adapter, []).extend(range(first, first + length))
+            first += length
+        return rows_by_adapter
+
+    @cached_property
+    def rows_by_slot(self) -> RowsBySlot:
+        return sorted((place, rows) for adapter, rows in self._rows_by_adapter.items()
+                      if (place := self._adapter_slots.find(adapter)) is not None)
 
     @cached_property
     def adapter_rows(self) -> tuple[AdapterRows, ...]:
-        return tuple(AdapterRows(adapter, self._make_tensor(rows)) for adapter, rows in self._rows_by_adapter.items())
+        return tuple(AdapterRows(adapter, torch.tensor(rows, device=self._device))
+                     for adapter, rows in self._rows_by_adapter.items())
 
     @cached_property
     def tiles(self) -> tuple[LoraRowTiles, ...]:
-        return tuple(self._make_tiles(sum(run.length for run in self.runs)))
+        return tuple(self._iter_tiles(sum(span.length for span in self._spans)))
 
     @cached_property
     def lora_work(self) -> LoraWorkList | None:
-        if self._static_work is not None:
+        """Work list of the LoRA kernels; None if no row has an adapter."""
+        if self._static_work is not None or not self.rows_by_slot:
             return self._static_work
-        rows_by_slot = self._rows_by_slot()
-        return LoraWorkList.from_rows_by_slot(rows_by_slot, self._device) if rows_by_slot else None
+        entries, rows, number = to_device_int32(flatten_work(self.rows_by_slot), self._device)
+        shrunk_size = sum(len(rows) * place.bucket.padded_rank for place, rows in self.rows_by_slot)
+        return LoraWorkList(entries.view(-1, INTS_PER_ENTRY), rows, number, shrunk_size,
+                            frozenset(place for place, _ in self.rows_by_slot))
 
-    def _rows_by_slot(self) -> RowsBySlot:
-        return group_rows_by_slot(self._adapter_slots, self._rows_by_adapter)
+    def select_rows(self, selected_rows: Tensor) -> "RowAdapters":
+        """Return the adapters of a selection of the rows, in any order; a row may be selected several times."""
+        if not self._rows_by_adapter:
+            return self
+        adapters = [span.adapter for span in self._spans for _ in range(span.length)]
+        return RowAdapters([AdapterRowSpan(adapters[row], 1) for row in selected_rows.tolist()], self._device,
+                           self._adapter_slots)
 
-    def _make_tiles(self, num_rows: int) -> Iterator[LoraRowTiles]:
-        for adjacent in group_adjacent_slots(self._rows_by_slot()):
+    def _iter_tiles(self, num_rows: int) -> Iterator[LoraRowTiles]:
+        for adjacent in group_adjacent_slots(self.rows_by_slot):
             first, last = adjacent[0][0], adjacent[-1][0]
             rows, index_of_row = pack_groups_into_tiles([rows for _, rows in adjacent])
             targets = sorted(index_of_row)
+            unpadded_indices = [index_of_row[row] for row in targets]
+            # None where the indices are all of a tensor's rows in order, so that nothing is gathered
             yield LoraRowTiles(first.bucket, range(first.index_in_bucket, last.index_in_bucket + 1),
-                               self._tensor_unless_all(rows, num_rows),
-                               self._tensor_unless_all([index_of_row[row] for row in targets], len(rows)),
-                               self._tensor_unless_all(targets, num_rows))
+                               *(None if indices == [*range(size)] else torch.tensor(indices, device=self._device)
+                                 for indices, size in ((rows, num_rows), (unpadded_indices, len(rows)),
+                                                       (targets, num_rows))))
 
-    def _tensor_unless_all(self, indices: list[int], count: int) -> Tensor | None:
-        return None if indices == [*range(count)] else self._make_tensor(indices)
 
-    def _make_tensor(self, indices: list[int]) -> Tensor:
-        return torch.tensor(indices, device=self._device)
+class StaticLoraWorkList:
+    """Work list with fixed addresses for captured steps of up to `max_rows` rows."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._static_buffers = StaticDeviceBuffers([INTS_PER_ENTRY * max_rows, max_rows, 1], torch.int32, device)
+
+    def view_rows(self, num_rows: int) -> LoraWorkList:
+        """Return the view that a captured step of `num_rows` rows reads."""
+        entries, held, number = self._static_buffers.device_lists
+        return LoraWorkList(entries[:INTS_PER_ENTRY * num_rows].view(-1, INTS_PER_ENTRY), held[:num_rows], number,
+                            num_rows * MAX_PADDED_RANK, None)
+
+    def write_rows_by_slot(self, rows_by_slot: RowsBySlot) -> None:
+        """Write the work list of the next step."""
+        self._static_buffers.copy_to_device(flatten_work(rows_by_slot))
 
 
 class AdapterRouting:
-    """Map from rows of the current forward pass to adapters."""
+    """Adapters of the rows that a model computes next. The runner sets `rows` before every pass, and the model's
+    linears and embeddings read them.
+
+    One instance per model. Rows are set and read only by the thread that runs the model. Loading an adapter, in
+    another thread, changes only `head_or_embedding_adapters` and the slots.
+    """
 
     def __init__(self, device: torch.device, adapter_slots: AdapterSlots) -> None:
         self.head_or_embedding_adapters: set[int] = set()  # adapters that also replace a head or change an embedding
         self._device = device
         self._adapter_slots = adapter_slots
-        self._current = self._make_row_adapters(())
+        self.set_rows(())
 
-    @property
-    def adapter_rows(self) -> tuple[AdapterRows, ...]:
-        return self._current.adapter_rows
-
-    @property
-    def tiles(self) -> tuple[LoraRowTiles, ...]:
-        return self._current.tiles
-
-    @property
-    def lora_work(self) -> LoraWorkList | None:
-        """Work list of the LoRA kernels; None if no row has an adapter."""
-        return self._current.lora_work
-
-    def route_rows(self, runs: Sequence[AdapterRowSpan]) -> AbstractContextManager[None]:
-        """Set the adapters of all rows computed within the context."""
-        return self._use_row_adapters(self._make_row_adapters(runs))
-
-    def use_static_work(self, static_work: LoraWorkList) -> AbstractContextManager[None]:
-        """Within the context, make launched kernels read `static_work` when they run, as a captured CUDA graph
-        needs."""
-        return self._use_row_adapters(self._make_row_adapters((), static_work))
+    def set_rows(self, spans: Sequence[AdapterRowSpan], static_work: LoraWorkList | None = None) -> None:
+        """Set the adapters of all rows of the passes that follow. With `static_work`, launched kernels read the rows
+        from it when they run, as a captured CUDA graph needs."""
+        self.rows = RowAdapters(spans, self._device, self._adapter_slots, static_work)
 
     def write_static_work(self, static_work: StaticLoraWorkList, adapters: Sequence[int]) -> bool:
         """Write the work list for rows with these adapters, in order.
@@ -130,46 +216,22 @@ class AdapterRouting:
         """
         if not self.head_or_embedding_adapters.isdisjoint(adapters):
             return False
-        static_work.write_rows_by_slot(group_rows_by_slot(
-            self._adapter_slots, group_rows_by_adapter([AdapterRowSpan(adapter, 1) for adapter in adapters])))
+        rows = RowAdapters([AdapterRowSpan(adapter, 1) for adapter in adapters], self._device, self._adapter_slots)
+        static_work.write_rows_by_slot(rows.rows_by_slot)
         return True
 
-    @contextmanager
-    def route_selected_rows(self, selected_rows: Tensor) -> Iterator[None]:
-        """Set the adapters for a selection of the current rows, in any order; a row may be selected several times."""
-        if not self.adapter_rows:
-            yield
-            return
-        adapters = [run.adapter for run in self._current.runs for _ in range(run.length)]
-        with self.route_rows([AdapterRowSpan(adapters[place], 1) for place in selected_rows.tolist()]):
-            yield
 
-    @contextmanager
-    def _use_row_adapters(self, row_adapters: RowAdapters) -> Iterator[None]:
-        before, self._current = self._current, row_adapters
-        try:
-            yield
-        finally:
-            self._current = before
-
-    def _make_row_adapters(self, runs: Sequence[AdapterRowSpan],
-                           static_work: LoraWorkList | None = None) -> RowAdapters:
-        return RowAdapters(runs, self._device, self._adapter_slots, static_work)
-
-
-def group_rows_by_slot(adapter_slots: AdapterSlots, rows_of_adapters: Mapping[int, list[int]]) -> RowsBySlot:
-    return sorted((place, rows) for adapter, rows in rows_of_adapters.items()
-                  if (place := adapter_slots.find(adapter)) is not None)
-
-
-def group_rows_by_adapter(runs: Sequence[AdapterRowSpan]) -> dict[int, list[int]]:
-    rows_of_adapter: dict[int, list[int]] = {}
-    first = 0
-    for adapter, length in runs:
-        if adapter != NO_ADAPTER:
-            rows_of_adapter.setdefault(adapter, []).extend(range(first, first + length))
-        first += length
-    return rows_of_adapter
+def flatten_work(rows_by_slot: RowsBySlot) -> list[list[int]]:
+    """Return the flattened entries, all rows, and the number of entries."""
+    entries: list[int] = []
+    first = shrunk_offset = 0
+    for place, rows in rows_by_slot:
+        size = place.bucket.padded_rank
+        for num_listed in range(0, len(rows), ROWS_PER_ENTRY):
+            entries += (place.table_row, size, first + num_listed, min(ROWS_PER_ENTRY, len(rows) - num_listed),
+                        shrunk_offset + num_listed * size)
+        first, shrunk_offset = first + len(rows), shrunk_offset + len(rows) * size
+    return [entries, [*chain(*(rows for _, rows in rows_by_slot))], [len(entries) // INTS_PER_ENTRY]]
 
 
 def pack_groups_into_tiles(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:

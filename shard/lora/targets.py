@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.lora.fused_linear_parts import WeightSlice
-from shard.lora.lora_linear import LinearLoraTarget, LinearWithAdapters
+from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import ROWS_PER_TILE, AdapterRouting
 from shard.ops.linear import Linear
+from shard.quantization.format import MatrixSlice
 
 
 class EmbeddingLoraTarget:
@@ -44,7 +44,7 @@ class EmbeddingLoraTarget:
 
     def apply_adapters(self, tokens: Tensor, y: Tensor) -> Tensor:
         """Apply the rows' adapters to `y`, the embeddings of the tokens, in place and return it."""
-        for adapter, rows in self._adapter_routing.adapter_rows:
+        for adapter, rows in self._adapter_routing.rows.adapter_rows:
             if (replacement := self._replacements.get(adapter)) is not None:
                 y.index_copy_(0, rows, replacement.index_select(0, tokens.index_select(0, rows)).to(y.dtype))
             if (matrices := self._lora_matrices.get(adapter)) is not None:
@@ -67,8 +67,8 @@ class LoraTargets:
         """Without `adapter_routing`, linears are not wrapped and adapters cost nothing. `dtype`: compute dtype of
         updates."""
         self.adapter_routing = adapter_routing
-        self.linears: list[LinearLoraTarget] = []
-        self.heads: list[LinearLoraTarget] = []
+        self.linears: list[LoraLinear] = []
+        self.heads: list[LoraLinear] = []
         self.embeddings: list[EmbeddingLoraTarget] = []
         self._dtype, self._device = dtype, device or torch.device("cpu")
 
@@ -76,24 +76,25 @@ class LoraTargets:
     def is_enabled(self) -> bool:
         return self.adapter_routing is not None
 
-    def wrap_linear(self, linear: Linear, weight_slices: Sequence[WeightSlice]) -> Linear:
-        return self._wrap(linear, weight_slices, self.linears)
+    @property
+    def linears_and_heads(self) -> list[LoraLinear]:
+        return self.linears + self.heads
 
-    def wrap_head(self, linear: Linear, weight_slice: WeightSlice) -> Linear:
-        return self._wrap(linear, [weight_slice], self.heads)
+    def wrap_linear(self, linear: Linear, matrix_slices: Sequence[MatrixSlice]) -> Linear:
+        return self._wrap(linear, matrix_slices, self.linears)
+
+    def wrap_head(self, linear: Linear, matrix_slice: MatrixSlice) -> Linear:
+        return self._wrap(linear, [matrix_slice], self.heads)
 
     def add_embedding(self, module: str, shape: tuple[int, int]) -> EmbeddingLoraTarget | None:
         """`shape: [vocabulary, width]`"""
         if self.adapter_routing is None:
             return None
-        site = EmbeddingLoraTarget(self.adapter_routing, module, shape, self._dtype, self._device)
-        self.embeddings.append(site)
-        return site
+        self.embeddings.append(EmbeddingLoraTarget(self.adapter_routing, module, shape, self._dtype, self._device))
+        return self.embeddings[-1]
 
-    def _wrap(self, linear: Linear, weight_slices: Sequence[WeightSlice],
-              target_list: list[LinearLoraTarget]) -> Linear:
+    def _wrap(self, linear: Linear, matrix_slices: Sequence[MatrixSlice], target_list: list[LoraLinear]) -> Linear:
         if self.adapter_routing is None:
             return linear
-        site = LinearLoraTarget(self.adapter_routing, weight_slices, self._dtype, self._device)
-        target_list.append(site)
-        return LinearWithAdapters(linear, site)
+        target_list.append(LoraLinear(linear, self.adapter_routing, matrix_slices, self._dtype, self._device))
+        return target_list[-1]

@@ -22,8 +22,7 @@ from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs, iter_toke
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
-from shard.lora.lora_work_list import LoraWorkList, StaticLoraWorkList
-from shard.lora.routing import AdapterRouting
+from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import Step
@@ -116,12 +115,12 @@ class CudaGraphRunner:
         for rows in (max_rows, *reversed(smaller_sizes)):
             self._write_inputs([], rows)
             forward = partial(self._forward_into_outputs, self._make_inputs(rows))
-            calls = (forward, partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows),
+            calls = (partial(forward, None),
+                     partial(self._sample_into_buffers, self._device_sampler.sample_greedy, rows),
                      partial(self._sample_into_buffers, self._device_sampler.sample_random, rows))
             self._captured_steps[rows] = CapturedStep(*map(capture, calls))
             if adapter_routing is not None:
-                self._forwards_with_adapters[rows] = capture(partial(forward_with_adapters, adapter_routing,
-                                                                     self._lora_work.view_rows(rows), forward))
+                self._forwards_with_adapters[rows] = capture(partial(forward, self._lora_work.view_rows(rows)))
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> GraphOutputs | None:
@@ -174,7 +173,9 @@ class CudaGraphRunner:
         assert logits is not None, "only a model on one rank is captured"
         return GraphOutputs(hidden_states, logits)
 
-    def _forward_into_outputs(self, inputs: ForwardInputs) -> None:
+    def _forward_into_outputs(self, inputs: ForwardInputs, lora_work: LoraWorkList | None) -> None:
+        if self._adapter_routing is not None:
+            self._adapter_routing.set_rows((), lora_work)
         token_codes = inputs.tokens
         tokens = torch.where(token_codes < 0, self._last_sampled_tokens[(-1 - token_codes).clamp(min=0)], token_codes)
         outputs = self._forward(replace(inputs, tokens=tokens))
@@ -209,11 +210,6 @@ class CudaGraphRunner:
         tokens, positions, slots = (column[:num_rows] for column in self._input_buffers.device_lists)
         return ForwardInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
                              self._static_plans.make_plan(num_rows))
-
-
-def forward_with_adapters(adapter_routing: AdapterRouting, lora_work: LoraWorkList, forward: LaunchFunction) -> None:
-    with adapter_routing.use_static_work(lora_work):
-        forward()
 
 
 def iter_capture_sizes(max_rows: int) -> Iterator[int]:

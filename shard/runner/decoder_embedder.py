@@ -42,8 +42,8 @@ class DecoderEmbedder:
         step = make_prefill_step(texts)
         self._grow_cache(sum(len(sequence.blocks) for sequence in step.sequences))
         inputs = build_forward_inputs(step, self._cache, self._attention, self._device)
-        with self._adapter_routing.route_rows(make_adapter_runs(step, len(inputs.tokens))):
-            hidden_states = self._model.forward(inputs, self._cache, self._attention)  # [tokens, hidden_size]
+        self._adapter_routing.set_rows(make_adapter_runs(step, len(inputs.tokens)))
+        hidden_states = self._model.forward(inputs, self._cache, self._attention)  # [tokens, hidden_size]
         if not bool(hidden_states.sum(dtype=torch.float32).isfinite()):
             self._cache.zero_blocks(range(self._cache.num_blocks))
         return self._pooling.compute_embeddings(hidden_states, [len(text.tokens) for text in texts])

@@ -43,5 +43,5 @@ class EncoderRunner:
 
     def _compute_hidden_states(self, texts: Sequence[PoolingText]) -> Tensor:
         """Return the hidden states `[tokens, hidden]`."""
-        with self._adapter_routing.route_rows([AdapterRowSpan(text.adapter_id, len(text.tokens)) for text in texts]):
-            return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))
+        self._adapter_routing.set_rows([AdapterRowSpan(text.adapter_id, len(text.tokens)) for text in texts])
+        return self._model.forward(build_encoder_inputs(texts, self._model.config, self._device))

@@ -99,13 +99,13 @@ class ModelRunner:
     def _forward(self, step: Step, cache: KVCache) -> tuple[Tensor, Callable[[], Tensor | None]]:
         """Run the model; return hidden states of all tokens, and a function for the logits of sampled sequences."""
         inputs = build_forward_inputs(step, cache, self._attention, self._device)
-        with self._adapter_routing.route_rows(make_adapter_runs(step, len(inputs.tokens))):
-            hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
+        self._adapter_routing.set_rows(make_adapter_runs(step, len(inputs.tokens)))
+        hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
         return hidden_states, lambda: self._compute_logits(step.sampled_sequences, hidden_states[inputs.sampled_rows])
 
     def _compute_logits(self, sequences: list[Sequence], hidden_states: Tensor) -> Tensor | None:
-        with self._adapter_routing.route_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences]):
-            return self.model.compute_logits(hidden_states)  # [sequences, vocabulary]
+        self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
+        return self.model.compute_logits(hidden_states)  # [sequences, vocabulary]
 
     def _sample_tokens(self, sequences: list[Sequence],
                        logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
@@ -142,8 +142,8 @@ class ModelRunner:
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
             begin = rows.start + first
-            with self._adapter_routing.route_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))]):
-                logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
+            self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
+            logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
                 logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
         return PromptLogprobs(chunk.start + 1, logprobs)

@@ -80,6 +80,7 @@ class LoadedDecoder:
         if (not self.uses_cuda_graphs or self.device.type != "cuda" or self.group.size > 1
             or not self.model.is_capturable or not isinstance(self.attention, CapturableAttentionBackend)):
             return None
+        self.adapter_registry.adapter_routing.set_rows(())  # not those of an earlier step
         try:
             return CudaGraphRunner(self.model, self.attention, cache, max_size, make_capture_function(self.device),
                                    adapter_routing=self.adapter_registry.capturable_routing)

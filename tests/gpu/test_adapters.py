@@ -7,10 +7,9 @@ from torch import Tensor
 pytest.importorskip("triton")  # available on Linux only
 
 from shard.lora import lora_triton
-from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
-from shard.lora.lora_torch import TorchLoraStore
-from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slot_assignment import AdapterSlots
+from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
+from shard.lora.routing import AdapterRouting, AdapterRowSpan, AdapterSlots
+from shard.quantization.format import MatrixSlice
 
 pytestmark = pytest.mark.gpu
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -25,8 +24,9 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
         pytest.skip("the interpreter's products of bfloat16 are wrong")
     torch_device, adapter_slots = torch.device(device), AdapterSlots()
     adapter_routing = AdapterRouting(torch_device, adapter_slots)
-    parts = group_slices_into_parts([WeightSlice(str(number), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
-                                     for number, width in enumerate(OUTPUT_WIDTHS)])
+    parts = group_slices_into_parts([
+        MatrixSlice(f"{number}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+        for number, width in enumerate(OUTPUT_WIDTHS)])
     implementations = [kind(adapter_routing, parts, dtype, torch_device)
                        for kind in (lora_triton.TritonLoraStore, TorchLoraStore)]
     torch.manual_seed(0)
@@ -41,8 +41,8 @@ def test_lora_kernels_match_torch_and_results_do_not_depend_on_other_rows(dtype:
 
     def add_lora(lora: lora_triton.TritonLoraStore | TorchLoraStore, rows: slice, runs: list[AdapterRowSpan]) -> Tensor:
         changed = y[rows].clone()
-        with adapter_routing.route_rows(runs):
-            lora.add_updates_to_output(x[rows], changed)
+        adapter_routing.set_rows(runs)
+        lora.add_updates_to_output(x[rows], changed)
         return changed
 
     triton_output, torch_output = (add_lora(kind, slice(None), ADAPTER_RUNS) for kind in implementations)

@@ -26,7 +26,7 @@ from launcher.adapters.adapter_files import (
     read_adapter_metadata,
 )
 from launcher.adapters.errors import AdapterError
-from shard.lora.slot_assignment import pad_rank
+from shard.lora.routing import pad_rank
 from shard.pb import shard_pb2 as pb
 
 

@@ -13,7 +13,7 @@ from support.shards.core_with_workers import ScheduledRequest, SchedulerWithWork
 
 from router.request import LoadableResource, Request
 from shard.errors import RejectedMessage
-from shard.lora.lora_torch import TorchLoraStore
+from shard.lora.lora_linear import TorchLoraStore
 
 NUM_NEW_TOKENS = 16
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {

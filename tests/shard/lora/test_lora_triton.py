@@ -13,11 +13,17 @@ from torch import Tensor
 pytest.importorskip("triton")  # published for Linux only
 
 from shard.lora import exactness_check, lora_linear, lora_triton
-from shard.lora.fused_linear_parts import WeightSlice, group_slices_into_parts
-from shard.lora.lora_torch import TorchLoraStore
-from shard.lora.lora_work_list import StaticLoraWorkList
-from shard.lora.routing import AdapterRouting, AdapterRowSpan
-from shard.lora.slot_assignment import MAX_PADDED_RANK, AdapterSlot, AdapterSlots, RankBucket
+from shard.lora.lora_linear import TorchLoraStore, group_slices_into_parts
+from shard.lora.routing import (
+    MAX_PADDED_RANK,
+    AdapterRouting,
+    AdapterRowSpan,
+    AdapterSlot,
+    AdapterSlots,
+    RankBucket,
+    StaticLoraWorkList,
+)
+from shard.quantization.format import MatrixSlice
 
 CPU = torch.device("cpu")
 TOLERANCE_BY_DTYPE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -48,8 +54,9 @@ class LoraPair:
         adapter_slots = AdapterSlots()
         self.dtype = dtype
         self.adapter_routing = AdapterRouting(CPU, adapter_slots)
-        parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
-                                         for width in OUTPUT_WIDTHS])
+        parts = group_slices_into_parts([
+            MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+            for width in OUTPUT_WIDTHS])
         self.triton_lora, self.torch_lora = (kind(self.adapter_routing, parts, dtype, CPU)
                                              for kind in (lora_triton.TritonLoraStore, TorchLoraStore))
         self.slot_by_adapter = {adapter: adapter_slots.assign(adapter, rank)
@@ -64,8 +71,8 @@ class LoraPair:
 
     def add_lora(self, x: Tensor, y: Tensor, runs: list[AdapterRowSpan], *, by_torch: bool = False) -> Tensor:
         changed = y.clone()
-        with self.adapter_routing.route_rows(runs):
-            (self.torch_lora if by_torch else self.triton_lora).add_updates_to_output(x, changed)
+        self.adapter_routing.set_rows(runs)
+        (self.torch_lora if by_torch else self.triton_lora).add_updates_to_output(x, changed)
         return changed
 
     def make_random_rows(self, runs: list[AdapterRowSpan]) -> tuple[Tensor, Tensor]:
@@ -118,7 +125,7 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
     latter, the first kernel has computed nothing."""
     adapter_slots = AdapterSlots()
     adapter_routing = AdapterRouting(CPU, adapter_slots)
-    parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
+    parts = group_slices_into_parts([MatrixSlice("q.weight", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
     triton_lora, x, y = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32,
                                                     CPU), torch.randn(2, NUM_INPUTS), torch.randn(2, 40)
     slots, matrices = [adapter_slots.assign(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
@@ -133,7 +140,8 @@ def test_adapter_loaded_between_the_two_kernel_launches_has_no_effect(monkeypatc
             return launch
 
     expand = lora_triton.lora_expand
-    with adapter_routing.route_rows([AdapterRowSpan(1, 1), AdapterRowSpan(2, 1)]), monkeypatch.context() as patch:
+    adapter_routing.set_rows([AdapterRowSpan(1, 1), AdapterRowSpan(2, 1)])
+    with monkeypatch.context() as patch:
         patch.setattr(lora_triton, "lora_expand", LoadAdapterBeforeExpand())
         triton_lora.add_updates_to_output(x, changed := y.clone())
     assert torch.equal(changed[1], y[1])
@@ -146,24 +154,25 @@ def test_programs_share_work_where_the_number_of_entries_is_unknown(
     adapters = [1, 0, 3, 5, 2, 4]
     static_work, runs = StaticLoraWorkList(6, CPU), [AdapterRowSpan(adapter, 1) for adapter in adapters]
     x, y = lora_pair.make_random_rows(runs)
-    with lora_pair.adapter_routing.route_rows(runs):
-        work = lora_pair.adapter_routing.lora_work
+    lora_pair.adapter_routing.set_rows(runs)
+    work = lora_pair.adapter_routing.rows.lora_work
     assert work is not None
     monkeypatch.setattr(lora_triton, "TARGET_PROGRAMS", programs)
     assert lora_triton.choose_num_programs(work, 1000) == 5
     assert [lora_triton.choose_num_programs(static_work.view_rows(6), grid_size) for grid_size in (1, 3, 6)] == shared
     assert lora_pair.adapter_routing.write_static_work(static_work, adapters)
     changed = y.clone()
-    with lora_pair.adapter_routing.use_static_work(static_work.view_rows(6)):
-        lora_pair.triton_lora.add_updates_to_output(x, changed)
+    lora_pair.adapter_routing.set_rows((), static_work.view_rows(6))
+    lora_pair.triton_lora.add_updates_to_output(x, changed)
     assert torch.equal(changed, lora_pair.add_lora(x, y, runs))
 
 
 def test_reported_memory_is_what_is_allocated_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory is reserved for adapters that may never be loaded: on a GPU it would be allocated at once."""
     adapter_slots = AdapterSlots()
-    parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
-                                     for width in OUTPUT_WIDTHS])
+    parts = group_slices_into_parts([
+        MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+        for width in OUTPUT_WIDTHS])
     triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float16,
                                                     CPU), adapter_slots.assign(1, 5)
     triton_lora.store_adapter(slot, 0, torch.randn(5, NUM_INPUTS), torch.randn(OUTPUT_WIDTHS[0], 5))  # compiles
@@ -213,15 +222,16 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     """Any row may use an adapter of any rank in a replayed step, with the same bits as in a launched step."""
     adapter_slots = AdapterSlots()
     adapter_routing, static_work = AdapterRouting(CPU, adapter_slots), StaticLoraWorkList(6, CPU)
-    parts = group_slices_into_parts([WeightSlice(str(width), (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
-                                     for width in OUTPUT_WIDTHS])
+    parts = group_slices_into_parts([
+        MatrixSlice(f"{width}.weight", (width, NUM_INPUTS), range(width), range(NUM_INPUTS))
+        for width in OUTPUT_WIDTHS])
     triton_lora = lora_triton.TritonLoraStore(adapter_routing, parts, torch.float32, CPU)
     x, y = torch.randn(6, NUM_INPUTS), torch.randn(6, sum(OUTPUT_WIDTHS))
 
     def replay() -> Tensor:
         changed = y.clone()
-        with adapter_routing.use_static_work(static_work.view_rows(6)):
-            triton_lora.add_updates_to_output(x, changed)
+        adapter_routing.set_rows((), static_work.view_rows(6))
+        triton_lora.add_updates_to_output(x, changed)
         return changed
 
     with torch.inference_mode():  # as at warm-up
@@ -234,9 +244,8 @@ def test_step_captured_before_adapters_were_loaded_applies_them() -> None:
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
         assert adapter_routing.write_static_work(static_work, adapters)
         launched = y.clone()
-        with adapter_routing.route_rows([AdapterRowSpan(adapter, 1) for adapter in adapters + [0]
-                                         * (6 - len(adapters))]):
-            triton_lora.add_updates_to_output(x, launched)
+        adapter_routing.set_rows([AdapterRowSpan(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))])
+        triton_lora.add_updates_to_output(x, launched)
         assert torch.equal(replay(), launched)
         changed = [not torch.equal(*rows) for rows in zip(launched, y, strict=True)]
         assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
@@ -252,7 +261,7 @@ def test_too_many_adapters_and_too_large_ranks_are_rejected(lora_pair: LoraPair,
 def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the matrices is freed as soon as the slot is cleared."""
     adapter_slots = AdapterSlots()
-    parts = group_slices_into_parts([WeightSlice("q", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
+    parts = group_slices_into_parts([MatrixSlice("q.weight", (40, NUM_INPUTS), range(40), range(NUM_INPUTS))])
     triton_lora, slot = lora_triton.TritonLoraStore(AdapterRouting(CPU, adapter_slots), parts, torch.float32,
                                                     CPU), adapter_slots.assign(1, 8)
     with pytest.raises(RuntimeError):
@@ -264,7 +273,7 @@ def test_matrices_that_could_not_be_copied_are_not_addressed(monkeypatch: pytest
 
 def test_exactness_check_covers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_linear, "import_kernels", lambda device, module: lora_triton)
-    lora_target = lora_linear.LinearLoraTarget(AdapterRouting(CPU, AdapterSlots()),
-                                               [WeightSlice("q", (24, 72), range(24), range(72))], torch.float32, CPU)
-    assert isinstance(lora_target.lora_weights, lora_triton.TritonLoraStore)
-    assert exactness_check.find_batch_dependence([lora_target], torch.float32, CPU) == ""
+    linear = lora_linear.LoraLinear(lambda x: x, AdapterRouting(CPU, AdapterSlots()),
+                                    [MatrixSlice("q.weight", (24, 72), range(24), range(72))], torch.float32, CPU)
+    assert isinstance(linear.lora_weights, lora_triton.TritonLoraStore)
+    assert exactness_check.find_batch_dependence([linear], torch.float32, CPU) == ""

@@ -1,12 +1,26 @@
-"""Every row with an adapter is in exactly one tile of that adapter; no other row is in a tile."""
+"""Every row with an adapter is in exactly one tile of that adapter; no other row is in a tile. Adapters of about the
+same rank get adjacent slots."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.lora.lora_work_list import ROWS_PER_ENTRY, LoraWorkList, StaticLoraWorkList
-from shard.lora.routing import NO_ADAPTER, ROWS_PER_TILE, AdapterRouting, AdapterRowSpan
-from shard.lora.slot_assignment import MAX_PADDED_RANK, AdapterSlot, AdapterSlots
+from shard.lora.routing import (
+    MAX_PADDED_RANK,
+    NO_ADAPTER,
+    ROWS_PER_ENTRY,
+    ROWS_PER_TILE,
+    SLOTS_PER_BUCKET,
+    AdapterRouting,
+    AdapterRowSpan,
+    AdapterSlot,
+    AdapterSlots,
+    LoraWorkList,
+    RankBucket,
+    StaticLoraWorkList,
+    pad_rank,
+)
 
 CPU = torch.device("cpu")
 ADAPTER_RUN_LISTS = st.lists(st.builds(AdapterRowSpan, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
@@ -30,22 +44,21 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[AdapterRowSpan], 
                 if adapter in ranks}
     adapter_by_slot = {adapter_routing._adapter_slots.find(adapter): adapter for adapter in ranks}
     adapter_by_row: dict[int, int] = {}
-    with adapter_routing.route_rows(runs):
-        num_rows, num_unpadded = sum(run.length for run in runs), 0
-        for tiles in adapter_routing.tiles:
-            rows = list_rows(tiles.input_rows, num_rows)
-            unpadded_indices = list_rows(tiles.unpadded_indices, len(rows))
-            assert [rows[place] for place in unpadded_indices] == list_rows(tiles.target_rows, num_rows)
-            num_unpadded += len(unpadded_indices)
-            assert len(tiles.slot_range) in {1, len(rows) // ROWS_PER_TILE}
-            for place in unpadded_indices:
-                slot = tiles.slot_range[place // ROWS_PER_TILE if len(tiles.slot_range) > 1 else 0]
-                adapter_by_row[rows[place]] = next(
-                    adapter for at, adapter in adapter_by_slot.items()
-                    if at is not None and (at.bucket, at.index_in_bucket) == (tiles.bucket, slot))
-        assert num_unpadded == len(expected)
+    adapter_routing.set_rows(runs)
+    num_rows, num_unpadded = sum(run.length for run in runs), 0
+    for tiles in adapter_routing.rows.tiles:
+        rows = list_rows(tiles.input_rows, num_rows)
+        unpadded_indices = list_rows(tiles.unpadded_indices, len(rows))
+        assert [rows[place] for place in unpadded_indices] == list_rows(tiles.target_rows, num_rows)
+        num_unpadded += len(unpadded_indices)
+        assert len(tiles.slot_range) in {1, len(rows) // ROWS_PER_TILE}
+        for place in unpadded_indices:
+            slot = tiles.slot_range[place // ROWS_PER_TILE if len(tiles.slot_range) > 1 else 0]
+            adapter_by_row[rows[place]] = next(
+                adapter for at, adapter in adapter_by_slot.items()
+                if at is not None and (at.bucket, at.index_in_bucket) == (tiles.bucket, slot))
+    assert num_unpadded == len(expected)
     assert adapter_by_row == expected
-    assert adapter_routing.tiles == ()
 
 
 @given(ADAPTER_RUN_LISTS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
@@ -54,8 +67,8 @@ def test_kernel_work_has_each_row_once_under_its_adapter(runs: list[AdapterRowSp
     expected = {row: adapter_routing._adapter_slots.find(adapter)
                 for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
-    with adapter_routing.route_rows(runs):
-        work = adapter_routing.lora_work
+    adapter_routing.set_rows(runs)
+    work = adapter_routing.rows.lora_work
     if work is None:
         assert not expected
         return
@@ -101,37 +114,79 @@ def test_selected_rows_keep_their_adapters(runs: list[AdapterRowSpan], data: st.
     adapter_routing = make_routing({})
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     selected_rows = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
-    with adapter_routing.route_rows(runs), adapter_routing.route_selected_rows(torch.tensor(selected_rows)):
-        adapter_by_row = {row: band.adapter for band in adapter_routing.adapter_rows for row in band.rows.tolist()}
+    adapter_routing.set_rows(runs), adapter_routing.route_selected_rows(torch.tensor(selected_rows))
+    adapter_by_row = {row: band.adapter for band in adapter_routing.rows.adapter_rows for row in band.rows.tolist()}
     assert adapter_by_row == {row: adapters[place] for row, place in enumerate(selected_rows)
                               if adapters[place] != NO_ADAPTER}
 
 
 def test_adapters_in_adjacent_slots_share_a_matmul() -> None:
     adapter_routing = make_routing(dict.fromkeys((1, 2, 3, 4), 8) | {5: 16})
-    with adapter_routing.route_rows([AdapterRowSpan(number, 1) for number in (3, 0, 5, 1, 2)]):
-        assert [(tiles.bucket.padded_rank, tiles.slot_range)
-                for tiles in adapter_routing.tiles] == [(8, range(3)), (16, range(1))]
-    with adapter_routing.route_rows([AdapterRowSpan(1, 1), AdapterRowSpan(3, 1)]):
-        assert [tiles.slot_range for tiles in adapter_routing.tiles] == [range(1), range(2, 3)]
-    with adapter_routing.route_rows([AdapterRowSpan(1, 9), AdapterRowSpan(2, 1)]):
-        assert [(tiles.slot_range, len(list_rows(tiles.input_rows, 10))) for tiles in adapter_routing.tiles] == [
-            (range(1), 12), (range(1, 2), 8)]
+    adapter_routing.set_rows([AdapterRowSpan(number, 1) for number in (3, 0, 5, 1, 2)])
+    assert [(tiles.bucket.padded_rank, tiles.slot_range)
+            for tiles in adapter_routing.rows.tiles] == [(8, range(3)), (16, range(1))]
+    adapter_routing.set_rows([AdapterRowSpan(1, 1), AdapterRowSpan(3, 1)])
+    assert [tiles.slot_range for tiles in adapter_routing.rows.tiles] == [range(1), range(2, 3)]
+    adapter_routing.set_rows([AdapterRowSpan(1, 9), AdapterRowSpan(2, 1)])
+    assert [(tiles.slot_range, len(list_rows(tiles.input_rows, 10))) for tiles in adapter_routing.rows.tiles] == [
+        (range(1), 12), (range(1, 2), 8)]
 
 
 def test_rows_already_in_tile_order_are_not_gathered() -> None:
     adapter_routing = make_routing({1: 8, 2: 8})
-    with adapter_routing.route_rows([AdapterRowSpan(1, 8)]):
-        assert adapter_routing.tiles[0][2:] == (None, None, None)
-    with adapter_routing.route_rows([AdapterRowSpan(2, 1), AdapterRowSpan(1, 1)]):
-        (tiles,) = adapter_routing.tiles
-        assert (list_rows(tiles.input_rows, 2), list_rows(tiles.unpadded_indices, 8),
-                tiles.target_rows) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
+    adapter_routing.set_rows([AdapterRowSpan(1, 8)])
+    assert adapter_routing.rows.tiles[0][2:] == (None, None, None)
+    adapter_routing.set_rows([AdapterRowSpan(2, 1), AdapterRowSpan(1, 1)])
+    (tiles,) = adapter_routing.rows.tiles
+    assert (list_rows(tiles.input_rows, 2), list_rows(tiles.unpadded_indices, 8),
+            tiles.target_rows) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
 
 
-def test_leaving_nested_routing_restores_the_outer_one() -> None:
+def test_rows_hold_until_others_are_set() -> None:
     adapter_routing = make_routing({1: 8})
-    with adapter_routing.route_rows([AdapterRowSpan(1, 2)]):
-        with adapter_routing.route_rows([AdapterRowSpan(0, 2)]):
-            assert not adapter_routing.adapter_rows
-        assert adapter_routing.adapter_rows[0].rows.tolist() == [0, 1]
+    assert adapter_routing.rows.tiles == ()
+    adapter_routing.set_rows([AdapterRowSpan(1, 2)])
+    assert adapter_routing.rows.adapter_rows[0].rows.tolist() == [0, 1]
+    adapter_routing.set_rows([AdapterRowSpan(0, 2)])
+    assert adapter_routing.rows.adapter_rows == adapter_routing.rows.tiles == ()
+
+
+# -- slots
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 64), (65, 128)])
+def test_ranks_are_padded_to_a_power_of_two(rank: int, size: int) -> None:
+    assert pad_rank(rank) == size
+
+
+def test_slots_are_assigned_in_order_and_then_in_the_next_bucket() -> None:
+    adapter_slots = AdapterSlots()
+    assigned = [adapter_slots.assign(number, 16) for number in range(SLOTS_PER_BUCKET + 1)]
+    assert assigned == [*(AdapterSlot(RankBucket(16, 0), slot, slot) for slot in range(SLOTS_PER_BUCKET)),
+                        AdapterSlot(RankBucket(16, 1), 0, SLOTS_PER_BUCKET)]
+    assert adapter_slots.assign(100, 32) == AdapterSlot(RankBucket(32, 0), 0, SLOTS_PER_BUCKET + 1)
+
+
+def test_freed_slots_are_reused_first() -> None:
+    adapter_slots = AdapterSlots()
+    slots = [adapter_slots.assign(number, 8) for number in range(5)]
+    adapter_slots.release(2)
+    assert adapter_slots.find(2) is None
+    assert adapter_slots.assign(9, 8) == slots[2] == adapter_slots.find(9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([4, 16, 64]))))
+def test_table_rows_are_as_few_as_the_most_adapters_at_once(changes: list[tuple[int, int]]) -> None:
+    """Each adapter has a row of its own, whatever its rank."""
+    adapter_slots, slot_by_adapter, max_at_once = AdapterSlots(), dict[int, AdapterSlot](), 0
+    for adapter, rank in changes:
+        if adapter in slot_by_adapter:
+            adapter_slots.release(adapter)
+            del slot_by_adapter[adapter]
+        else:
+            slot_by_adapter[adapter] = adapter_slots.assign(adapter, rank)
+        max_at_once = max(max_at_once, len(slot_by_adapter))
+        rows = [place.table_row for place in slot_by_adapter.values()]
+        assert len(rows) == len({(place.bucket, place.index_in_bucket)
+                                 for place in slot_by_adapter.values()}) == len(set(rows))
+        assert all(row < max_at_once for row in rows)

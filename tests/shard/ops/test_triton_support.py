@@ -14,7 +14,7 @@ pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention import triton
 from shard.lora import lora_triton
-from shard.lora.lora_work_list import INTS_PER_ENTRY, ROWS_PER_ENTRY
+from shard.lora.routing import INTS_PER_ENTRY, ROWS_PER_ENTRY
 from shard.ops import triton_support
 
 COMPILE_PROGRAM = """

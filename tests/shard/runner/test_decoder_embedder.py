@@ -17,8 +17,7 @@ from shard.attention.backend import make_attention_backend
 from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import TransientKVCache
 from shard.config import ShardConfig
-from shard.lora.routing import AdapterRouting
-from shard.lora.slot_assignment import AdapterSlots
+from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.decoder_embedder import DecoderEmbedder

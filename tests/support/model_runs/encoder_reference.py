@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.lora.routing import AdapterRouting
-from shard.lora.slot_assignment import AdapterSlots
+from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
 from shard.models.read_config import read_model_config
 from shard.models.registry import load_encoder
