@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.adapters.errors import AdapterError
-from launcher.adapters.safetensors_header import TensorShape, read_tensor_shapes
 from launcher.hub.progress_bar import format_bytes
+from shard.checkpoint.safetensors_header import Shape, read_file_header
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = ("adapter_config.json", "adapter_model.safetensors",
                                                    "adapter_model.bin")
@@ -53,10 +53,11 @@ def read_adapter_metadata(folder: Path) -> AdapterMetadata:
     base = read_base_model_name(folder)
     try:
         with (folder / WEIGHTS_FILE).open("rb") as file:
-            shapes = read_tensor_shapes(file, sizes[WEIGHTS_FILE])
+            entries = read_file_header(file, sizes[WEIGHTS_FILE])
     except ValueError as error:
         raise ValueError(f"{WEIGHTS_FILE}: {error}") from None
-    return AdapterMetadata(sum(sizes.values()), compute_max_loaded_bytes(shapes), base)
+    return AdapterMetadata(sum(sizes.values()),
+                           compute_max_loaded_bytes({name: entry.shape for name, entry in entries.items()}), base)
 
 
 def check_adapter_file_names(names: Collection[str], location: str) -> None:
@@ -100,7 +101,7 @@ def parse_adapter_config(text: bytes) -> dict[str, Any]:
     return values
 
 
-def compute_max_loaded_bytes(shapes: Mapping[str, TensorShape]) -> int:
+def compute_max_loaded_bytes(shapes: Mapping[str, Shape]) -> int:
     """Return an upper bound. Every matrix of an adapter is padded to the slot size of the highest rank."""
     ranks = [shape[axis] for name, shape in shapes.items() if (axis := find_rank_axis(name, shape)) is not None]
     slot_rank = round_up_to_slot_rank(max(ranks, default=0))
@@ -109,7 +110,7 @@ def compute_max_loaded_bytes(shapes: Mapping[str, TensorShape]) -> int:
                for name, shape in shapes.items() if prod(shape))
 
 
-def find_rank_axis(tensor_name: str, shape: TensorShape) -> int | None:
+def find_rank_axis(tensor_name: str, shape: Shape) -> int | None:
     """Return the axis of a LoRA matrix that is its rank, or None for any other tensor."""
     if len(shape) != 2:
         return None

@@ -4,7 +4,8 @@ A file is eight bytes with the length of the header, the header, and the data of
 header is a JSON object with an entry for each tensor: its dtype, its shape, where its data begins and ends. The file
 may be hostile, so the header is read entry by entry, and memory grows with its real size, not with the claimed sizes.
 
-This module needs neither files nor torch: bytes in, entries out. Errors are ValueErrors that name the tensor.
+Errors are ValueErrors that name the tensor. The launcher reads headers of adapters with this module, so it imports no
+torch.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 from reprlib import repr as shown
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 HEADER_LENGTH_STRUCT = struct.Struct("<Q")
 MIN_HEADER_BYTES, MAX_HEADER_BYTES = 2, 100_000_000  # of a header; the maximum is that of the format
@@ -53,6 +54,12 @@ class TensorEntry(NamedTuple):
     shape: Shape
     begin: int  # offset in the file, in bytes; so is `end`
     end: int
+
+
+def read_file_header(file: BinaryIO, file_size: int) -> dict[str, TensorEntry]:
+    """Read and check the header of a file of `file_size` bytes, from its beginning."""
+    length = read_header_length(file.read(HEADER_LENGTH_STRUCT.size), file_size)
+    return read_tensor_entries(file.read(length), file_size)
 
 
 def read_header_length(text: HeaderText, file_size: int) -> int:

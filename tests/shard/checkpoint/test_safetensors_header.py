@@ -2,6 +2,7 @@ import json
 import re
 import struct
 import tracemalloc
+from io import BytesIO
 from math import prod
 from typing import Any
 
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from shard.checkpoint import safetensors_header
-from shard.checkpoint.safetensors_header import BITS_BY_DTYPE, TensorEntry, read_header_length, read_tensor_entries
+from shard.checkpoint.safetensors_header import (
+    BITS_BY_DTYPE,
+    TensorEntry,
+    read_file_header,
+    read_header_length,
+    read_tensor_entries,
+)
 
 TALL_ENTRY = {"dtype": "F32", "shape": [6, 4], "data_offsets": [0, 96]}
 FLAT_ENTRY = {"dtype": "BF16", "shape": [2], "data_offsets": [96, 100]}
@@ -87,6 +94,15 @@ def test_files_written_by_safetensors_are_read() -> None:
     entries = read_tensor_entries(content[8:8 + length], len(content))
     assert {name: (entry.shape, entry.end - entry.begin) for name, entry in entries.items()} == {
         str(kind): ((3, 5), 15 * kind.itemsize) for kind in kinds}
+
+
+def test_only_the_header_of_a_file_is_read() -> None:
+    """The file has no data here; it would be larger than memory."""
+    size = 2**40
+    text = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    file = BytesIO(struct.pack("<Q", len(text)) + text)
+    start = 8 + len(text)
+    assert read_file_header(file, start + size) == {"a": TensorEntry("U8", (size,), start, start + size)}
 
 
 # -- the length
