@@ -36,11 +36,16 @@ from shard.state.shard_state import cap_num_blocks
 from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
-from shard.workers.decoder_profiler import DecoderStepProfiler
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 from shard.workers.model_worker import ModelWorker
 from shard.workers.overlap import OverlapQueue
-from shard.workers.step_measurements import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
+from shard.workers.step_profiler import (
+    SLOW_STEP_SECONDS,
+    DecoderSteps,
+    MaxStepSizes,
+    measure_steps,
+    write_measurements,
+)
 
 NO_PROMPT_LOGPROBS: Mapping[int, PromptLogprobs] = {}
 NUM_TRIAL_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
@@ -94,7 +99,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         cache = self._loaded_model.make_cache(request.block_size, NUM_TRIAL_BLOCKS)
         captured = self._loaded_model.capture_decode_steps(
             cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length))
-        self._make_warmup(cache, max_sizes).run_largest_step()
+        DecoderSteps(self._loaded_model.runner, cache, max_sizes).run_largest()
         del captured  # must exist until the step has run
 
     def _choose_num_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
@@ -123,14 +128,12 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         max_sizes = MaxStepSizes.from_request(request, min(self._max_sequence_length(request),
                                                            cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
-        self._loaded_model.runner.set_cuda_graph_runner(self._loaded_model.capture_decode_steps(
-            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length)))
-        write_measurements(self._make_warmup(cache, max_sizes).measure_steps(), answer)
-        return cache, answer
-
-    def _make_warmup(self, cache: KVCache, max_sizes: MaxStepSizes) -> DecoderStepProfiler:
         loaded = self._loaded_model
-        return DecoderStepProfiler(loaded.runner, cache, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
+        loaded.runner.set_cuda_graph_runner(loaded.capture_decode_steps(
+            cache, MaxDecodeSize(max_sizes.max_rows, max_sizes.max_sequence_length)))
+        step_series = DecoderSteps(loaded.runner, cache, max_sizes).make_series()
+        write_measurements(measure_steps(step_series, loaded.group, SLOW_STEP_SECONDS[loaded.device.type]), answer)
+        return cache, answer
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self._overlap_queue.discard_all()

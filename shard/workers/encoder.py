@@ -15,10 +15,15 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.collective_failures import exit_process
-from shard.workers.encoder_profiler import EncoderStepProfiler
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
 from shard.workers.model_worker import ModelWorker
-from shard.workers.step_measurements import SLOW_STEP_SECONDS, MaxStepSizes, write_measurements
+from shard.workers.step_profiler import (
+    SLOW_STEP_SECONDS,
+    MaxStepSizes,
+    make_encoder_series,
+    measure_steps,
+    write_measurements,
+)
 
 
 class EncoderWorker(ModelWorker[LoadedEncoder]):
@@ -48,15 +53,14 @@ class EncoderWorker(ModelWorker[LoadedEncoder]):
         answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=cap_num_blocks(request, num_blocks),
                                  why="an encoder keeps nothing, its cache takes no memory",
                                  adapter_bytes=self._loaded_model.compute_adapter_budget())
-        write_measurements(self._run_warmup(self._make_warmup(max_sizes).measure_steps), answer)
+        loaded = self._loaded_model
+        step_series = make_encoder_series(loaded.runner.label_tokens if loaded.config.labels else loaded.runner.embed,
+                                          max_sizes)
+        write_measurements(self._run_warmup(partial(measure_steps, step_series, loaded.group,
+                                                    SLOW_STEP_SECONDS[loaded.device.type])), answer)
         self.shard_state.apply_warmup(request, num_blocks)
         self._warmup_answer = answer
         return answer
-
-    def _make_warmup(self, max_sizes: MaxStepSizes) -> EncoderStepProfiler:
-        loaded = self._loaded_model
-        run_texts = loaded.runner.label_tokens if loaded.config.labels else loaded.runner.embed
-        return EncoderStepProfiler(run_texts, max_sizes, loaded.group, SLOW_STEP_SECONDS[loaded.device.type])
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
         self.shard_state.apply_prefill(request)

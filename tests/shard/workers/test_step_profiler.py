@@ -1,16 +1,14 @@
-"""Steps measured during the warm-up of an encoder."""
+"""Steps measured during the warm-up of an encoder. Those of a decoder are tested in test_decoder.py."""
 
-from collections.abc import Sequence
 from math import inf
 
 from shard.parallel.group import SingleRankGroup
 from shard.state.pooling_text import PoolingText
-from shard.workers.encoder_profiler import EncoderStepProfiler
-from shard.workers.step_measurements import MaxStepSizes
+from shard.workers.step_profiler import MaxStepSizes, make_encoder_series, measure_steps
 
 
 def measure_step_sizes(sizes: MaxStepSizes, slow_step_seconds: float = inf) -> list[tuple[int, int, int]]:
-    measurements = EncoderStepProfiler(lambda _: None, sizes, SingleRankGroup(), slow_step_seconds).measure_steps()
+    measurements = measure_steps(make_encoder_series(lambda _: None, sizes), SingleRankGroup(), slow_step_seconds)
     assert all(one.seconds >= 0 for one in measurements)
     return [(one.num_rows, one.num_chunk_tokens, one.num_context_tokens) for one in measurements]
 
@@ -34,8 +32,8 @@ def test_two_sizes_of_a_series_are_measured_however_slow() -> None:
 def test_brief_steps_are_run_twice() -> None:
     runs: list[int] = []
 
-    def record_run(texts: Sequence[PoolingText]) -> None:
+    def record_run(texts: list[PoolingText]) -> None:
         runs.append(len(texts))
 
-    EncoderStepProfiler(record_run, MaxStepSizes(1, 16, 16), SingleRankGroup(), inf).measure_steps()
+    measure_steps(make_encoder_series(record_run, MaxStepSizes(1, 16, 16)), SingleRankGroup(), inf)
     assert len(runs) in {2, 3, 4}  # a run on a busy machine may be too slow to be repeated
