@@ -34,7 +34,7 @@ class JsonConfig:
             raise ValueError(f"{self.source}: {key} must be a number above 0, got {value}")
         return float(value)
 
-    def get_bool(self, key: str, *, default: bool) -> bool:
+    def get_bool(self, key: str, *, default: bool = False) -> bool:
         value = self.get(key)
         return default if value is None else bool(value)
 

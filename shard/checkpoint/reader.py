@@ -188,9 +188,10 @@ class CheckpointReader:
         """Allow all unused tensors whose names begin with the prefix."""
         self._claimed_names.update(name for name in self._stored_tensors if name.startswith(prefix))
 
-    def prefix_all_names(self, prefix: str) -> None:
-        """Prefix all tensor names from now on: checkpoints saved without a head lack the prefix."""
-        self._stored_tensors = {f"{prefix}{name}": stored for name, stored in self._stored_tensors.items()}
+    def prefix_names(self, prefix: str, head: str) -> None:
+        """Prefix all tensor names but the head's from now on: checkpoints saved without a head lack the prefix."""
+        self._stored_tensors = {name if name.startswith(f"{head}.") else f"{prefix}{name}": stored
+                                for name, stored in self._stored_tensors.items()}
 
     def list_unclaimed_names(self) -> list[str]:
         """Return the names of tensors that were not requested, but for those that may stay unread."""

@@ -114,16 +114,13 @@ class RowParallelLinear:
     """Linear of which each rank holds some columns of the weight; the ranks' results are summed."""
 
     def __init__(self, linear: Linear, group: RankGroup) -> None:
-        """`linear` takes this rank's slice of the inputs."""
-        self._linear = linear
+        """`linear` takes this rank's slice of the inputs. Callers that sum several linears in one all-reduce use it
+        directly."""
+        self.linear = linear
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce_sum(self.forward_partial(x))
-
-    def forward_partial(self, x: Tensor) -> Tensor:
-        """Return this rank's summand of the result, for callers that sum several linears in one all-reduce."""
-        return self._linear(x)
+        return self._group.all_reduce_sum(self.linear(x))
 
 
 def read_row_parallel_linear(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],

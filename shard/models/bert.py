@@ -1,39 +1,69 @@
-"""BERT, and the parts that XLM-RoBERTa shares with it."""
+"""BERT; DistilBERT: half of BERT's layers, other names, and no token types; XLM-RoBERTa: BERT whose positions begin at
+the id of the padding token plus one."""
 
 from typing import Any
 
 from shard.json_config import JsonConfig
 from shard.models.common_config import parse_common_config
 from shard.models.decoder import ModelReader
-from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, add_labels_to_config, read_encoder
+from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, parse_labels, read_encoder
 from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation
 
-MODULE_NAMES = EncoderModuleNames(
+BERT_NAMES = EncoderModuleNames(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
     "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
+DISTILBERT_NAMES = EncoderModuleNames(
+    "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
+    "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm")
+DISTILBERT_NORM_EPSILON = 1e-12  # not part of config.json
+
+
+def parse_encoder_config(hf_config: JsonConfig, hidden_key: str, heads_key: str, activation_key: str,
+                         **overrides: Any) -> EncoderConfig:
+    """Return the config. The arguments are the names of settings that differ between families."""
+    hidden_size, num_heads = hf_config.get_positive_int(hidden_key), hf_config.get_positive_int(heads_key)
+    return parse_common_config(hf_config, EncoderConfig, **{
+        "hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_heads,
+        "head_dim": compute_head_dim(hf_config, hidden_size, num_heads), "rotary": None, "attention_bias": True,
+        "mlp_bias": True, "max_positions": hf_config.get_positive_int("max_position_embeddings", 512),
+        "labels": parse_labels(hf_config),
+        "gelu_approximate": read_gelu_approximation(hf_config, activation_key, "gelu")} | overrides)
 
 
 def parse_bert_config(hf_config: JsonConfig, **overrides: Any) -> EncoderConfig:
     for name in ("is_decoder", "add_cross_attention"):
-        if hf_config.get_bool(name, default=False):
+        if hf_config.get_bool(name):
             raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: encoders without a decoder")
     hf_config.require_supported("position_embedding_type", hf_config.get("position_embedding_type") or "absolute",
                                 ("absolute",))
-    hidden_size, num_heads = (hf_config.get_positive_int("hidden_size"),
-                              hf_config.get_positive_int("num_attention_heads"))
-    config: EncoderConfig = parse_common_config(hf_config, EncoderConfig, **{
-        "hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_heads,
-        "head_dim": compute_head_dim(hf_config, hidden_size, num_heads), "rotary": None, "attention_bias": True,
-        "mlp_bias": True, "max_positions": hf_config.get_positive_int("max_position_embeddings", 512),
+    return parse_encoder_config(hf_config, "hidden_size", "num_attention_heads", "hidden_act", **{
         "norm_epsilon": hf_config.get_positive_number("layer_norm_eps", 1e-12),
-        "gelu_approximate": read_gelu_approximation(hf_config, "hidden_act", "gelu"),
         "num_token_types": hf_config.get_positive_int("type_vocab_size", 2)} | overrides)
-    return config
 
 
-def parse_bert_token_classifier_config(hf_config: JsonConfig) -> EncoderConfig:
-    return add_labels_to_config(hf_config, parse_bert_config(hf_config))
+def parse_distilbert_config(hf_config: JsonConfig) -> EncoderConfig:
+    return parse_encoder_config(
+        hf_config, "dim", "n_heads", "activation", num_layers=hf_config.get_positive_int("n_layers"),
+        intermediate_size=hf_config.get_positive_int("hidden_dim"), norm_epsilon=DISTILBERT_NORM_EPSILON)
+
+
+def parse_xlm_roberta_config(hf_config: JsonConfig) -> EncoderConfig:
+    padding = 1 if hf_config.get("pad_token_id") is None else int(hf_config.get("pad_token_id"))
+    num_positions = hf_config.get_positive_int("max_position_embeddings", 514)
+    if not 0 <= padding < num_positions - 1:
+        raise ValueError(f"{hf_config.source}: pad_token_id must leave positions of the {num_positions} of "
+                         f"max_position_embeddings, got {padding}")
+    return parse_bert_config(hf_config, padding_id=padding, max_positions=num_positions - padding - 1,
+                             num_token_types=hf_config.get_positive_int("type_vocab_size", 1))
 
 
 def read_bert(source: ModelReader[EncoderConfig]) -> Encoder:
-    return read_encoder(source, "bert.", MODULE_NAMES)
+    return read_encoder(source, "bert.", BERT_NAMES)
+
+
+def read_distilbert(source: ModelReader[EncoderConfig]) -> Encoder:
+    return read_encoder(source, "distilbert.", DISTILBERT_NAMES)
+
+
+def read_xlm_roberta(source: ModelReader[EncoderConfig]) -> Encoder:
+    return read_encoder(source, "roberta.", BERT_NAMES)

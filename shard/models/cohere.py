@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
-from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.rotary import RotaryEmbedding
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelReader, read_decoder
-from shard.models.llama import GatedMlp, SelfAttention
+from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
+from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import LayerNorm
 from shard.ops.residual import ResidualStream
@@ -41,10 +37,9 @@ class CohereLayer:
         self._attention, self._mlp = attention, mlp
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
         normed = x.apply_pending_and_norm(self._input_norm)
-        x.add_deferred(self._attention(normed, rotary, inputs, cache, attention))
+        x.add_deferred(self._attention(normed, context))
         x.add_deferred(self._mlp(normed))
 
 
@@ -53,12 +48,10 @@ def parse_cohere_config(hf_config: JsonConfig) -> CohereConfig:
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
     rotary = replace(read_rotary_config(settings, settings.get_positive_int("max_position_embeddings")),
                      is_interleaved=True)
-    config: CohereConfig = parse_common_config(settings, CohereConfig, rotary=rotary,
-                                               norm_epsilon=settings.get_positive_number("layer_norm_eps"),
-                                               logit_scale=settings.get_positive_number("logit_scale"),
-                                               has_qk_norm=settings.get_bool("use_qk_norm", default=False),
-                                               attention_bias=settings.get_bool("attention_bias", default=False))
-    return config
+    return parse_common_config(
+        settings, CohereConfig, rotary=rotary, norm_epsilon=settings.get_positive_number("layer_norm_eps"),
+        logit_scale=settings.get_positive_number("logit_scale"), has_qk_norm=settings.get_bool("use_qk_norm"),
+        attention_bias=settings.get_bool("attention_bias"))
 
 
 def read_cohere_norm(source: ModelReader[Any], name: str) -> LayerNorm:
@@ -75,10 +68,8 @@ def read_qk_norm(source: ModelReader[CohereConfig], layer: int) -> LayerNorm:
 
 
 def read_layer(source: ModelReader[CohereConfig], layer: int) -> CohereLayer:
-    bias = source.config.attention_bias
     norm = read_qk_norm(source, layer) if source.config.has_qk_norm else None
-    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=norm)
-    return CohereLayer(source, layer, attention, GatedMlp(source, layer, bias=False))
+    return CohereLayer(source, layer, read_attention(source, layer, qk_norm=norm), GatedMlp(source, layer))
 
 
 def read_cohere(source: ModelReader[CohereConfig]) -> Decoder:

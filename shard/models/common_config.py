@@ -1,6 +1,6 @@
 """Reader of the settings that the config.json of most families have in common."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -8,10 +8,11 @@ from shard.json_config import JsonConfig
 from shard.models.config import ModelConfig
 from shard.models.rope_config import compute_max_positions, read_rotary_config
 
+AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def parse_common_config(hf_config: JsonConfig, config_class: type[ModelConfig] = ModelConfig, **overrides: Any) -> Any:
+def parse_common_config(hf_config: JsonConfig, config_class: type[AnyConfig], **overrides: Any) -> AnyConfig:
     """Return a `config_class` with settings read under their usual names, except for the fields given in
     `overrides`."""
     config = config_class(**parse_common_fields(hf_config, overrides) | overrides)

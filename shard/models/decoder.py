@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -22,7 +22,17 @@ SizedLinear = tuple[Linear, int]  # linear and its input width
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
-class LanguageModel(Protocol):
+class RunnableModel(Protocol):
+    """The part of a model that steps use."""
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
+        """Return the hidden states after the last norm, `[tokens, hidden]`."""
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
+
+
+class LanguageModel(RunnableModel, Protocol):
     """One rank's part of a model: a `Decoder`, or a `FallbackModel` made of modules of transformers."""
 
     @property
@@ -42,12 +52,6 @@ class LanguageModel(Protocol):
     def linears(self) -> Sequence[SizedLinear]:
         """Linears of all layers, each with its input width."""
 
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """Return the hidden states after the last norm, `[tokens, hidden]`."""
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
-
     @property
     def num_representative_layers(self) -> int:
         """Smallest number of first layers that include every kind of layer."""
@@ -60,6 +64,15 @@ class LanguageModel(Protocol):
         """Return a model of the first layers only, with the same weights."""
 
 
+class LayerContext(NamedTuple):
+    """What the layers of a step need beside their input."""
+
+    inputs: ForwardInputs
+    cache: KVCache
+    attention: AttentionBackend
+    rotary: Any  # the result of `RotaryTableLike.select_positions` for the step
+
+
 class DecoderLayer(Protocol):
     """Interface of a decoder's layers."""
 
@@ -67,10 +80,8 @@ class DecoderLayer(Protocol):
     def linears(self) -> Sequence[SizedLinear]:
         """Linears in the order in which a step runs them, used to measure how long they take by themselves."""
 
-    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
-        """Add the layer's outputs to `x`, `[tokens, hidden]`. `rotary` is the result of
-        `RotaryTableLike.select_positions` for the step."""
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+        """Add the layer's outputs to `x`, `[tokens, hidden]`."""
 
 
 class TokenEmbedding(Protocol):
@@ -116,21 +127,31 @@ class ModelReader(Generic[Config_co]):
         """This rank's slice of the MLP's inner width. Sizes differ between ranks if it does not divide evenly."""
         return uneven_rank_range(self.config.intermediate_size, self.group.rank, self.group.size)
 
-    def make_rotary_table(self) -> RotaryTable:
-        assert self.config.rotary is not None
-        return self.make_rotary_table_from_config(self.config.rotary)
-
-    def make_rotary_table_from_config(self, rotary_config: RotaryConfig) -> RotaryTable:
-        return RotaryTable(rotary_config, self.config.head_dim, self.config.max_positions, self.weights.device)
+    def make_rotary_table(self, rotary_config: RotaryConfig | None = None) -> RotaryTable:
+        """Return the table of `rotary_config`, by default the model's."""
+        used_config = rotary_config or self.config.rotary
+        assert used_config is not None
+        return RotaryTable(used_config, self.config.head_dim, self.config.max_positions, self.weights.device)
 
     def read_norm(self, name: str) -> Norm:
         return RMSNorm(self.read_norm_weight(name), self.config.norm_epsilon)
 
-    def read_norm_weight(self, name: str) -> Tensor:
-        return self.weights.read_tensor(f"{name}.weight", (self.config.hidden_size,))
+    def read_norm_weight(self, name: str, tensor: str = "weight") -> Tensor:
+        return self.weights.read_tensor(f"{name}.{tensor}", (self.config.hidden_size,))
 
 
 NormReader = Callable[[ModelReader[Any], str], Norm]
+
+
+class DecoderNames(NamedTuple):
+    """Names of a decoder's modules beside its layers. All but the head's follow the prefix."""
+
+    embedding: str
+    norm: str
+    head: str = "lm_head"
+
+
+LLAMA_NAMES = DecoderNames("embed_tokens", "norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +184,16 @@ class Decoder:
         return count_representative_layers(layer.linears for layer in self.layers)
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """Return the hidden states after the last norm, `[tokens, hidden]`."""
         x = ResidualStream(self.embedding(inputs))
-        rotary = self.position_table.select_positions(inputs.positions)
+        context = LayerContext(inputs, cache, attention, self.position_table.select_positions(inputs.positions))
         for layer in self.layers:
-            layer(x, rotary, inputs, cache, attention)
+            layer(x, context)
         return x.apply_pending_and_norm(self.norm)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
         return self.head(hidden_states)
 
     def copy_first_layers(self, num_layers: int) -> "Decoder":
-        """Return a decoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 
 
@@ -205,20 +223,17 @@ def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,
 
 
 def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
-                 read_norm: NormReader = ModelReader.read_norm,
+                 read_norm: NormReader = ModelReader.read_norm, *, names: DecoderNames = LLAMA_NAMES,
                  position_table: RotaryTableLike | None = None) -> Decoder:
-    """Read a decoder whose tensors are named as in Llama."""
-    config, prefix = source.config, source.prefix
-    if source.weights.has_tensor("embed_tokens.weight"):
-        source.weights.prefix_all_names(f"{prefix}.")
-    embedding, head = read_embedding_and_head(source, f"{prefix}.embed_tokens.weight", "lm_head.weight")
-    return Decoder(config, len(source.kv_head_range), embedding, position_table or source.make_rotary_table(),
-                   read_layers(source, read_layer), read_norm(source, f"{prefix}.norm"), head)
-
-
-def read_layers(source: ModelReader[Any],
-                read_layer: Callable[[ModelReader[Any], int], DecoderLayer]) -> list[DecoderLayer]:
-    return [read_layer(source, number) for number in range(source.config.num_layers)]
+    """Read a decoder. `position_table`: by default that of the rotary embedding in the config."""
+    config, weights = source.config, source.weights
+    prefix = f"{source.prefix}."
+    if weights.has_tensor(f"{names.embedding}.weight"):  # saved without the head
+        weights.prefix_names(prefix, names.head)
+    embedding, head = read_embedding_and_head(source, f"{prefix}{names.embedding}.weight", f"{names.head}.weight")
+    layers = [read_layer(source, number) for number in range(config.num_layers)]
+    return Decoder(config, len(source.kv_head_range), embedding, position_table or source.make_rotary_table(), layers,
+                   read_norm(source, f"{prefix}{names.norm}"), head)
 
 
 def check_attention_head_split(config: ModelConfig, world_size: int) -> None:

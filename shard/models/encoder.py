@@ -114,7 +114,7 @@ class EncoderLayer:
                                                           f"{name}.{module_names.attention_output}", (hidden, hidden),
                                                           head_rows, bias=True)
         self._attention_norm = read_encoder_layer_norm(source, f"{name}.{module_names.attention_norm}")
-        self._mlp = GeluMlp(source, f"{name}.{module_names.mlp_up}", f"{name}.{module_names.mlp_down}", bias=True)
+        self._mlp = GeluMlp(source, f"{name}.{module_names.mlp_up}", f"{name}.{module_names.mlp_down}")
         self._output_norm = read_encoder_layer_norm(source, f"{name}.{module_names.output_norm}")
 
     def __call__(self, x: Tensor, text_lengths: Sequence[int]) -> Tensor:
@@ -177,11 +177,13 @@ def read_token_classifier(source: ModelReader[EncoderConfig]) -> Linear:
                        source.weights.read_tensor("classifier.bias", shape[:1]))
 
 
-def add_labels_to_config(hf_config: JsonConfig, config: EncoderConfig) -> EncoderConfig:
-    """Return a copy of the config with the labels of token classification."""
+def parse_labels(hf_config: JsonConfig) -> tuple[str, ...]:
+    """Return the labels of token classification; none if the architecture has no classifier."""
+    if not hf_config.get("architectures")[0].endswith("ForTokenClassification"):
+        return ()
     names = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     numbers = {str(number) for number in range(len(names))}
     if not isinstance(names, dict) or set(names) != numbers:
         raise ValueError(
             f"{hf_config.source}: id2label must name labels by numbers from 0 on, without a gap, got {names}")
-    return replace(config, labels=tuple(str(names[str(number)]) for number in range(len(names))))
+    return tuple(str(names[str(number)]) for number in range(len(names)))

@@ -4,24 +4,21 @@ one or two norms before parallel attention and MLP.
 Models with ALiBi instead of rotary embedding are rejected.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
-from shard.layers.parallel_linear import read_row_parallel_linear
 from shard.models.common_config import parse_common_config
-from shard.models.decoder import Decoder, DecoderLayer, ModelReader, read_embedding_and_head, read_layers
+from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import (
-    FusedQkvAttention,
     GeluMlp,
     GptConfig,
     ParallelResidualLayer,
-    SequentialDecoderLayer,
     compute_head_dim,
-    list_grouped_qkv_rows,
     read_gelu_approximation,
+    read_grouped_attention,
     read_layer_norm,
 )
-from shard.models.llama import compute_head_rows
+from shard.models.llama import PreNormLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +30,16 @@ class FalconConfig(GptConfig):
 
 def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
     for name in ("alibi", "apply_residual_connection_post_layernorm"):
-        if hf_config.get_bool(name, default=False):
+        if hf_config.get_bool(name):
             raise ValueError(f"{hf_config.source}: {name} true is not supported; supported: false")
     hf_config = hf_config.with_defaults(  # names in older files
         num_attention_heads=hf_config.get("n_head"), num_hidden_layers=hf_config.get("n_layer"),
         num_kv_heads=hf_config.get("n_head_kv"), hidden_size=hf_config.get("n_embed"))
     hidden_size, num_heads = (hf_config.get_positive_int("hidden_size"),
                               hf_config.get_positive_int("num_attention_heads"))
-    bias, new_architecture = (hf_config.get_bool("bias", default=False),
-                              hf_config.get_bool("new_decoder_architecture", default=False))
+    bias, new_architecture = hf_config.get_bool("bias"), hf_config.get_bool("new_decoder_architecture")
     parallel = new_architecture or hf_config.get_bool("parallel_attn", default=True)
-    config: FalconConfig = parse_common_config(
+    return parse_common_config(
         hf_config, FalconConfig, num_kv_heads=count_kv_heads(hf_config, num_heads, new_architecture=new_architecture),
         head_dim=compute_head_dim(hf_config, hidden_size, num_heads),
         intermediate_size=hf_config.get_positive_int("ffn_hidden_size", 4 * hidden_size),
@@ -52,7 +48,6 @@ def parse_falcon_config(hf_config: JsonConfig) -> FalconConfig:
         attention_bias=bias, mlp_bias=bias, gelu_approximate=read_gelu_approximation(hf_config, "activation", "gelu"),
         parallel_residual=parallel,
         num_layer_norms=count_layer_norms(hf_config, new_architecture=new_architecture) if parallel else 2)
-    return config
 
 
 def count_kv_heads(hf_config: JsonConfig, num_heads: int, *, new_architecture: bool) -> int:
@@ -74,22 +69,13 @@ def count_layer_norms(hf_config: JsonConfig, *, new_architecture: bool) -> int:
     return count
 
 
-def read_attention(source: ModelReader[FalconConfig], layer: int, name: str) -> FusedQkvAttention:
-    config, bias = source.config, source.config.attention_bias
-    source.weights.ignore_tensor(f"{name}.rotary_emb.inv_freq")  # older files have it
-    output = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
-                                      (config.hidden_size, config.hidden_size),
-                                      compute_head_rows(source.head_range, config.head_dim), bias=bias)
-    return FusedQkvAttention(source, layer, list_grouped_qkv_rows(source, f"{name}.query_key_value", bias=bias), output)
-
-
 def read_layer(source: ModelReader[FalconConfig], layer: int) -> DecoderLayer:
-    config, name = source.config, f"transformer.h.{layer}"
-    attention = read_attention(source, layer, f"{name}.self_attention")
-    mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h", bias=config.mlp_bias)
+    config, name = source.config, f"{source.prefix}.h.{layer}"
+    attention = read_grouped_attention(source, layer, f"{name}.self_attention", "rotary_emb.inv_freq")
+    mlp = GeluMlp(source, f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h")
     if not config.parallel_residual:
-        return SequentialDecoderLayer(read_layer_norm(source, f"{name}.input_layernorm"), attention,
-                                      read_layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
+        return PreNormLayer(read_layer_norm(source, f"{name}.input_layernorm"), attention,
+                            read_layer_norm(source, f"{name}.post_attention_layernorm"), mlp)
     if config.num_layer_norms == 1:
         return ParallelResidualLayer(source.group, read_layer_norm(source, f"{name}.input_layernorm"), attention,
                                      None, mlp)
@@ -98,6 +84,5 @@ def read_layer(source: ModelReader[FalconConfig], layer: int) -> DecoderLayer:
 
 
 def read_falcon(source: ModelReader[FalconConfig]) -> Decoder:
-    embedding, head = read_embedding_and_head(source, "transformer.word_embeddings.weight", "lm_head.weight")
-    return Decoder(source.config, len(source.kv_head_range), embedding, source.make_rotary_table(),
-                   read_layers(source, read_layer), read_layer_norm(source, "transformer.ln_f"), head)
+    return read_decoder(replace(source, prefix="transformer"), read_layer, read_layer_norm,
+                        names=DecoderNames("word_embeddings", "ln_f"))

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.json_config import JsonConfig
-from shard.models.common_config import check_activation, parse_common_config
+from shard.models.common_config import AnyConfig, check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, ModelReader, TokenEmbedding, read_decoder
-from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention
+from shard.models.llama import GatedMlp, PreNormLayer, read_attention, read_pre_norm_layer
 from shard.ops.norm import Fp32WeightRMSNorm
 
 DEFAULT_SETTINGS = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
@@ -36,20 +36,17 @@ class ScaledEmbedding:
 def parse_gemma_config(hf_config: JsonConfig) -> ModelConfig:
     """Return the config. `gelu` in the first files means its approximation by tanh."""
     check_activation(hf_config, ACTIVATION, "gelu")
-    config: ModelConfig = parse_common_gemma_config(hf_config)
-    return config
+    return parse_common_gemma_config(hf_config, ModelConfig)
 
 
-def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[ModelConfig] = ModelConfig,
-                              **overrides: Any) -> Any:
+def parse_common_gemma_config(hf_config: JsonConfig, config_class: type[AnyConfig], **overrides: Any) -> AnyConfig:
     """Return a `config_class` with the settings that all generations of Gemma share."""
-    if hf_config.get_bool("use_bidirectional_attention", default=False):
+    if hf_config.get_bool("use_bidirectional_attention"):
         raise ValueError(
             f"{hf_config.source}: use_bidirectional_attention is not supported; supported: attention to what "
             f"came before")
-    bias = hf_config.get_bool("attention_bias", default=False)
     return parse_common_config(hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS), config_class,
-                               attention_bias=bias, **overrides)
+                               attention_bias=hf_config.get_bool("attention_bias"), **overrides)
 
 
 def read_gemma_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
@@ -66,10 +63,9 @@ def with_scaled_embedding(decoder: Decoder, dtype: torch.dtype) -> Decoder:
     return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, scale))
 
 
-def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
-    bias = source.config.attention_bias
-    return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
-                      GatedMlp(source, layer, bias=False, activation=ACTIVATION), read_gemma_norm)
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
+    return read_pre_norm_layer(source, layer, read_attention(source, layer),
+                               GatedMlp(source, layer, activation=ACTIVATION), read_gemma_norm)
 
 
 def read_gemma(source: ModelReader[ModelConfig]) -> Decoder:

@@ -2,20 +2,17 @@
 every other layer."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
-from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.embedding import LMHead
-from shard.layers.rotary import RotaryEmbedding
 from shard.models.common_config import check_activation, read_sliding_windows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelReader, read_decoder
+from shard.models.decoder import Decoder, DecoderLayer, LayerContext, ModelReader, RotaryTableLike, read_decoder
 from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, with_scaled_embedding
-from shard.models.llama import GatedMlp, SelfAttention
+from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.ops.residual import ResidualStream
 
 DEFAULT_SETTINGS = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
@@ -32,8 +29,8 @@ class Gemma2Config(ModelConfig):
 class Gemma2Layer:
     """Decoder layer with norms before and after attention and MLP."""
 
-    def __init__(self, source: ModelReader[Any], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
-        name = f"{source.prefix}.layers.{layer}"
+    def __init__(self, source: ModelReader[Any], layer: int, attention: SelfAttention) -> None:
+        name, mlp = f"{source.prefix}.layers.{layer}", GatedMlp(source, layer, activation=ACTIVATION)
         self._attention, self._mlp = attention, mlp
         self._pre_attention_norm = read_gemma_norm(source, f"{name}.input_layernorm")
         self._post_attention_norm = read_gemma_norm(source, f"{name}.post_attention_layernorm")
@@ -41,22 +38,19 @@ class Gemma2Layer:
         self._post_mlp_norm = read_gemma_norm(source, f"{name}.post_feedforward_layernorm")
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
         x.add_deferred(self._post_attention_norm(
-            self._attention(x.apply_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache, attention)))
+            self._attention(x.apply_pending_and_norm(self._pre_attention_norm), context)))
         x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm))))
 
 
 def parse_gemma2_config(hf_config: JsonConfig) -> Gemma2Config:
     check_activation(hf_config, ACTIVATION)
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
-    config: Gemma2Config = parse_common_gemma_config(settings, Gemma2Config,
-                                                     sliding_windows=read_alternating_windows(settings, 2),
-                                                     attention_scale=read_attention_scale(settings),
-                                                     attention_softcap=read_softcap(settings, "attn_logit_softcapping"),
-                                                     logit_softcap=read_softcap(settings, "final_logit_softcapping"))
-    return config
+    return parse_common_gemma_config(settings, Gemma2Config, sliding_windows=read_alternating_windows(settings, 2),
+                                     attention_scale=read_attention_scale(settings),
+                                     attention_softcap=read_softcap(settings, "attn_logit_softcapping"),
+                                     logit_softcap=read_softcap(settings, "final_logit_softcapping"))
 
 
 def read_softcap(hf_config: JsonConfig, name: str) -> float:
@@ -83,11 +77,16 @@ def with_logit_softcap(head: LMHead, softcap: float) -> LMHead:
 
 
 def read_layer(source: ModelReader[Gemma2Config], layer: int) -> Gemma2Layer:
-    bias = source.config.attention_bias
-    return Gemma2Layer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
-                       GatedMlp(source, layer, bias=False, activation=ACTIVATION))
+    return Gemma2Layer(source, layer, read_attention(source, layer))
 
 
 def read_gemma2(source: ModelReader[Gemma2Config]) -> Decoder:
-    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm), source.weights.dtype)
+    return read_softcapped_decoder(source, read_layer)
+
+
+def read_softcapped_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
+                            position_table: RotaryTableLike | None = None) -> Decoder:
+    """Read a decoder with a scaled embedding and soft-capped logits."""
+    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm, position_table=position_table),
+                                    source.weights.dtype)
     return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))

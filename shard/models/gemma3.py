@@ -5,34 +5,24 @@ Of multimodal models only the language model is read; images are not supported.
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
-from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
-from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig, RotaryEmbedding, RotaryTable
 from shard.models.common_config import check_activation
-from shard.models.decoder import Decoder, ModelReader, read_decoder
-from shard.models.gemma import (
-    ACTIVATION,
-    add_one_to_weight,
-    parse_common_gemma_config,
-    read_gemma_norm,
-    with_scaled_embedding,
-)
+from shard.models.decoder import Decoder, LayerContext, ModelReader
+from shard.models.gemma import ACTIVATION, add_one_to_weight, parse_common_gemma_config
 from shard.models.gemma2 import (
     Gemma2Config,
     Gemma2Layer,
     read_alternating_windows,
     read_attention_scale,
     read_softcap,
-    with_logit_softcap,
+    read_softcapped_decoder,
 )
-from shard.models.llama import GatedMlp, SelfAttention
-from shard.models.qwen3 import read_qk_norm_weights
+from shard.models.llama import SelfAttention, read_attention
+from shard.models.qwen import read_qk_norm_weights
 from shard.models.rope_config import read_rotary_config
 from shard.ops.norm import Fp32WeightRMSNorm
 from shard.ops.residual import ResidualStream
@@ -71,15 +61,14 @@ class GlobalLocalRotaryTables:
 class Gemma3Layer(Gemma2Layer):
     """Gemma 2's layer that picks the rotary embedding of its kind of attention."""
 
-    def __init__(self, source: ModelReader[Gemma3Config], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
-        super().__init__(source, layer, attention, mlp)
+    def __init__(self, source: ModelReader[Gemma3Config], layer: int, attention: SelfAttention) -> None:
+        super().__init__(source, layer, attention)
         windows = source.config.sliding_windows
         # index in the result of `GlobalLocalRotaryTables.select_positions`
         self._rotary_index = int(bool(windows and windows[layer]))
 
-    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
-        super().__call__(x, rotary[self._rotary_index], inputs, cache, attention)
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+        super().__call__(x, context._replace(rotary=context.rotary[self._rotary_index]))
 
 
 def parse_gemma3_config(hf_config: JsonConfig) -> Gemma3Config:
@@ -88,13 +77,12 @@ def parse_gemma3_config(hf_config: JsonConfig) -> Gemma3Config:
         raise ValueError(f"{hf_config.source}: attn_logit_softcapping is not supported for Gemma 3; supported: null")
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
     positions = settings.get_positive_int("max_position_embeddings")
-    config: Gemma3Config = parse_common_gemma_config(
+    return parse_common_gemma_config(
         settings, Gemma3Config,
         sliding_windows=read_alternating_windows(settings, settings.get_positive_int("sliding_window_pattern")),
         attention_scale=read_attention_scale(settings), logit_softcap=read_softcap(settings, "final_logit_softcapping"),
         max_positions=positions, rotary=read_rotary_config(settings, positions),
         local_rotary=read_local_rotary_config(settings, positions))
-    return config
 
 
 def read_local_rotary_config(hf_config: JsonConfig, max_positions: int) -> RotaryConfig:
@@ -118,17 +106,13 @@ def parse_multimodal_text_config(hf_config: JsonConfig) -> Gemma3Config:
 
 
 def read_layer(source: ModelReader[Gemma3Config], layer: int) -> Gemma3Layer:
-    bias = source.config.attention_bias
     norm = Fp32WeightRMSNorm(add_one_to_weight(read_qk_norm_weights(source, layer)), source.config.norm_epsilon)
-    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=norm)
-    return Gemma3Layer(source, layer, attention, GatedMlp(source, layer, bias=False, activation=ACTIVATION))
+    return Gemma3Layer(source, layer, read_attention(source, layer, qk_norm=norm))
 
 
 def read_gemma3(source: ModelReader[Gemma3Config]) -> Decoder:
-    tables = GlobalLocalRotaryTables(source.make_rotary_table(),
-                                     source.make_rotary_table_from_config(source.config.local_rotary))
-    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm, tables), source.weights.dtype)
-    return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))
+    tables = GlobalLocalRotaryTables(source.make_rotary_table(), source.make_rotary_table(source.config.local_rotary))
+    return read_softcapped_decoder(source, read_layer, tables)
 
 
 def read_multimodal_text_model(source: ModelReader[Gemma3Config]) -> Decoder:

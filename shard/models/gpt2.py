@@ -1,31 +1,14 @@
 """GPT-2: learned positions, and weights that are stored transposed, as [in, out]."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
 from shard.layers.embedding import PositionedEmbedding
 from shard.layers.parallel_linear import LinearRows, read_row_parallel_linear
 from shard.models.common_config import parse_common_config
-from shard.models.decoder import (
-    Decoder,
-    DecoderLayer,
-    ModelReader,
-    NoRotaryTable,
-    read_embedding_and_head,
-    read_layers,
-)
-from shard.models.gpt_layers import (
-    FusedQkvAttention,
-    GeluMlp,
-    GptConfig,
-    SequentialDecoderLayer,
-    compute_head_dim,
-    read_gelu_approximation,
-    read_layer_norm,
-)
-from shard.models.llama import compute_head_rows
-
-TENSOR_PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files
+from shard.models.decoder import Decoder, DecoderNames, ModelReader, NoRotaryTable, read_decoder
+from shard.models.gpt_layers import GeluMlp, GptConfig, compute_head_dim, read_gelu_approximation, read_layer_norm
+from shard.models.llama import PreNormLayer, SelfAttention, compute_head_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +17,12 @@ class Gpt2Config(GptConfig):
 
 
 def parse_gpt2_config(hf_config: JsonConfig) -> Gpt2Config:
-    if hf_config.get_bool("add_cross_attention", default=False):
+    if hf_config.get_bool("add_cross_attention"):
         raise ValueError(
             f"{hf_config.source}: add_cross_attention true is not supported; supported: decoders without an "
             f"encoder")
     hidden_size, num_heads = hf_config.get_positive_int("n_embd"), hf_config.get_positive_int("n_head")
-    config: Gpt2Config = parse_common_config(
+    return parse_common_config(
         hf_config, Gpt2Config, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_heads,
         num_layers=hf_config.get_positive_int("n_layer"), head_dim=compute_head_dim(hf_config, hidden_size, num_heads),
         intermediate_size=hf_config.get_positive_int("n_inner", 4 * hidden_size),
@@ -47,12 +30,11 @@ def parse_gpt2_config(hf_config: JsonConfig) -> Gpt2Config:
         rotary=None, norm_epsilon=hf_config.get_positive_number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=hf_config.get_bool("tie_word_embeddings", default=True), attention_bias=True, mlp_bias=True,
         attention_scale=None if hf_config.get_bool("scale_attn_weights", default=True) else 1.0,
-        scale_by_inverse_layer=hf_config.get_bool("scale_attn_by_inverse_layer_idx", default=False),
+        scale_by_inverse_layer=hf_config.get_bool("scale_attn_by_inverse_layer_idx"),
         gelu_approximate=read_gelu_approximation(hf_config, "activation_function", "gelu_new"))
-    return config
 
 
-def read_attention(source: ModelReader[Gpt2Config], layer: int, name: str) -> FusedQkvAttention:
+def read_attention(source: ModelReader[Gpt2Config], layer: int, name: str) -> SelfAttention:
     config, hidden = source.config, source.config.hidden_size
     head_rows = compute_head_rows(source.head_range, config.head_dim)
     for buffer in ("bias", "masked_bias"):  # older files have them
@@ -61,26 +43,21 @@ def read_attention(source: ModelReader[Gpt2Config], layer: int, name: str) -> Fu
                       has_bias=True, transposed=True) for first in (0, hidden, 2 * hidden)]
     output = read_row_parallel_linear(source.weights, source.group, f"{name}.c_proj", (hidden, hidden), head_rows,
                                       bias=True, transposed=True)
-    return FusedQkvAttention(source, layer, qkv, output, 1 / (layer + 1) if config.scale_by_inverse_layer else 1.0)
+    return SelfAttention(source, layer, qkv, output,
+                         query_factor=1 / (layer + 1) if config.scale_by_inverse_layer else 1.0)
 
 
-def read_layer(source: ModelReader[Gpt2Config], layer: int) -> DecoderLayer:
-    name = f"{find_tensor_prefix(source)}h.{layer}"
-    return SequentialDecoderLayer(
-        read_layer_norm(source, f"{name}.ln_1"), read_attention(source, layer, f"{name}.attn"),
-        read_layer_norm(source, f"{name}.ln_2"),
-        GeluMlp(source, f"{name}.mlp.c_fc", f"{name}.mlp.c_proj", bias=True, transposed=True))
-
-
-def find_tensor_prefix(source: ModelReader[Gpt2Config]) -> str:
-    return TENSOR_PREFIX if source.weights.has_tensor(f"{TENSOR_PREFIX}wte.weight") else ""
+def read_layer(source: ModelReader[Gpt2Config], layer: int) -> PreNormLayer:
+    name = f"{source.prefix}.h.{layer}"
+    return PreNormLayer(read_layer_norm(source, f"{name}.ln_1"), read_attention(source, layer, f"{name}.attn"),
+                        read_layer_norm(source, f"{name}.ln_2"),
+                        GeluMlp(source, f"{name}.mlp.c_fc", f"{name}.mlp.c_proj", transposed=True))
 
 
 def read_gpt2(source: ModelReader[Gpt2Config]) -> Decoder:
-    config, tensor_prefix = source.config, find_tensor_prefix(source)
-    embedding, head = read_embedding_and_head(source, f"{tensor_prefix}wte.weight", "lm_head.weight")
-    position_weight = source.weights.read_tensor(f"{tensor_prefix}wpe.weight",
-                                                 (config.max_positions, config.hidden_size))
-    return Decoder(config, len(source.kv_head_range), PositionedEmbedding(embedding, position_weight),
-                   NoRotaryTable(), read_layers(source, read_layer),
-                   read_layer_norm(source, f"{tensor_prefix}ln_f"), head)
+    """Read the model. The oldest files lack the prefix of tensor names."""
+    decoder = read_decoder(replace(source, prefix="transformer"), read_layer, read_layer_norm,
+                           names=DecoderNames("wte", "ln_f"), position_table=NoRotaryTable())
+    position_weight = source.weights.read_tensor("transformer.wpe.weight",
+                                                 (source.config.max_positions, source.config.hidden_size))
+    return replace(decoder, embedding=PositionedEmbedding(decoder.embedding, position_weight))

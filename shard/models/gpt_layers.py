@@ -4,27 +4,16 @@ values may be one tensor of the checkpoint.
 Written as for one device: tensor parallelism is in the linears.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
-from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.parallel_linear import (
-    LinearRows,
-    RowParallelLinear,
-    read_column_parallel_linear,
-    read_gelu_linear,
-    read_row_parallel_linear,
-)
-from shard.layers.rotary import RotaryEmbedding
+from shard.layers.parallel_linear import LinearRows, read_gelu_linear, read_row_parallel_linear
 from shard.models.config import ModelConfig
-from shard.models.decoder import ModelReader, SizedLinear
-from shard.models.llama import SelfAttention
+from shard.models.decoder import LayerContext, ModelReader, SizedLinear
+from shard.models.llama import SelfAttention, compute_head_rows
 from shard.ops.norm import LayerNorm, Norm
 from shard.ops.residual import ResidualStream
 from shard.parallel.group import RankGroup
@@ -46,47 +35,14 @@ class GptConfig(ModelConfig):
     parallel_residual: bool = False
 
 
-class FusedQkvAttention:
-    """Self-attention whose queries, keys and values are given as slices of one or several weights."""
-
-    def __init__(self, source: ModelReader[GptConfig], layer: int, qkv_rows: Sequence[LinearRows],
-                 output_linear: RowParallelLinear, query_factor: float = 1.0) -> None:
-        """`qkv_rows`: this rank's queries, then its keys, then its values. `query_factor`: factor of this layer's
-        queries, in addition to the scale of all layers."""
-        self._layer, self._query_factor = layer, query_factor
-        self._head_dim = source.config.head_dim
-        self._qkv = read_column_parallel_linear(source.weights, qkv_rows)
-        self._output_linear = output_linear
-        self.linears: list[SizedLinear] = [
-            (self._qkv, source.config.hidden_size), (self._output_linear, len(source.head_range) * self._head_dim)]
-
-    def __call__(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> Tensor:
-        return self._output_linear(self._attend(x, rotary, inputs, cache, attention))
-
-    def forward_partial(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                        attention: AttentionBackend) -> Tensor:
-        """Return this rank's summand of the result."""
-        return self._output_linear.forward_partial(self._attend(x, rotary, inputs, cache, attention))
-
-    def _attend(self, x: Tensor, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                attention: AttentionBackend) -> Tensor:
-        """`[tokens, hidden] -> [tokens, heads * head_dim]`"""
-        qkv_heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
-        queries = rotary.rotate_and_cache(qkv_heads, None, cache, self._layer, inputs.slots)
-        if self._query_factor != 1.0:
-            queries = queries * self._query_factor
-        return attention.run(queries, cache, self._layer, inputs.attention_plan)
-
-
 class GeluMlp:
     """MLP of two linears with GELU between."""
 
-    def __init__(self, source: ModelReader[GptConfig], up_name: str, down_name: str, *, bias: bool,
+    def __init__(self, source: ModelReader[GptConfig], up_name: str, down_name: str, *,
                  transposed: bool = False) -> None:
         """`up_name`, `down_name`: names of the linears. `transposed`: the file holds weights transposed, [in, out]."""
-        wide, narrow, intermediate_range = (source.config.intermediate_size, source.config.hidden_size,
-                                            source.intermediate_range)
+        wide, narrow, bias = source.config.intermediate_size, source.config.hidden_size, source.config.mlp_bias
+        intermediate_range = source.intermediate_range
         self._up_gelu = read_gelu_linear(source.weights,
                                          LinearRows(up_name, (wide, narrow), intermediate_range, bias, transposed),
                                          source.config.gelu_approximate)
@@ -99,49 +55,44 @@ class GeluMlp:
 
     def forward_partial(self, x: Tensor) -> Tensor:
         """Return this rank's summand of the result."""
-        return self._down.forward_partial(self._up_gelu(x))
-
-
-class SequentialDecoderLayer:
-    """Decoder layer in which the MLP follows attention, each behind a norm."""
-
-    def __init__(self, pre_attention_norm: Norm, attention: FusedQkvAttention | SelfAttention, pre_mlp_norm: Norm,
-                 mlp: GeluMlp) -> None:
-        self._pre_attention_norm, self._attention = pre_attention_norm, attention
-        self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
-        self.linears = attention.linears + mlp.linears
-
-    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
-        x.add_deferred(self._attention(x.apply_pending_and_norm(self._pre_attention_norm), rotary, inputs, cache,
-                                       attention))
-        x.add_deferred(self._mlp(x.apply_pending_and_norm(self._pre_mlp_norm)))
+        return self._down.linear(self._up_gelu(x))
 
 
 class ParallelResidualLayer:
     """Layer with parallel attention and MLP, whose outputs need one sum over the ranks together."""
 
-    def __init__(self, group: RankGroup, pre_attention_norm: Norm, attention: FusedQkvAttention,
-                 pre_mlp_norm: Norm | None, mlp: GeluMlp) -> None:
+    def __init__(self, group: RankGroup, pre_attention_norm: Norm, attention: SelfAttention, pre_mlp_norm: Norm | None,
+                 mlp: GeluMlp) -> None:
         """If `pre_mlp_norm` is None, the MLP has the same input as attention."""
         self._group = group
         self._pre_attention_norm, self._attention = pre_attention_norm, attention
         self._pre_mlp_norm, self._mlp = pre_mlp_norm, mlp
         self.linears = attention.linears + mlp.linears
 
-    def __call__(self, x: ResidualStream, rotary: Any, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
         normed = x.apply_pending_and_norm(self._pre_attention_norm)
-        partial_sum = self._attention.forward_partial(normed, rotary, inputs, cache, attention)
+        partial_sum = self._attention.forward_partial(normed, context)
         partial_sum += self._mlp.forward_partial(normed if self._pre_mlp_norm is None
                                                  else x.apply_pending_and_norm(self._pre_mlp_norm))
         x.add_deferred(self._group.all_reduce_sum(partial_sum))
 
 
-def read_layer_norm(source: ModelReader[GptConfig], name: str) -> LayerNorm:
-    shape = (source.config.hidden_size,)
-    return LayerNorm(source.weights.read_tensor(f"{name}.weight", shape), source.config.norm_epsilon,
-                     source.weights.read_tensor(f"{name}.bias", shape))
+def read_layer_norm(source: ModelReader[Any], name: str) -> LayerNorm:
+    return LayerNorm(source.read_norm_weight(name), source.config.norm_epsilon, source.read_norm_weight(name, "bias"))
+
+
+def read_grouped_attention(source: ModelReader[GptConfig], layer: int, name: str, *unused: str) -> SelfAttention:
+    """Read attention with one tensor that holds queries, keys and values by KV head. `unused`: tensors that older
+    files have."""
+    config = source.config
+    for tensor in unused:
+        source.weights.ignore_tensor(f"{name}.{tensor}")
+    output_linear = read_row_parallel_linear(source.weights, source.group, f"{name}.dense",
+                                             (config.hidden_size, config.hidden_size),
+                                             compute_head_rows(source.head_range, config.head_dim),
+                                             bias=config.attention_bias)
+    qkv_rows = list_grouped_qkv_rows(source, f"{name}.query_key_value", bias=config.attention_bias)
+    return SelfAttention(source, layer, qkv_rows, output_linear)
 
 
 def list_grouped_qkv_rows(source: ModelReader[GptConfig], name: str, *, bias: bool) -> list[LinearRows]:

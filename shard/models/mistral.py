@@ -3,8 +3,6 @@
 from shard.json_config import JsonConfig
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelReader
-from shard.models.llama import read_llama
 
 DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 
@@ -12,8 +10,7 @@ DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_posit
 def parse_mistral_config(hf_config: JsonConfig) -> ModelConfig:
     check_activation(hf_config, "silu")
     settings = hf_config.with_defaults_for_absent_keys(**DEFAULT_SETTINGS)
-    config: ModelConfig = parse_common_config(settings, sliding_windows=read_uniform_window(settings))
-    return config
+    return parse_common_config(settings, ModelConfig, sliding_windows=read_uniform_window(settings))
 
 
 def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
@@ -26,7 +23,3 @@ def read_uniform_window(hf_config: JsonConfig) -> tuple[int, ...]:
             f"supported: the same in every layer")
     return (() if size is None
             else (hf_config.get_positive_int("sliding_window"),) * hf_config.get_positive_int("num_hidden_layers"))
-
-
-def read_mistral(source: ModelReader[ModelConfig]) -> Decoder:
-    return read_llama(source)

@@ -18,7 +18,7 @@ from shard.layers.parallel_linear import (
 from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, ModelReader, SizedLinear, read_decoder
-from shard.models.llama import LlamaLayer, SelfAttention
+from shard.models.llama import PreNormLayer, read_attention, read_pre_norm_layer
 from shard.parallel.group import SingleRankGroup, uneven_rank_range
 
 
@@ -86,7 +86,7 @@ class MoeBlock:
 
 def parse_mixtral_config(hf_config: JsonConfig) -> MoeConfig:
     check_activation(hf_config, "silu")
-    config: MoeConfig = parse_common_config(
+    config = parse_common_config(
         hf_config, MoeConfig, sliding_windows=read_sliding_windows(
             hf_config, hf_config.get_positive_int("num_hidden_layers"), enabled_by_default=True),
         num_experts=hf_config.get_positive_int("num_local_experts", 8),
@@ -102,9 +102,8 @@ def validate_moe_config(config: MoeConfig, hf_config: JsonConfig) -> MoeConfig:
     return config
 
 
-def read_layer(source: ModelReader[MoeConfig], layer: int) -> LlamaLayer:
-    return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=False, output_bias=False),
-                      MoeBlock(source, layer, MODULE_NAMES))
+def read_layer(source: ModelReader[MoeConfig], layer: int) -> PreNormLayer:
+    return read_pre_norm_layer(source, layer, read_attention(source, layer), MoeBlock(source, layer, MODULE_NAMES))
 
 
 def mark_not_capturable(decoder: Decoder) -> Decoder:

@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs
-from shard.attention.kv_cache import KVCache
 from shard.json_config import JsonConfig
-from shard.layers.rotary import RotaryEmbedding
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, ModelReader, read_decoder
-from shard.models.llama import GatedMlp, SelfAttention, compute_head_rows, reject_sliding_windows
+from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
+from shard.models.llama import GatedMlp, compute_head_rows, read_attention, reject_sliding_windows
 from shard.ops.norm import Fp32WeightRMSNorm
 from shard.ops.residual import ResidualStream
 
@@ -62,36 +58,29 @@ def compute_key_replica_weight(source: ModelReader[ModelConfig]) -> float:
 class Olmo2Layer:
     """Decoder layer with norms after attention and MLP."""
 
-    def __init__(self, source: ModelReader[ModelConfig], layer: int, attention: SelfAttention, mlp: GatedMlp) -> None:
+    def __init__(self, source: ModelReader[ModelConfig], layer: int) -> None:
         name = f"{source.prefix}.layers.{layer}"
-        self._attention, self._mlp = attention, mlp
+        self._attention = read_attention(source, layer, qk_norm=GlobalQKNorm(source, layer))
+        self._mlp = GatedMlp(source, layer)
         self._post_attention_norm = read_olmo2_norm(source, f"{name}.post_attention_layernorm")
         self._post_mlp_norm = read_olmo2_norm(source, f"{name}.post_feedforward_layernorm")
-        self.linears = attention.linears + mlp.linears
+        self.linears = self._attention.linears + self._mlp.linears
 
-    def __call__(self, x: ResidualStream, rotary: RotaryEmbedding, inputs: ForwardInputs, cache: KVCache,
-                 attention: AttentionBackend) -> None:
-        x.add_deferred(self._post_attention_norm(self._attention(x.apply_pending(), rotary, inputs, cache, attention)))
+    def __call__(self, x: ResidualStream, context: LayerContext) -> None:
+        x.add_deferred(self._post_attention_norm(self._attention(x.apply_pending(), context)))
         x.add_deferred(self._post_mlp_norm(self._mlp(x.apply_pending())))
 
 
 def parse_olmo2_config(hf_config: JsonConfig) -> ModelConfig:
     check_activation(hf_config, "silu")
     reject_sliding_windows(hf_config)
-    config: ModelConfig = parse_common_config(hf_config.with_defaults_for_absent_keys(rms_norm_eps=1e-5),
-                                              attention_bias=hf_config.get_bool("attention_bias", default=False))
-    return config
+    return parse_common_config(hf_config.with_defaults_for_absent_keys(rms_norm_eps=1e-5), ModelConfig,
+                               attention_bias=hf_config.get_bool("attention_bias"))
 
 
 def read_olmo2_norm(source: ModelReader[Any], name: str) -> Fp32WeightRMSNorm:
     return Fp32WeightRMSNorm(source.read_norm_weight(name).float(), source.config.norm_epsilon)
 
 
-def read_layer(source: ModelReader[ModelConfig], layer: int) -> Olmo2Layer:
-    bias = source.config.attention_bias
-    attention = SelfAttention(source, layer, qkv_bias=bias, output_bias=bias, qk_norm=GlobalQKNorm(source, layer))
-    return Olmo2Layer(source, layer, attention, GatedMlp(source, layer, bias=False))
-
-
 def read_olmo2(source: ModelReader[ModelConfig]) -> Decoder:
-    return read_decoder(source, read_layer, read_olmo2_norm)
+    return read_decoder(source, Olmo2Layer, read_olmo2_norm)

@@ -5,7 +5,7 @@ from shard.layers.parallel_linear import LinearRows
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, ModelReader, read_decoder
-from shard.models.llama import GatedMlp, LlamaLayer, SelfAttention, compute_head_rows
+from shard.models.llama import GatedMlp, PreNormLayer, compute_head_rows, read_attention, read_pre_norm_layer
 from shard.models.mistral import read_uniform_window
 from shard.models.rope_config import read_rotary_config
 
@@ -19,8 +19,7 @@ def parse_phi3_config(hf_config: JsonConfig) -> ModelConfig:
     rotary = read_rotary_config(settings, settings.get_positive_int("max_position_embeddings"),
                                 rope_type_aliases=ROPE_TYPE_ALIASES)
     settings.require_supported("rope_type", rotary.rope_type, ("default", "longrope"))
-    config: ModelConfig = parse_common_config(settings, rotary=rotary, sliding_windows=read_uniform_window(settings))
-    return config
+    return parse_common_config(settings, ModelConfig, rotary=rotary, sliding_windows=read_uniform_window(settings))
 
 
 def shift_range(rows: range, offset: int) -> range:
@@ -44,11 +43,10 @@ def list_gate_up_rows(source: ModelReader[ModelConfig], layer: int) -> list[Line
                        shift_range(source.intermediate_range, first), has_bias=False) for first in (0, wide)]
 
 
-def read_layer(source: ModelReader[ModelConfig], layer: int) -> LlamaLayer:
-    attention = SelfAttention(source, layer, qkv_bias=False, output_bias=False,
-                              qkv_rows=list_fused_qkv_rows(source, layer))
-    return LlamaLayer(source, layer, attention,
-                      GatedMlp(source, layer, bias=False, gate_up_rows=list_gate_up_rows(source, layer)))
+def read_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
+    return read_pre_norm_layer(source, layer,
+                               read_attention(source, layer, qkv_rows=list_fused_qkv_rows(source, layer)),
+                               GatedMlp(source, layer, gate_up_rows=list_gate_up_rows(source, layer)))
 
 
 def read_phi3(source: ModelReader[ModelConfig]) -> Decoder:

@@ -1,14 +1,20 @@
-"""Registry of architectures. To add one, add a file to this package and a line here."""
+"""Registry of architectures, and the reader of a model folder's config.json, which dispatches on the architecture.
 
+To add an architecture, add a file to this package and a line here. A setting that would be computed wrongly is rejected
+by name.
+"""
+
+import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
 from shard.models import (
     bert,
     cohere,
-    distilbert,
     falcon,
     gemma,
     gemma2,
@@ -20,11 +26,8 @@ from shard.models import (
     mixtral,
     olmo2,
     phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
+    qwen,
     starcoder2,
-    xlm_roberta,
 )
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel, ModelReader
@@ -32,52 +35,47 @@ from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
 from shard.models.hf_fallback.probe import UnsupportedModel
 from shard.parallel.group import RankGroup
+from shard.quantization.registry import parse_quantization_config
+
+AnyConfig = TypeVar("AnyConfig")
+AnyModel = TypeVar("AnyModel")
 
 
-class DecoderArchitecture(NamedTuple):
-    """Functions that parse the config and read the weights of an architecture that generates."""
+class Architecture(NamedTuple, Generic[AnyConfig, AnyModel]):
+    """Functions that parse the config and read the weights of an architecture."""
 
-    parse_config: Callable[[JsonConfig], ModelConfig]
-    read_model: Callable[[ModelReader[Any]], LanguageModel]
-
-
-class EncoderArchitecture(NamedTuple):
-    """Functions that parse the config and read the weights of an encoder architecture."""
-
-    parse_config: Callable[[JsonConfig], EncoderConfig]
-    read_model: Callable[[ModelReader[Any]], Encoder]
+    parse_config: Callable[[JsonConfig], AnyConfig]
+    read_model: Callable[[ModelReader[Any]], AnyModel]
 
 
-DECODER_ARCHITECTURES: dict[str, DecoderArchitecture] = {
-    "CohereForCausalLM": DecoderArchitecture(cohere.parse_cohere_config, cohere.read_cohere),
-    "FalconForCausalLM": DecoderArchitecture(falcon.parse_falcon_config, falcon.read_falcon),
-    "GPT2LMHeadModel": DecoderArchitecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
-    "GPTNeoXForCausalLM": DecoderArchitecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
-    "Gemma2ForCausalLM": DecoderArchitecture(gemma2.parse_gemma2_config, gemma2.read_gemma2),
-    "Gemma3ForCausalLM": DecoderArchitecture(gemma3.parse_gemma3_config, gemma3.read_gemma3),
-    "Gemma3ForConditionalGeneration": DecoderArchitecture(gemma3.parse_multimodal_text_config,
-                                                          gemma3.read_multimodal_text_model),
-    "GemmaForCausalLM": DecoderArchitecture(gemma.parse_gemma_config, gemma.read_gemma),
-    "LlamaForCausalLM": DecoderArchitecture(llama.parse_llama_config, llama.read_llama),
-    "MistralForCausalLM": DecoderArchitecture(mistral.parse_mistral_config, mistral.read_mistral),
-    "MixtralForCausalLM": DecoderArchitecture(mixtral.parse_mixtral_config, mixtral.read_mixtral),
-    "Olmo2ForCausalLM": DecoderArchitecture(olmo2.parse_olmo2_config, olmo2.read_olmo2),
-    "Phi3ForCausalLM": DecoderArchitecture(phi3.parse_phi3_config, phi3.read_phi3),
-    "Qwen2ForCausalLM": DecoderArchitecture(qwen2.parse_qwen2_config, qwen2.read_qwen2),
-    "Qwen3ForCausalLM": DecoderArchitecture(qwen3.parse_qwen3_config, qwen3.read_qwen3),
-    "Qwen3MoeForCausalLM": DecoderArchitecture(qwen3_moe.parse_qwen3_moe_config, qwen3_moe.read_qwen3_moe),
-    "Starcoder2ForCausalLM": DecoderArchitecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),
+DECODER_ARCHITECTURES: dict[str, Architecture[ModelConfig, LanguageModel]] = {
+    "CohereForCausalLM": Architecture(cohere.parse_cohere_config, cohere.read_cohere),
+    "FalconForCausalLM": Architecture(falcon.parse_falcon_config, falcon.read_falcon),
+    "GPT2LMHeadModel": Architecture(gpt2.parse_gpt2_config, gpt2.read_gpt2),
+    "GPTNeoXForCausalLM": Architecture(gpt_neox.parse_gpt_neox_config, gpt_neox.read_gpt_neox),
+    "Gemma2ForCausalLM": Architecture(gemma2.parse_gemma2_config, gemma2.read_gemma2),
+    "Gemma3ForCausalLM": Architecture(gemma3.parse_gemma3_config, gemma3.read_gemma3),
+    "Gemma3ForConditionalGeneration": Architecture(gemma3.parse_multimodal_text_config,
+                                                   gemma3.read_multimodal_text_model),
+    "GemmaForCausalLM": Architecture(gemma.parse_gemma_config, gemma.read_gemma),
+    "LlamaForCausalLM": Architecture(llama.parse_llama_config, llama.read_llama),
+    "MistralForCausalLM": Architecture(mistral.parse_mistral_config, llama.read_llama),
+    "MixtralForCausalLM": Architecture(mixtral.parse_mixtral_config, mixtral.read_mixtral),
+    "Olmo2ForCausalLM": Architecture(olmo2.parse_olmo2_config, olmo2.read_olmo2),
+    "Phi3ForCausalLM": Architecture(phi3.parse_phi3_config, phi3.read_phi3),
+    "Qwen2ForCausalLM": Architecture(qwen.parse_qwen2_config, qwen.read_qwen2),
+    "Qwen3ForCausalLM": Architecture(qwen.parse_qwen3_config, qwen.read_qwen3),
+    "Qwen3MoeForCausalLM": Architecture(qwen.parse_qwen3_moe_config, qwen.read_qwen3_moe),
+    "Starcoder2ForCausalLM": Architecture(starcoder2.parse_starcoder2_config, starcoder2.read_starcoder2),
 }
 
-ENCODER_ARCHITECTURES: dict[str, EncoderArchitecture] = {
-    "BertForTokenClassification": EncoderArchitecture(bert.parse_bert_token_classifier_config, bert.read_bert),
-    "BertModel": EncoderArchitecture(bert.parse_bert_config, bert.read_bert),
-    "DistilBertForTokenClassification": EncoderArchitecture(
-        distilbert.parse_distilbert_token_classifier_config, distilbert.read_distilbert),
-    "DistilBertModel": EncoderArchitecture(distilbert.parse_distilbert_config, distilbert.read_distilbert),
-    "XLMRobertaForTokenClassification": EncoderArchitecture(
-        xlm_roberta.parse_xlm_roberta_token_classifier_config, xlm_roberta.read_xlm_roberta),
-    "XLMRobertaModel": EncoderArchitecture(xlm_roberta.parse_xlm_roberta_config, xlm_roberta.read_xlm_roberta),
+ENCODER_ARCHITECTURES: dict[str, Architecture[EncoderConfig, Encoder]] = {
+    "BertForTokenClassification": Architecture(bert.parse_bert_config, bert.read_bert),
+    "BertModel": Architecture(bert.parse_bert_config, bert.read_bert),
+    "DistilBertForTokenClassification": Architecture(bert.parse_distilbert_config, bert.read_distilbert),
+    "DistilBertModel": Architecture(bert.parse_distilbert_config, bert.read_distilbert),
+    "XLMRobertaForTokenClassification": Architecture(bert.parse_xlm_roberta_config, bert.read_xlm_roberta),
+    "XLMRobertaModel": Architecture(bert.parse_xlm_roberta_config, bert.read_xlm_roberta),
 }
 
 
@@ -86,15 +84,12 @@ def parse_unlisted_config(hf_config: JsonConfig) -> ModelConfig:
         return loader.parse_fallback_config(hf_config)
     except UnsupportedModel as unsuitable:
         raise ValueError(f"{hf_config.source}: architecture {read_architecture_name(hf_config)} is not supported: "
-                         f"{unsuitable}; " f"supported: {', '.join([*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES])}, "
-                         f"and decoders of text with plain " f"attention that transformers knows") from unsuitable
+                         f"{unsuitable}; supported: {', '.join([*DECODER_ARCHITECTURES, *ENCODER_ARCHITECTURES])}, "
+                         f"and decoders of text with plain attention that transformers knows") from unsuitable
 
 
-FALLBACK_ARCHITECTURE = DecoderArchitecture(parse_unlisted_config, loader.read_fallback_model)
-
-
-def find_decoder_architecture(architecture_name: str) -> DecoderArchitecture:
-    return DECODER_ARCHITECTURES.get(architecture_name, FALLBACK_ARCHITECTURE)
+FALLBACK_ARCHITECTURE: Architecture[ModelConfig, LanguageModel] = Architecture(
+    parse_unlisted_config, loader.read_fallback_model)
 
 
 def read_architecture_name(hf_config: JsonConfig) -> str:
@@ -105,15 +100,35 @@ def read_architecture_name(hf_config: JsonConfig) -> str:
     return names[0]
 
 
+def read_model_config(model_folder: Path) -> ModelConfig:
+    path = model_folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{model_folder} holds no model: there is no config.json")
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no JSON object")
+    try:
+        return parse_model_config(JsonConfig(values, str(path)))
+    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{path} has a value of the wrong kind: {error}") from error
+
+
 def parse_model_config(hf_config: JsonConfig) -> ModelConfig:
-    """Return the config of the model, read by its architecture."""
+    """Return the config of the model, read by its architecture, with that of its quantised weights."""
     name = read_architecture_name(hf_config)
-    return (ENCODER_ARCHITECTURES.get(name) or find_decoder_architecture(name)).parse_config(hf_config)
+    architecture = ENCODER_ARCHITECTURES.get(name) or DECODER_ARCHITECTURES.get(name, FALLBACK_ARCHITECTURE)
+    quantization_config = hf_config.get("quantization_config", "compression_config")
+    return replace(architecture.parse_config(hf_config),
+                   quantization=parse_quantization_config(quantization_config, hf_config.source))
 
 
 def load_model(config: ModelConfig, weights: CheckpointReader, group: RankGroup) -> LanguageModel:
     """Load this rank's part of the model, in the dtype and on the device of `weights`."""
-    return find_decoder_architecture(config.architecture).read_model(ModelReader(config, weights, group))
+    architecture = DECODER_ARCHITECTURES.get(config.architecture, FALLBACK_ARCHITECTURE)
+    return architecture.read_model(ModelReader(config, weights, group))
 
 
 def load_encoder(config: EncoderConfig, weights: CheckpointReader, group: RankGroup) -> Encoder:

@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, cuda
 
-from shard.attention.backend import AttentionBackend, CapturableAttentionBackend
+from shard.attention.backend import CapturableAttentionBackend
 from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
 from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
+from shard.models.decoder import RunnableModel
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
 from shard.state.step import Step
@@ -33,13 +34,6 @@ CaptureFunction = Callable[[LaunchFunction], LaunchFunction]
 MIN_CAPTURED_ROWS = 2  # rows: docs/exactness.md, "A single row is computed as two"
 # captured numbers of rows are 8 apart up to the first, 32 apart up to the second, then 64
 MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
-
-
-class CapturableModel(Protocol):
-    """The part of a model that captured steps use."""
-
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor: ...
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None: ...
 
 
 class GraphOutputs(NamedTuple):
@@ -91,7 +85,7 @@ class CudaGraphRunner:
     others reuse its memory; all share their output buffers."""
 
     @torch.inference_mode()
-    def __init__(self, model: CapturableModel, attention: CapturableAttentionBackend, cache: KVCache,
+    def __init__(self, model: RunnableModel, attention: CapturableAttentionBackend, cache: KVCache,
                  max_size: MaxDecodeSize, capture: CaptureFunction, *,
                  adapter_routing: AdapterRouting | None = None) -> None:
         """Capture steps of all sizes; with `adapter_routing` also steps in which some rows use adapters."""

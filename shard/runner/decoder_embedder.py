@@ -13,7 +13,8 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import AdapterRouting
-from shard.runner.model_runner import RunnableModel, make_adapter_runs
+from shard.models.decoder import RunnableModel
+from shard.runner.model_runner import make_adapter_runs
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.pooling_text import PoolingText

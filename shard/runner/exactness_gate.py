@@ -16,7 +16,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
-from shard.runner.model_runner import RunnableModel
+from shard.models.decoder import RunnableModel
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.step import PrefillChunk, Step

@@ -7,15 +7,15 @@ broadcasts the tokens: docs/exactness.md, "Collectives of a step".
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from shard.attention.backend import AttentionBackend
-from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
+from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.lora.routing import NO_ADAPTER, AdapterRouting, AdapterRowSpan
+from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
@@ -27,15 +27,6 @@ from shard.state.step import PrefillChunk, Step
 MAX_PROMPT_LOGIT_ROWS = 64  # rows of logits that are held at once for prompt logprobs
 # failure by the negative code that rank 0 broadcasts in place of a token
 FAILURE_BY_CODE = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}
-
-
-class RunnableModel(Protocol):
-    """One rank's part of a model."""
-
-    # [tokens, hidden_size]
-    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor: ...
-    # [rows, vocabulary] on rank 0, None elsewhere
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from shard.hardware.memory_budget import (
     read_host_memory,
 )
 from shard.models.config import ModelConfig
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 
 CPUINFO_PATH = Path("/proc/cpuinfo")

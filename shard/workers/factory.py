@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shard.config import ShardConfig
 from shard.models.encoder import EncoderConfig
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.decoder import DecoderWorker
 from shard.workers.encoder import EncoderWorker

@@ -32,8 +32,7 @@ from shard.hardware.memory_budget import (
 from shard.hardware.probe_cache import make_probe_key
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_model
+from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.cuda_graphs import CudaGraphRunner, MaxDecodeSize, make_capture_function
 from shard.runner.decoder_embedder import DecoderEmbedder

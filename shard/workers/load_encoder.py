@@ -15,8 +15,7 @@ from shard.config import ShardConfig
 from shard.hardware.device import get_device_name
 from shard.hardware.probe_cache import make_probe_key
 from shard.models.encoder import EncoderConfig
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_encoder
+from shard.models.registry import load_encoder, read_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.encoder_exactness_gate import find_difference
 from shard.runner.encoder_runner import EncoderRunner

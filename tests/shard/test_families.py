@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from router.request import Request, SamplingParams
 from shard.attention.backend import make_attention_backend
 from shard.attention.config import AttentionConfig
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.exactness_gate import ExactnessGate

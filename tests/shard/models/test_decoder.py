@@ -13,7 +13,7 @@ from support.model_runs.ranks_in_threads import InProcessExchange, InProcessRank
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import ModelReader, check_attention_head_split
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 from shard.parallel.group import SingleRankGroup
 
 

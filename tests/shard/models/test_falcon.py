@@ -16,7 +16,7 @@ from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.decoder import check_attention_head_split
 from shard.models.falcon import FalconConfig
-from shard.models.read_config import parse_config_with_quantization, read_model_config
+from shard.models.registry import parse_model_config, read_model_config
 
 FALCON_7B = {  # as published in tiiuae/falcon-7b
     "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
@@ -50,7 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def parse_config(values: dict[str, Any], **changes: Any) -> FalconConfig:
-    config = parse_config_with_quantization(JsonConfig(values | changes, "config.json"))
+    config = parse_model_config(JsonConfig(values | changes, "config.json"))
     assert isinstance(config, FalconConfig)
     return config
 

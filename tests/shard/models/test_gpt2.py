@@ -14,7 +14,7 @@ from support.model_runs.decoder_reference import (
 
 from shard.json_config import JsonConfig
 from shard.models.gpt2 import Gpt2Config
-from shard.models.read_config import parse_config_with_quantization
+from shard.models.registry import parse_model_config
 
 PUBLISHED_CONFIG = {  # as published in openai-community/gpt2
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def parse_config(**changes: Any) -> Gpt2Config:
-    config = parse_config_with_quantization(JsonConfig(PUBLISHED_CONFIG | changes, "config.json"))
+    config = parse_model_config(JsonConfig(PUBLISHED_CONFIG | changes, "config.json"))
     assert isinstance(config, Gpt2Config)
     return config
 

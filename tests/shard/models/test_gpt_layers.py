@@ -12,7 +12,7 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
 from shard.models.decoder import ModelReader
 from shard.models.gpt_layers import compute_head_dim, list_grouped_qkv_rows, read_gelu_approximation
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 from shard.parallel.group import SingleRankGroup
 
 

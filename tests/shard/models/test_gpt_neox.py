@@ -15,7 +15,7 @@ from support.model_runs.decoder_reference import (
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
 from shard.models.gpt_layers import GptConfig
-from shard.models.read_config import parse_config_with_quantization, read_model_config
+from shard.models.registry import parse_model_config, read_model_config
 
 PUBLISHED_CONFIG = {  # as published in EleutherAI/pythia-160m
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def parse_config(**changes: Any) -> GptConfig:
-    config = parse_config_with_quantization(JsonConfig(PUBLISHED_CONFIG | changes, "config.json"))
+    config = parse_model_config(JsonConfig(PUBLISHED_CONFIG | changes, "config.json"))
     assert isinstance(config, GptConfig)
     return config
 

@@ -6,7 +6,7 @@ from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.decoder_reference import check_decoder_matches_transformers, median_token_distance
 
 from shard.json_config import JsonConfig
-from shard.models.read_config import parse_config_with_quantization
+from shard.models.registry import parse_model_config
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -40,4 +40,4 @@ def test_cpu_attention_matches_transformers(tmp_path_factory: pytest.TempPathFac
 ])
 def test_invalid_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_config_with_quantization(JsonConfig(MINIMAL_CONFIG | changes, "config.json"))
+        parse_model_config(JsonConfig(MINIMAL_CONFIG | changes, "config.json"))

@@ -6,8 +6,7 @@ from support.checkpoints.quantized_checkpoints import CompressedTensorsTool, Gpt
 from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 
 from shard.checkpoint.reader import CheckpointReader
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_model
+from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import SingleRankGroup
 
 CPU = torch.device("cpu")

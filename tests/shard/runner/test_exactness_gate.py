@@ -14,8 +14,7 @@ from shard.attention.backend import AttentionBackend, make_attention_backend
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.probe_cache import FileProbeCache, NoProbeCache
 from shard.models.decoder import Decoder
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_model
+from shard.models.registry import load_model, read_model_config
 from shard.ops.linear import PackedLinear
 from shard.parallel.group import SingleRankGroup
 from shard.runner.exactness_gate import (

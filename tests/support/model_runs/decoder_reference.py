@@ -16,8 +16,7 @@ from shard.attention.forward_inputs import build_forward_inputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_model
+from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import RankGroup
 from shard.state.sequence import SamplingParams, Sequence
 from shard.state.step import PrefillChunk, Step

@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 from shard.checkpoint.reader import CheckpointReader
 from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.models.encoder import Encoder, EncoderConfig, build_encoder_inputs
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_encoder
+from shard.models.registry import load_encoder, read_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import Pooling

@@ -15,8 +15,7 @@ from shard.attention.kv_cache import KVCache
 from shard.attention.token_span import TokenSpan
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
-from shard.models.read_config import read_model_config
-from shard.models.registry import load_model
+from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import SingleRankGroup
 from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
 from shard.runner.model_runner import ModelRunner, StepOutputs

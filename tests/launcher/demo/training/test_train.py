@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from launcher.demo.training.corpus.counting import make_counting_document
 from launcher.demo.training.tokenizer import save_tokenizer
 from launcher.demo.training.train import make_model, save_model, train_corpus_tokenizer, train_demo_model
-from shard.models.read_config import read_model_config
+from shard.models.registry import read_model_config
 
 DOCUMENT_SHARES = {make_counting_document: 1.0}
 

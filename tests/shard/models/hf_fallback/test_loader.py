@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from router.request import Request
 from shard.json_config import JsonConfig
-from shard.models.read_config import parse_config_with_quantization
+from shard.models.registry import parse_model_config
 
 REPOSITORY_ROOT = Path(__file__).parents[4]
 
@@ -141,12 +141,12 @@ def make_json_config(architecture: str, model_type: str, **changes: Any) -> Json
 ], ids=lambda value: value.get("architectures")[0] if isinstance(value, JsonConfig) else value)
 def test_unsupported_models_are_rejected_by_name(hf_config: JsonConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as error:
-        parse_config_with_quantization(hf_config)
+        parse_model_config(hf_config)
     assert "\n" not in str(error.value)
 
 
 def test_code_in_the_folder_is_ignored_if_transformers_has_the_class() -> None:
-    parse_config_with_quantization(make_json_config("OlmoForCausalLM", "olmo", pad_token_id=0,
+    parse_model_config(make_json_config("OlmoForCausalLM", "olmo", pad_token_id=0,
                                                     auto_map={"AutoModelForCausalLM": "modeling_olmo.OlmoForCausalLM"}))
 
 
