@@ -36,8 +36,6 @@ class RankGroup(Protocol):
     def all_reduce_min(self, number: int) -> int:
         """Return the least of the ranks' numbers, once every rank has called."""
 
-    def close(self) -> None: ...
-
 
 class SingleRankGroup:
     """Group of one rank."""
@@ -56,9 +54,6 @@ class SingleRankGroup:
 
     def all_reduce_min(self, number: int) -> int:
         return number
-
-    def close(self) -> None:
-        pass
 
 
 class SharedMemoryGroup:
@@ -88,9 +83,6 @@ class SharedMemoryGroup:
     def all_reduce_min(self, number: int) -> int:
         [parts] = self._exchange.all_gather(torch.tensor([number]))
         return min(int(part) for part in parts)
-
-    def close(self) -> None:
-        self._exchange.close()
 
 
 class NcclGroup:
@@ -123,9 +115,6 @@ class NcclGroup:
         least = torch.tensor([number], device="cuda")
         distributed.all_reduce(least, distributed.ReduceOp.MIN)
         return int(least)
-
-    def close(self) -> None:
-        distributed.destroy_process_group()
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]

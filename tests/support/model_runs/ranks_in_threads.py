@@ -46,9 +46,6 @@ class InProcessRankGroup:
     def all_reduce_min(self, number: int) -> int:
         return min(self._all_gather(number))
 
-    def close(self) -> None:
-        pass
-
 
 def run_on_ranks(size: int, call: Callable[[InProcessRankGroup], Any]) -> list[Any]:
     """Return what `call` returns on every rank."""
