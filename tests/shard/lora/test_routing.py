@@ -114,8 +114,9 @@ def test_selected_rows_keep_their_adapters(runs: list[AdapterRowSpan], data: st.
     adapter_routing = make_routing({})
     adapters = [run.adapter for run in runs for _ in range(run.length)]
     selected_rows = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
-    adapter_routing.set_rows(runs), adapter_routing.route_selected_rows(torch.tensor(selected_rows))
-    adapter_by_row = {row: band.adapter for band in adapter_routing.rows.adapter_rows for row in band.rows.tolist()}
+    adapter_routing.set_rows(runs)
+    rows = adapter_routing.rows.select_rows(torch.tensor(selected_rows))
+    adapter_by_row = {row: band.adapter for band in rows.adapter_rows for row in band.rows.tolist()}
     assert adapter_by_row == {row: adapters[place] for row, place in enumerate(selected_rows)
                               if adapters[place] != NO_ADAPTER}
 
