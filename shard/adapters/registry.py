@@ -104,7 +104,7 @@ class AdapterRegistry:
         if not lora_updates:
             return 0
         place = self._slots.assign(adapter, max(len(one.lora_a) for one in lora_updates))
-        return sum(linear.lora_weights.store_adapter(place, *update) for linear, *update in lora_updates)
+        return sum(update.lora_linear.lora_weights.store_adapter(place, *update[1:]) for update in lora_updates)
 
     def _replace_head(self, adapter: int, head: LoraLinear, weight: Tensor) -> int:
         weight = weight.to(self._device, self._dtype)

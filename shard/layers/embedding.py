@@ -23,6 +23,7 @@ class VocabParallelEmbedding:
     def __init__(self, weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int]) -> None:
         """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
         than the compute dtype."""
+        self.name = name  # of the weight
         self._group = group
         self.id_range = padded_rank_range(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
@@ -37,16 +38,14 @@ class VocabParallelEmbedding:
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`"""
-        rows = self._look_up_across_ranks(tokens)
-        return rows if self._lora_target is None else self._lora_target.apply_adapters(tokens, rows)
-
-    def _look_up_across_ranks(self, tokens: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self.weight.index_select(0, tokens).to(self._dtype)
-        local_ids = tokens - self.id_range.start
-        is_local = (local_ids >= 0) & (local_ids < len(self.id_range))
-        rows = self.weight.index_select(0, local_ids.where(is_local, 0)).to(self._dtype)
-        return self._group.all_reduce_sum(rows.where(is_local.unsqueeze(1), 0))
+            rows = self.weight.index_select(0, tokens).to(self._dtype)
+        else:
+            local_ids = tokens - self.id_range.start
+            is_local = (local_ids >= 0) & (local_ids < len(self.id_range))
+            local_rows = self.weight.index_select(0, local_ids.where(is_local, 0)).to(self._dtype)
+            rows = self._group.all_reduce_sum(local_rows.where(is_local.unsqueeze(1), 0))
+        return rows if self._lora_target is None else self._lora_target.apply_adapters(tokens, rows)
 
 
 class PositionedEmbedding:
@@ -87,25 +86,14 @@ class LMHead:
 
 
 def read_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int],
-                 weight_name: str = "") -> LMHead:
-    """Read the head `name`. `weight_name`: name of its weight in the files, if different."""
-    ids = padded_rank_range(shape[0], group.rank, group.size)
-    weight = weights.read_rows(weight_name or name, shape, ids, scratch=should_pack(weights.dtype, weights.device))
-    return make_lm_head(weights, group, name, shape, id_range=ids, weight=weight)
-
-
-def make_lm_head(weights: CheckpointReader, group: RankGroup, name: str, shape: tuple[int, int], *, id_range: range,
-                 weight: Tensor) -> LMHead:
+                 tied_embedding: VocabParallelEmbedding | None = None) -> LMHead:
+    """Read the head `name`. `tied_embedding`: embedding whose weight is the head's, too. It is shared if it has the
+    compute dtype; a packed linear copies it."""
+    id_range = padded_rank_range(shape[0], group.rank, group.size)
+    if tied_embedding is not None and tied_embedding.weight.dtype == weights.dtype:
+        weight = tied_embedding.weight
+    else:
+        weight_name = name if tied_embedding is None else tied_embedding.name
+        weight = weights.read_rows(weight_name, shape, id_range, scratch=should_pack(weights.dtype, weights.device))
     matrix_slice = MatrixSlice(name, shape, id_range, range(shape[1]))
     return LMHead(weights.lora_targets.wrap_head(make_linear(weight), matrix_slice), group, shape[0])
-
-
-def make_tied_lm_head(weights: CheckpointReader, group: RankGroup, names: tuple[str, str], shape: tuple[int, int],
-                      embedding: VocabParallelEmbedding) -> LMHead:
-    """Return a head with the embedding's weight. `names`: of the head and of the embedding.
-
-    The weight is shared if the embedding has the compute dtype; a packed linear copies it.
-    """
-    if embedding.weight.dtype != weights.dtype:
-        return read_lm_head(weights, group, names[0], shape, names[1])
-    return make_lm_head(weights, group, names[0], shape, id_range=embedding.id_range, weight=embedding.weight)

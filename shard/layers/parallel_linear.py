@@ -11,14 +11,16 @@ from functools import partial
 from torch import Tensor, float32
 
 from shard.checkpoint.reader import CheckpointReader, RowSelection
-from shard.ops.gated_activations import (
+from shard.ops.activations import (
     GATED_ACTIVATIONS,
+    ExactGeluLinear,
     GatedLinear,
+    GeluLinear,
     PackedGatedLinear,
+    PackedGeluLinear,
     apply_and_round,
     apply_in_float32,
 )
-from shard.ops.gelu_linear import ExactGeluLinear, GeluLinear, PackedGeluLinear
 from shard.ops.int8_linear import Int8Linear
 from shard.ops.linear import Linear, make_linear, should_pack
 from shard.ops.triton_support import import_kernels
@@ -100,7 +102,7 @@ def read_gated_linear(weights: CheckpointReader, gate: LinearRows, up: LinearRow
         fused_kernels = import_kernels(weights.device)
         activate = activation_variants.fast if fused_kernels is None else fused_kernels.GATED_ACTIVATIONS[activation]
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activate)
-    if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_gated_activations.py
+    if weights.dtype == float32:  # faster than fused: tests/shard/ops/test_activations.py
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]), activation_variants.exact)
     if weights.lora_targets.is_enabled:  # an adapter's update is added before the activation
         return GatedLinear(read_column_parallel_linear(weights, [gate, up]),

@@ -14,8 +14,7 @@ from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.models.rope_config import read_rotary_config
-from shard.ops.norm import LayerNorm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import LayerNorm, ResidualStream
 
 DEFAULT_SETTINGS = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5,
                     "logit_scale": 0.0625, "tie_word_embeddings": True}

@@ -10,12 +10,11 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
-from shard.layers.embedding import LMHead, VocabParallelEmbedding, make_tied_lm_head, read_lm_head
+from shard.layers.embedding import LMHead, VocabParallelEmbedding, read_lm_head
 from shard.layers.rotary import NoRotaryEmbedding, RotaryConfig, RotaryTable
 from shard.models.config import ModelConfig
 from shard.ops.linear import Linear
-from shard.ops.norm import Norm, RMSNorm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import Norm, ResidualStream, RMSNorm
 from shard.parallel.group import RankGroup, even_rank_range, replicated_rank_range, uneven_rank_range
 
 SizedLinear = tuple[Linear, int]  # linear and its input width
@@ -216,10 +215,10 @@ def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,
     check_attention_head_split(config, group.size)
     shape = (config.vocabulary_size, config.hidden_size)
     token_embedding = VocabParallelEmbedding(weights, group, embedding_name, shape)
-    if not config.tie_word_embeddings:
-        return token_embedding, read_lm_head(weights, group, head_name, shape)
-    weights.ignore_tensor(head_name)
-    return token_embedding, make_tied_lm_head(weights, group, (head_name, embedding_name), shape, token_embedding)
+    if config.tie_word_embeddings:
+        weights.ignore_tensor(head_name)
+    return token_embedding, read_lm_head(weights, group, head_name, shape,
+                                         token_embedding if config.tie_word_embeddings else None)
 
 
 def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],

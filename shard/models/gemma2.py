@@ -13,7 +13,7 @@ from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, DecoderLayer, LayerContext, ModelReader, RotaryTableLike, read_decoder
 from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, with_scaled_embedding
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import ResidualStream
 
 DEFAULT_SETTINGS = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
                     "final_logit_softcapping": 30.0}

@@ -24,8 +24,7 @@ from shard.models.gemma2 import (
 from shard.models.llama import SelfAttention, read_attention
 from shard.models.qwen import read_qk_norm_weights
 from shard.models.rope_config import read_rotary_config
-from shard.ops.norm import Fp32WeightRMSNorm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
 # config.json of multimodal models omits most settings
 DEFAULT_SETTINGS = {"vocab_size": 262208, "max_position_embeddings": 131072, "num_attention_heads": 8,

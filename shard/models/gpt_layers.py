@@ -14,8 +14,7 @@ from shard.layers.parallel_linear import LinearRows, read_gelu_linear, read_row_
 from shard.models.config import ModelConfig
 from shard.models.decoder import LayerContext, ModelReader, SizedLinear
 from shard.models.llama import SelfAttention, compute_head_rows
-from shard.ops.norm import LayerNorm, Norm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import LayerNorm, Norm, ResidualStream
 from shard.parallel.group import RankGroup
 
 GELU_APPROXIMATIONS = {  # names in config.json, and torch's `approximate` for each

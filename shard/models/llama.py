@@ -20,8 +20,7 @@ from shard.layers.rotary import QKNorm
 from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, LayerContext, ModelReader, NormReader, SizedLinear, read_decoder
-from shard.ops.norm import Norm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import Norm, ResidualStream
 
 
 class SelfAttention:

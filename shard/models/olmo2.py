@@ -14,8 +14,7 @@ from shard.models.common_config import check_activation, parse_common_config
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, compute_head_rows, read_attention, reject_sliding_windows
-from shard.ops.norm import Fp32WeightRMSNorm
-from shard.ops.residual import ResidualStream
+from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream
 
 
 class GlobalQKNorm:

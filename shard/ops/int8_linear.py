@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import apply_row_exact, pack_weight, should_pack
+from shard.ops.linear import PackedLinear, pack_weight, should_pack
 from shard.quantization.format import QuantizedSlice
 
 TILE_BYTES = 4 * 2**20  # limit of a converted tile; twice as many were no faster, half as many up to 1.3 times slower
@@ -37,9 +37,8 @@ class PackedDequantBuffer:
     """Buffer in the layout of a packed weight, for CPUs that pack weights."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._weight = pack_weight(torch.zeros(shape, dtype=dtype))
-        self._memory_view = view_packed_memory(self._weight, dtype)
-        self._mkldnn_linear = torch.ops.mkldnn._linear_pointwise.default
+        self._linear = PackedLinear(torch.zeros(shape, dtype=dtype), None)
+        self._memory_view = view_packed_memory(self._linear.weight, dtype)
 
     def arrange_codes(self, codes: Tensor) -> Tensor:
         packed = pack_weight(codes.to(self._memory_view.dtype))
@@ -47,11 +46,7 @@ class PackedDequantBuffer:
 
     def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
         self._memory_view.copy_(codes)
-        return apply_row_exact(self._multiply_packed, x)
-
-    def _multiply_packed(self, x: Tensor) -> Tensor:
-        result: Tensor = self._mkldnn_linear(x, self._weight, None, "none", [], "")
-        return result
+        return self._linear(x)
 
 
 class PlainDequantBuffer:

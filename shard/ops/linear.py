@@ -64,12 +64,7 @@ def has_independent_rows(dtype: torch.dtype, num_outputs: int, num_inputs: int, 
     generator = torch.Generator().manual_seed(0)
     weight, rows = (torch.randn(count, num_inputs, generator=generator).to(dtype)
                     for count in (num_outputs, max(row_counts)))
-    packed = pack_weight(weight)
-
-    def multiply(x: Tensor) -> Tensor:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
-        return made
-
+    multiply = PackedLinear(weight, None).multiply
     first, last = multiply(rows[:2]), {count: multiply(rows[count - 2:count]) for count in row_counts}
     results = {count: multiply(rows[:count]) for count in row_counts}
     return all(torch.equal(results[count][:2], first) and torch.equal(results[count][-2:], last[count])
@@ -90,17 +85,20 @@ def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
 class PackedLinear:
     """Linear with a weight packed by oneDNN, whose rows have the same bits in any batch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` is copied, so the caller may free it."""
-        self._weight = pack_weight(weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None, onednn_activation: tuple[str, str] = ("none", "")) -> None:
+        """`weight` is copied, so the caller may free it. `onednn_activation`: fused operation and its algorithm,
+        computed in float32 before the result is rounded."""
+        self.weight = pack_weight(weight)
         self._bias = bias
+        self._activation, self._algorithm = onednn_activation
         self._mkldnn_linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return apply_row_exact(self._multiply_packed, x)
+        return apply_row_exact(self.multiply, x)
 
-    def _multiply_packed(self, x: Tensor) -> Tensor:
-        result: Tensor = self._mkldnn_linear(x, self._weight, self._bias, "none", [], "")
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply all rows at once, so that their bits may depend on how many there are."""
+        result: Tensor = self._mkldnn_linear(x, self.weight, self._bias, self._activation, [], self._algorithm)
         return result
 
 

@@ -1,4 +1,4 @@
-"""RMS norm and layer norm over the last axis, computed in float32."""
+"""RMS norm and layer norm over the last axis, computed in float32, and the residual stream that they read."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,12 @@ class RMSNorm:
         """`x: [..., width]`"""
         if self._fused_kernels is not None:
             return self._norm_with_kernel(x, None)
-        return self._apply_weight(self._normalize(x), x.dtype)
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._epsilon_tensor, length, length, value=self._inverse_width).rsqrt_()
+        normalized = wide * scale
+        return (normalized.mul_(self.weight).to(x.dtype) if self.rounds_after_weight
+                else normalized.to(x.dtype).mul_(self.weight))
 
     def add_and_norm(self, x: Tensor, delta: Tensor) -> Tensor:
         """Add `delta` to `x` in place and return the norm of the sum."""
@@ -40,23 +45,11 @@ class RMSNorm:
                                                       round_after_weight=self.rounds_after_weight, delta=delta)
         return normed
 
-    def _normalize(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._epsilon_tensor, length, length, value=self._inverse_width).rsqrt_()
-        return wide * scale
-
-    def _apply_weight(self, normalized: Tensor, dtype: torch.dtype) -> Tensor:
-        return normalized.to(dtype).mul_(self.weight)
-
 
 class Fp32WeightRMSNorm(RMSNorm):
     """RMS norm with a float32 weight, rounded after multiplying by it."""
 
     rounds_after_weight = True
-
-    def _apply_weight(self, normalized: Tensor, dtype: torch.dtype) -> Tensor:
-        return normalized.mul_(self.weight).to(dtype)
 
 
 class LayerNorm:
@@ -81,3 +74,28 @@ class LayerNorm:
 
 
 Norm = RMSNorm | LayerNorm
+
+
+class ResidualStream:
+    """Hidden states between layers, with the last layer's output not added yet, so that the next norm can fuse both.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        """`x` is modified in place by every addition."""
+        self._stream = x
+        self._pending_delta: Tensor | None = None  # yet to be added
+
+    def add_deferred(self, delta: Tensor) -> None:
+        self.apply_pending()
+        self._pending_delta = delta
+
+    def apply_pending_and_norm(self, norm: Norm) -> Tensor:
+        delta, self._pending_delta = self._pending_delta, None
+        return norm(self._stream) if delta is None else norm.add_and_norm(self._stream, delta)
+
+    def apply_pending(self) -> Tensor:
+        """Apply the deferred addition and return the stream."""
+        delta, self._pending_delta = self._pending_delta, None
+        if delta is not None:
+            self._stream += delta
+        return self._stream

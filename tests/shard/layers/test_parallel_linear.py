@@ -16,8 +16,7 @@ from shard.layers.parallel_linear import (
     read_gelu_linear,
     read_row_parallel_linear,
 )
-from shard.ops.gated_activations import GatedLinear, PackedGatedLinear
-from shard.ops.gelu_linear import GeluLinear, PackedGeluLinear
+from shard.ops.activations import GatedLinear, GeluLinear, PackedGatedLinear, PackedGeluLinear
 from shard.ops.linear import Linear
 
 NUM_INPUTS, NUM_OUTPUTS = 20, 12
@@ -133,6 +132,7 @@ def test_gated_linear_uses_the_activation_of_its_model(
 def test_gated_linear_class_depends_on_dtype_and_processor(weights_folder: Path, monkeypatch: pytest.MonkeyPatch,
                                                            packs: bool, dtype: torch.dtype, kind: type[Linear]) -> None:
     monkeypatch.setattr(parallel_linear, "should_pack", lambda *_: packs)
-    monkeypatch.setattr("shard.ops.gated_activations.pack_weight", lambda weight: weight)
+    for module in ("activations", "linear"):
+        monkeypatch.setattr(f"shard.ops.{module}.pack_weight", lambda weight: weight)
     with CheckpointReader(weights_folder, dtype, CPU) as weights:
         assert isinstance(read_gated_linear(weights, make_linear_rows("gate"), make_linear_rows("up")), kind)

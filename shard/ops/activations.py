@@ -1,6 +1,6 @@
-"""Gated linear: activation(x · gate) times x · up.
+"""Linears followed by an activation: GELU, or in a gated linear activation(x · gate) times x · up.
 
-The exact variants follow docs/exactness.md, "The same bits at any index"; the packed one also
+The exact and the packed variants follow docs/exactness.md, "The same bits at any index"; the packed ones also
 "Products with independent rows".
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.linear import Linear, apply_row_exact, pack_weight
+from shard.ops.linear import Linear, PackedLinear, apply_row_exact, make_linear, pack_weight
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
@@ -81,10 +81,8 @@ class PackedGatedLinear:
     def __init__(self, gate_weight: Tensor, up_weight: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None,
                  onednn_activation: tuple[str, str] = GATED_ACTIVATIONS["silu"].onednn_fused) -> None:
         """`gate_weight` and `up_weight` are copied, so the caller may free them."""
-        self._onednn_activation, self._algorithm = onednn_activation
-        self._gate_weight, self._gate_bias = pack_weight(gate_weight), gate_bias
+        self._gate = PackedLinear(gate_weight, gate_bias, onednn_activation)
         self._up_weight, self._up_bias = pack_weight(up_weight), up_bias
-        self._mkldnn_linear_activation = torch.ops.mkldnn._linear_pointwise.default
         self._mkldnn_linear_mul = torch.ops.mkldnn._linear_pointwise.binary
 
     @property
@@ -96,7 +94,44 @@ class PackedGatedLinear:
         return apply_row_exact(self._multiply_gated, x)
 
     def _multiply_gated(self, x: Tensor) -> Tensor:
-        gate = self._mkldnn_linear_activation(x, self._gate_weight, self._gate_bias, self._onednn_activation, [],
-                                              self._algorithm)
-        result: Tensor = self._mkldnn_linear_mul(x, gate, self._up_weight, self._up_bias, "mul")
+        result: Tensor = self._mkldnn_linear_mul(x, self._gate.multiply(x), self._up_weight, self._up_bias, "mul")
         return result
+
+
+class GeluLinear:
+    """Linear followed by torch's GELU."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
+        """`approximate` is none or tanh, as in torch."""
+        self._linear = make_linear(weight, bias)
+        self._approximate = approximate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.gelu(self._linear(x), approximate=self._approximate)
+
+
+def batch_invariant_gelu(x: Tensor, approximate: str) -> Tensor:
+    """Compute GELU of float32 numbers."""
+    if approximate == "tanh":  # as in `batch_invariant_gelu_tanh_and_mul`
+        exponent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
+        return x / exponent.exp_().add_(1)
+    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
+
+
+class ExactGeluLinear:
+    """Linear with separate GELU, so that an adapter's update can be added before the activation."""
+
+    def __init__(self, linear: Linear, approximate: str) -> None:
+        self._linear = linear
+        self._approximate = approximate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return batch_invariant_gelu(self._linear(x).float(), self._approximate).to(x.dtype)
+
+
+class PackedGeluLinear(PackedLinear):
+    """Packed linear with fused GELU."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
+        """`weight` is copied, so the caller may free it."""
+        super().__init__(weight, bias, ("gelu", approximate))

@@ -1,8 +1,8 @@
-"""Gated linears. Times that explain why there are two classes: one core of an EPYC without AVX-512, 896 -> 2 * 4864 in
-float32, minimum of 25 interleaved rounds, microseconds at 2, 8, 32 and 128 rows (November 2026): one matmul followed by
-the exact activation 3045, 6224, 9599 and 31790; two matmuls with fused activation 3137, 6549, 11082 and 37003; one
-matmul with torch's own activation, which is not exact, 2949, 6031, 9513 and 31429. In bfloat16 the first would round
-before the activation.
+"""Linears with activations. Times that explain why there are two classes of gated linears: one core of an EPYC without
+AVX-512, 896 -> 2 * 4864 in float32, minimum of 25 interleaved rounds, microseconds at 2, 8, 32 and 128 rows (November
+2026): one matmul followed by the exact activation 3045, 6224, 9599 and 31790; two matmuls with fused activation 3137,
+6549, 11082 and 37003; one matmul with torch's own activation, which is not exact, 2949, 6031, 9513 and 31429. In
+bfloat16 the first would round before the activation.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from shard.ops.gated_activations import (
+from shard.ops.activations import (
     GATED_ACTIVATIONS,
     GatedLinear,
+    GeluLinear,
     PackedGatedLinear,
+    PackedGeluLinear,
     batch_invariant_gelu_tanh_and_mul,
     batch_invariant_silu_and_mul,
 )
@@ -107,3 +109,49 @@ def test_extreme_gates_saturate(activation: str) -> None:
     gate = torch.tensor([-1e30, -1e4, 1e4, 1e30])
     gated = GATED_ACTIVATIONS[activation].exact(gate, torch.ones(4))
     assert gated.tolist() == [0.0, 0.0, *gate[2:].tolist()]
+
+
+# -- GELU without a gate
+
+GELU_DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
+          for dtype in (torch.float32, torch.bfloat16)]
+GELU_APPROXIMATIONS = ["none", "tanh"]
+
+
+def make_weight_and_bias(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", GELU_DTYPES)
+@given(num_rows=st.integers(2, 300), place=st.integers(0, 300), outputs=st.sampled_from([1, 33, 43, 64, 171, 500]),
+       approximate=st.sampled_from(GELU_APPROXIMATIONS))
+@settings(max_examples=60)
+def test_gelu_does_not_depend_on_other_rows(
+        dtype: torch.dtype, num_rows: int, place: int, outputs: int, approximate: str) -> None:
+    torch.manual_seed(num_rows)
+    linear = PackedGeluLinear(*make_weight_and_bias(64, outputs, dtype), approximate)
+    rows, row, place = torch.randn(num_rows, 64, dtype=dtype), torch.randn(1, 64, dtype=dtype), place % num_rows
+    rows[place] = row
+    assert torch.equal(linear(rows)[place], linear(row)[0])
+
+
+@pytest.mark.parametrize("kind", [GeluLinear, PackedGeluLinear])
+@pytest.mark.parametrize("approximate", GELU_APPROXIMATIONS)
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_gelu_is_applied_after_the_linear(
+        kind: type[GeluLinear | PackedGeluLinear], approximate: str, num_rows: int) -> None:
+    weight, bias = make_weight_and_bias(64, 43, torch.float32)
+    rows = torch.randn(num_rows, 64)
+    expected = functional.gelu(functional.linear(rows, weight, bias), approximate=approximate)
+    torch.testing.assert_close(kind(weight, bias, approximate)(rows), expected)
+    unbiased = functional.gelu(functional.linear(rows, weight), approximate=approximate)
+    torch.testing.assert_close(kind(weight, None, approximate)(rows), unbiased)
+
+
+@pytest.mark.parametrize("approximate", GELU_APPROXIMATIONS)
+def test_packed_gelu_is_accurate_to_a_millionth(approximate: str) -> None:
+    rows = torch.linspace(-20, 20, 10001).unsqueeze(1)
+    expected = functional.gelu(rows.double(), approximate=approximate).float()
+    output = PackedGeluLinear(torch.ones(1, 1), None, approximate)(rows)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
