@@ -68,15 +68,13 @@ def wrap_with_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRo
 
 def read_column_parallel_linear(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     """Return one fused linear for several of the checkpoint, their outputs concatenated."""
-    return wrap_with_adapters(weights, linear_rows, read_linear_without_adapters(weights, linear_rows))
-
-
-def read_linear_without_adapters(weights: CheckpointReader, linear_rows: Sequence[LinearRows]) -> Linear:
     bias = read_bias(weights, linear_rows)
-    if (int8_linear := read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)) is not None:
-        return int8_linear
-    scratch = should_pack(weights.dtype, weights.device)
-    return make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch), bias)
+    linear: Linear | None = read_int8_linear(weights, [part.matrix_slice for part in linear_rows], bias)
+    if linear is None:
+        scratch = should_pack(weights.dtype, weights.device)
+        linear = make_linear(weights.read_stacked_rows([part.weight_rows for part in linear_rows], scratch=scratch),
+                             bias)
+    return wrap_with_adapters(weights, linear_rows, linear)
 
 
 def read_gelu_linear(

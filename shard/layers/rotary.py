@@ -67,13 +67,10 @@ class FusedRotaryEmbedding(RotaryEmbedding):
 
     def rotate_and_cache(self, qkv_heads: Tensor, qk_norm: QKNorm | None, cache: KVCache, layer: int,
                          slots: Tensor) -> Tensor:
-        if isinstance(qk_norm, RMSNorm):
-            fused_norm = self._fused_kernels.HeadNormArguments(qk_norm.weight, qk_norm.epsilon,
-                                                               qk_norm.rounds_after_weight)
-        elif qk_norm is not None:
+        if qk_norm is not None and not isinstance(qk_norm, RMSNorm):
             return super().rotate_and_cache(qkv_heads, qk_norm, cache, layer, slots)
-        else:
-            fused_norm = None
+        fused_norm = None if qk_norm is None else self._fused_kernels.HeadNormArguments(
+            qk_norm.weight, qk_norm.epsilon, qk_norm.rounds_after_weight)
         cache_rows = self._fused_kernels.LayerCacheSlots(cache.keys[layer], cache.values[layer], slots)
         queries: Tensor = self._fused_kernels.rotate_and_cache(qkv_heads, fused_norm, self._angles, cache_rows)
         return queries
@@ -103,14 +100,6 @@ def base_frequencies(theta: float, head_dim: int) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
-def linear_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    return base_frequencies(config.theta, head_dim) / config.scaling_factor
-
-
-def unscaled_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    return base_frequencies(config.theta, head_dim)
-
-
 def llama3_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, and interpolate between them by their turns."""
     plain = base_frequencies(config.theta, head_dim)
@@ -132,64 +121,45 @@ def yarn_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     return plain / config.scaling_factor * stretched + plain * (1 - stretched)
 
 
-def longrope_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    """Divide the frequency of every pair by a factor of its own."""
-    return base_frequencies(config.theta, head_dim) / torch.tensor(config.frequency_divisors)
-
-
 def pair_index_for_rotations(rotations: float, config: RotaryConfig, head_dim: int) -> float:
     """Return the fractional index of the pair that makes `rotations` turns within the original context."""
     return head_dim * math.log(config.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 
 
 FREQUENCIES_BY_ROPE_TYPE: dict[str, Callable[[RotaryConfig, int], Tensor]] = {
-    "default": unscaled_frequencies,
-    "linear": linear_frequencies,
-    "dynamic": unscaled_frequencies,  # scales only beyond the trained length, and longer sequences are not served
+    "default": lambda config, head_dim: base_frequencies(config.theta, head_dim),
+    "linear": lambda config, head_dim: base_frequencies(config.theta, head_dim) / config.scaling_factor,
+    # scales only beyond the trained length, and longer sequences are not served
+    "dynamic": lambda config, head_dim: base_frequencies(config.theta, head_dim),
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
-    "longrope": longrope_frequencies,
+    # divides the frequency of every pair by a factor of its own
+    "longrope": lambda config, head_dim: base_frequencies(config.theta, head_dim) / torch.tensor(
+        config.frequency_divisors),
 }
 
 
-class NeoxRotaryEmbedding(RotaryEmbedding):
-    """Rotation in which a value's partner is half a head away."""
+class UnfusedRotaryEmbedding(RotaryEmbedding):
+    """Rotation by torch's operations, of only the first values of a head if there are fewer angles."""
 
-    def __init__(self, cosines: Tensor, sines: Tensor) -> None:
-        """`cosines, sines: [tokens, 1, head_dim]`, the first half of the sines negative"""
-        self._cosines = cosines
-        self._sines = sines
-        self._half_dim = cosines.shape[-1] // 2
+    def __init__(self, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> None:
+        """`cosines, sines: [tokens, 1, num_rotated / 2]`. `interleaved`: a value's partner is the adjacent one, not
+        half a head away."""
+        self._interleaved = interleaved
+        self._num_rotated = 2 * cosines.shape[-1]
+        if interleaved:
+            self._cosines = cosines.repeat_interleave(2, -1)
+            self._sines = torch.stack([-sines, sines], dim=-1).flatten(-2)
+        else:
+            self._cosines, self._sines = torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[-1] > self._num_rotated:
+            return torch.cat([self(x[..., :self._num_rotated]), x[..., self._num_rotated:]], dim=-1)
         wide = x.float()
-        partners = wide.roll(self._half_dim, -1)
+        partners = (wide.view(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2) if self._interleaved
+                    else wide.roll(self._num_rotated // 2, -1))
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
-
-
-class InterleavedRotaryEmbedding(RotaryEmbedding):
-    """Rotation in which a value's partner is the adjacent one."""
-
-    def __init__(self, cosines: Tensor, sines: Tensor) -> None:
-        """`cosines, sines: [tokens, 1, head_dim]`, every other sine negative, from the first on"""
-        self._cosines = cosines
-        self._sines = sines
-
-    def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        partners = wide.view(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2)
-        return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
-
-
-class PartialRotaryEmbedding(RotaryEmbedding):
-    """Rotation of only the first values of a head."""
-
-    def __init__(self, rotary: RotaryEmbedding, num_rotated: int) -> None:
-        self._rotary = rotary
-        self._num_rotated = num_rotated
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([self._rotary(x[..., :self._num_rotated]), x[..., self._num_rotated:]], dim=-1)
 
 
 class RotaryTable:
@@ -197,7 +167,6 @@ class RotaryTable:
 
     def __init__(self, config: RotaryConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         num_rotated = int(config.rotated_fraction * head_dim)
-        self._num_rotated = None if num_rotated == head_dim else num_rotated
         self._is_interleaved = config.is_interleaved
         frequencies = FREQUENCIES_BY_ROPE_TYPE[config.rope_type](config, num_rotated)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
@@ -214,10 +183,4 @@ class RotaryTable:
 
     def _select_unfused(self, positions: Tensor) -> RotaryEmbedding:
         cosines, sines = self.cos_sin_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        rotary: RotaryEmbedding
-        if self._is_interleaved:
-            rotary = InterleavedRotaryEmbedding(cosines.repeat_interleave(2, -1),
-                                                torch.stack([-sines, sines], dim=-1).flatten(-2))
-        else:
-            rotary = NeoxRotaryEmbedding(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
-        return rotary if self._num_rotated is None else PartialRotaryEmbedding(rotary, self._num_rotated)
+        return UnfusedRotaryEmbedding(cosines, sines, interleaved=self._is_interleaved)

@@ -11,13 +11,17 @@ from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.checkpoint.reader import CheckpointReader
 from shard.layers.embedding import LMHead, VocabParallelEmbedding, read_lm_head
-from shard.layers.rotary import NoRotaryEmbedding, RotaryConfig, RotaryTable
+from shard.layers.rotary import RotaryConfig, RotaryTable
 from shard.models.config import ModelConfig
 from shard.ops.linear import Linear
 from shard.ops.norm import Norm, ResidualStream, RMSNorm
 from shard.parallel.group import RankGroup, even_rank_range, replicated_rank_range, uneven_rank_range
 
 SizedLinear = tuple[Linear, int]  # linear and its input width
+TokenEmbedding = Callable[[ForwardInputs], Tensor]  # to the tokens' embeddings, [tokens, hidden], as a new tensor
+# From positions to the position embedding of a step, which its layers apply: `RotaryTable.select_positions`, or what
+# takes its place where layers need several tables or none.
+SelectPositions = Callable[[Tensor], Any]
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
@@ -69,7 +73,7 @@ class LayerContext(NamedTuple):
     inputs: ForwardInputs
     cache: KVCache
     attention: AttentionBackend
-    rotary: Any  # the result of `RotaryTableLike.select_positions` for the step
+    rotary: Any  # the position embedding that `Decoder.select_positions` returns
 
 
 class DecoderLayer(Protocol):
@@ -81,27 +85,6 @@ class DecoderLayer(Protocol):
 
     def __call__(self, x: ResidualStream, context: LayerContext) -> None:
         """Add the layer's outputs to `x`, `[tokens, hidden]`."""
-
-
-class TokenEmbedding(Protocol):
-    """Interface of a decoder's token embeddings."""
-
-    def __call__(self, inputs: ForwardInputs) -> Tensor:
-        """Return the tokens' embeddings, `[tokens, hidden]`, as a new tensor."""
-
-
-class RotaryTableLike(Protocol):
-    """Interface of `RotaryTable`, and of what takes its place where layers need several tables or none."""
-
-    def select_positions(self, positions: Tensor) -> Any:
-        """Return the position embedding of a step, which its layers apply."""
-
-
-class NoRotaryTable:
-    """Positions of models whose queries and keys do not depend on them."""
-
-    def select_positions(self, positions: Tensor) -> NoRotaryEmbedding:  # noqa: ARG002 - signature of `RotaryTableLike`
-        return NoRotaryEmbedding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +143,7 @@ class Decoder:
     config: ModelConfig
     num_kv_heads: int  # of this rank
     embedding: TokenEmbedding
-    position_table: RotaryTableLike
+    select_positions: SelectPositions
     layers: Sequence[DecoderLayer]
     norm: Norm
     head: LMHead
@@ -184,7 +167,7 @@ class Decoder:
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         x = ResidualStream(self.embedding(inputs))
-        context = LayerContext(inputs, cache, attention, self.position_table.select_positions(inputs.positions))
+        context = LayerContext(inputs, cache, attention, self.select_positions(inputs.positions))
         for layer in self.layers:
             layer(x, context)
         return x.apply_pending_and_norm(self.norm)
@@ -223,15 +206,16 @@ def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,
 
 def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
                  read_norm: NormReader = ModelReader.read_norm, *, names: DecoderNames = LLAMA_NAMES,
-                 position_table: RotaryTableLike | None = None) -> Decoder:
-    """Read a decoder. `position_table`: by default that of the rotary embedding in the config."""
+                 select_positions: SelectPositions | None = None) -> Decoder:
+    """Read a decoder. `select_positions`: by default that of the rotary embedding in the config."""
     config, weights = source.config, source.weights
     prefix = f"{source.prefix}."
     if weights.has_tensor(f"{names.embedding}.weight"):  # saved without the head
         weights.prefix_names(prefix, names.head)
     embedding, head = read_embedding_and_head(source, f"{prefix}{names.embedding}.weight", f"{names.head}.weight")
     layers = [read_layer(source, number) for number in range(config.num_layers)]
-    return Decoder(config, len(source.kv_head_range), embedding, position_table or source.make_rotary_table(), layers,
+    return Decoder(config, len(source.kv_head_range), embedding,
+                   select_positions or source.make_rotary_table().select_positions, layers,
                    read_norm(source, f"{prefix}{names.norm}"), head)
 
 

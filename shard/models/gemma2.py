@@ -10,7 +10,7 @@ from shard.json_config import JsonConfig
 from shard.layers.embedding import LMHead
 from shard.models.common_config import check_activation, read_sliding_windows
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, DecoderLayer, LayerContext, ModelReader, RotaryTableLike, read_decoder
+from shard.models.decoder import Decoder, DecoderLayer, LayerContext, ModelReader, SelectPositions, read_decoder
 from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, with_scaled_embedding
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.ops.norm import ResidualStream
@@ -85,8 +85,8 @@ def read_gemma2(source: ModelReader[Gemma2Config]) -> Decoder:
 
 
 def read_softcapped_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
-                            position_table: RotaryTableLike | None = None) -> Decoder:
+                            select_positions: SelectPositions | None = None) -> Decoder:
     """Read a decoder with a scaled embedding and soft-capped logits."""
-    decoder = with_scaled_embedding(read_decoder(source, read_layer, read_gemma_norm, position_table=position_table),
-                                    source.weights.dtype)
+    decoder = with_scaled_embedding(
+        read_decoder(source, read_layer, read_gemma_norm, select_positions=select_positions), source.weights.dtype)
     return replace(decoder, head=with_logit_softcap(decoder.head, source.config.logit_softcap))

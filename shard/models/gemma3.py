@@ -6,10 +6,8 @@ Of multimodal models only the language model is read; images are not supported.
 import logging
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from shard.json_config import JsonConfig
-from shard.layers.rotary import RotaryConfig, RotaryEmbedding, RotaryTable
+from shard.layers.rotary import RotaryConfig
 from shard.models.common_config import check_activation
 from shard.models.decoder import Decoder, LayerContext, ModelReader
 from shard.models.gemma import ACTIVATION, add_one_to_weight, parse_common_gemma_config
@@ -46,25 +44,13 @@ class Gemma3Config(Gemma2Config):
     local_rotary: RotaryConfig  # of layers with a window
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalLocalRotaryTables:
-    """Two rotary tables: for layers with global attention, and for layers with a sliding window."""
-
-    global_table: RotaryTable
-    local_table: RotaryTable
-
-    def select_positions(self, positions: Tensor) -> tuple[RotaryEmbedding, RotaryEmbedding]:
-        return self.global_table.select_positions(positions), self.local_table.select_positions(positions)
-
-
 class Gemma3Layer(Gemma2Layer):
     """Gemma 2's layer that picks the rotary embedding of its kind of attention."""
 
     def __init__(self, source: ModelReader[Gemma3Config], layer: int, attention: SelfAttention) -> None:
         super().__init__(source, layer, attention)
         windows = source.config.sliding_windows
-        # index in the result of `GlobalLocalRotaryTables.select_positions`
-        self._rotary_index = int(bool(windows and windows[layer]))
+        self._rotary_index = int(bool(windows and windows[layer]))  # 0: global attention, 1: with a window
 
     def __call__(self, x: ResidualStream, context: LayerContext) -> None:
         super().__call__(x, context._replace(rotary=context.rotary[self._rotary_index]))
@@ -110,8 +96,9 @@ def read_layer(source: ModelReader[Gemma3Config], layer: int) -> Gemma3Layer:
 
 
 def read_gemma3(source: ModelReader[Gemma3Config]) -> Decoder:
-    tables = GlobalLocalRotaryTables(source.make_rotary_table(), source.make_rotary_table(source.config.local_rotary))
-    return read_softcapped_decoder(source, read_layer, tables)
+    tables = source.make_rotary_table(), source.make_rotary_table(source.config.local_rotary)
+    return read_softcapped_decoder(
+        source, read_layer, lambda positions: [table.select_positions(positions) for table in tables])
 
 
 def read_multimodal_text_model(source: ModelReader[Gemma3Config]) -> Decoder:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from shard.json_config import JsonConfig
 from shard.layers.embedding import PositionedEmbedding
 from shard.layers.parallel_linear import LinearRows, read_row_parallel_linear
+from shard.layers.rotary import NoRotaryEmbedding
 from shard.models.common_config import parse_common_config
-from shard.models.decoder import Decoder, DecoderNames, ModelReader, NoRotaryTable, read_decoder
+from shard.models.decoder import Decoder, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import GeluMlp, GptConfig, compute_head_dim, read_gelu_approximation, read_layer_norm
 from shard.models.llama import PreNormLayer, SelfAttention, compute_head_rows
 
@@ -57,7 +58,7 @@ def read_layer(source: ModelReader[Gpt2Config], layer: int) -> PreNormLayer:
 def read_gpt2(source: ModelReader[Gpt2Config]) -> Decoder:
     """Read the model. The oldest files lack the prefix of tensor names."""
     decoder = read_decoder(replace(source, prefix="transformer"), read_layer, read_layer_norm,
-                           names=DecoderNames("wte", "ln_f"), position_table=NoRotaryTable())
+                           names=DecoderNames("wte", "ln_f"), select_positions=lambda _: NoRotaryEmbedding())
     position_weight = source.weights.read_tensor("transformer.wpe.weight",
                                                  (source.config.max_positions, source.config.hidden_size))
     return replace(decoder, embedding=PositionedEmbedding(decoder.embedding, position_weight))
