@@ -51,7 +51,7 @@ class VocabParallelEmbedding:
 class PositionedEmbedding:
     """Sum of token embedding and learned position embedding."""
 
-    def __init__(self, embedding: VocabParallelEmbedding, position_weight: Tensor) -> None:
+    def __init__(self, embedding: Callable[[ForwardInputs], Tensor], position_weight: Tensor) -> None:
         """`position_weight: [positions, hidden]`"""
         self._token_embedding = embedding
         self._position_weight = position_weight

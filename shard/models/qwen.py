@@ -70,7 +70,7 @@ def read_qwen2_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLay
     return read_pre_norm_layer(source, layer, read_attention(source, layer, output_bias=False), GatedMlp(source, layer))
 
 
-def read_qwen3_layer(source: ModelReader[ModelConfig], layer: int) -> PreNormLayer:
+def read_qwen3_layer(source: ModelReader[Any], layer: int) -> PreNormLayer:
     norm = RMSNorm(read_qk_norm_weights(source, layer), source.config.norm_epsilon)
     is_moe = isinstance(source.config, MoeConfig) and layer not in source.config.dense_layers
     return read_pre_norm_layer(source, layer, read_attention(source, layer, qk_norm=norm),

@@ -6,7 +6,6 @@ compute thread lives as long as the service.
 # ruff: noqa: N802 - gRPC names a method as the contract does
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         `compute_executor`, in which the worker was made if it must be made where it computes. The service owns
         `compute_executor` from now on. `on_progress` is called when the shard is warm."""
         self.worker = worker
-        self.num_calls: Counter[str] = Counter()
         self._answer_delay = answer_delay
         self._call_verb = call_verb
         self._on_progress = on_progress
@@ -114,19 +112,16 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     # -- the calls
 
     async def Info(self, request: pb.InfoRequest, context: AbortableContext) -> pb.InfoAnswer:  # noqa: ARG002
-        self.num_calls["Info"] += 1
         answer = self.worker.info()
         answer.epoch = self._sequencer.epoch.number  # current, though its Reset may still be queued
         return answer
 
     async def Warmup(self, request: pb.WarmupRequest, context: AbortableContext) -> pb.WarmupAnswer:
-        self.num_calls["Warmup"] += 1
         answer = await self._run_unordered(self._compute_executor, partial(self.worker.warmup, request), context)
         self._on_progress(READY_PHASE, 0, 0)
         return answer
 
     async def Reset(self, request: pb.ResetRequest, context: AbortableContext) -> pb.ResetAnswer:
-        self.num_calls["Reset"] += 1
         current_epoch = self._sequencer.epoch.number
         if request.epoch <= current_epoch:
             await context.abort(StatusCode.FAILED_PRECONDITION,
@@ -135,23 +130,18 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return await self._await_answer(pending_call, context)
 
     async def Prefill(self, request: pb.PrefillRequest, context: AbortableContext) -> pb.StepAnswer:
-        self.num_calls["Prefill"] += 1
         return await self._answer_step(request, self.worker.prefill, context)
 
     async def Decode(self, request: pb.DecodeRequest, context: AbortableContext) -> pb.StepAnswer:
-        self.num_calls["Decode"] += 1
         return await self._answer_step(request, self.worker.decode, context)
 
     async def Filter(self, request: pb.FilterRequest, context: AbortableContext) -> pb.Acknowledgement:
-        self.num_calls["Filter"] += 1
         return await self._await_answer(self._sequencer.receive(request, self.worker.filter), context)
 
     async def Concat(self, request: pb.ConcatRequest, context: AbortableContext) -> pb.Acknowledgement:
-        self.num_calls["Concat"] += 1
         return await self._await_answer(self._sequencer.receive(request, self.worker.concat), context)
 
     async def Embed(self, request: pb.EmbedRequest, context: AbortableContext) -> pb.EmbedAnswer:
-        self.num_calls["Embed"] += 1
         return await self._answer_step(request, self.worker.embed, context)
 
     async def Steps(self, messages: AsyncIterator[pb.StepMessage], context: Any) -> None:
@@ -164,12 +154,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             self._step_streams.discard(stream)
 
     async def Load(self, request: pb.LoadRequest, context: AbortableContext) -> pb.LoadAnswer:
-        self.num_calls["Load"] += 1
         await self._check_epoch(request.epoch, context)
         return await self._run_unordered(self._loading_executor, partial(self.worker.load_resource, request), context)
 
     async def Unload(self, request: pb.UnloadRequest, context: AbortableContext) -> pb.UnloadAnswer:
-        self.num_calls["Unload"] += 1
         await self._check_epoch(request.epoch, context)
         return await self._run_unordered(self._loading_executor, partial(self.worker.unload_resource, request), context)
 
@@ -199,23 +187,20 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def _receive_message(self, message: pb.StepMessage) -> StreamedMessage:
         match message.WhichOneof("verb"):
             case "prefill":
-                return self._receive_step("Prefill", message.prefill, self.worker.prefill)
+                return self._receive_step(message.prefill, self.worker.prefill)
             case "decode":
-                return self._receive_step("Decode", message.decode, self.worker.decode)
+                return self._receive_step(message.decode, self.worker.decode)
             case "embed":
-                return self._receive_step("Embed", message.embed, self.worker.embed)
+                return self._receive_step(message.embed, self.worker.embed)
             case "filter":
-                self.num_calls["Filter"] += 1
                 return StreamedMessage(self._sequencer.receive(message.filter, self.worker.filter), None)
             case "concat":
-                self.num_calls["Concat"] += 1
                 return StreamedMessage(self._sequencer.receive(message.concat, self.worker.concat), None)
         pending_call = make_pending_call(lambda: None)
         fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "the message names no verb")
         return StreamedMessage(pending_call, None)
 
-    def _receive_step(self, verb_name: str, request: Any, verb: Callable[[Any], Any]) -> StreamedMessage:
-        self.num_calls[verb_name] += 1
+    def _receive_step(self, request: Any, verb: Callable[[Any], Any]) -> StreamedMessage:
         return StreamedMessage(self._sequencer.receive(request, partial(self._call_verb, verb)), request)
 
     async def _await_outcome(self, streamed: StreamedMessage) -> pb.StepOutcome:

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
+from support.shards.counting_service import CountingShardService
 
 from router.shards.shard_group import ShardGroup
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
 from shard.rpc.server import GRPC_OPTIONS, HealthService
-from shard.rpc.service import ShardService
 from shard.simulator.worker import SimulatedWorker
 
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
@@ -63,7 +63,7 @@ class SimulatedShard:
         self._on_death = partial(asyncio.get_running_loop().call_soon_threadsafe, on_death, self)
         self._is_killed = threading.Event()
         self.worker = worker_class(config, sleep, self._die)
-        self.service = ShardService(self.worker, config.gap_timeout, self.worker.pop_answer_delay)
+        self.service = CountingShardService(self.worker, config.gap_timeout, self.worker.pop_answer_delay)
         self.health_service = HealthService(60.0, lambda: None)
         self._server = grpc.aio.server(options=GRPC_OPTIONS)
         shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)

@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 from support.model_runs.shared_probe_cache import get_probe_cache_path
+from support.shards.counting_service import CountingShardService
 from support.shards.protocol_messages import WARMUP_REQUEST
 
 from shard.config import ShardConfig, SimulatedConfig
 from shard.pb import shard_pb2 as pb
 from shard.pb.shard_pb2_grpc import ShardStub
 from shard.rpc.server import GRPC_OPTIONS, HealthService, serve_grpc
-from shard.rpc.service import ShardService
 
 VERB_BY_REQUEST_TYPE = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter",
                         pb.ConcatRequest: "Concat", pb.EmbedRequest: "Embed"}
@@ -41,7 +41,7 @@ class CallCounter(Counter[str]):
 class ShardClient:
     """Client that numbers messages by epoch and order, as the protocol requires."""
 
-    def __init__(self, service: ShardService, stub: Any) -> None:
+    def __init__(self, service: CountingShardService, stub: Any) -> None:
         self.worker: Any = service.worker
         self.service, self.stub = service, stub
         self.call_counts = service.num_calls = CallCounter()
@@ -92,7 +92,7 @@ async def await_status_code(call: Awaitable[Any]) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def serve_and_connect(worker: Any, config: ShardConfig) -> AsyncIterator[ShardClient]:
-    service = ShardService(worker, config.gap_timeout, getattr(worker, "pop_answer_delay", lambda *_: 0.0))
+    service = CountingShardService(worker, config.gap_timeout, getattr(worker, "pop_answer_delay", lambda *_: 0.0))
     async with (serve_grpc(config.socket, service, HealthService(60.0, lambda: None)),
                 grpc.aio.insecure_channel(config.socket, options=GRPC_OPTIONS) as channel):
         yield ShardClient(service, ShardStub(channel))
