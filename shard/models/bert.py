@@ -4,7 +4,7 @@ the id of the padding token plus one."""
 from typing import Any
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import parse_common_config
+from shard.models.config import parse_common_config
 from shard.models.decoder import ModelReader
 from shard.models.encoder import Encoder, EncoderConfig, EncoderModuleNames, parse_labels, read_encoder
 from shard.models.gpt_layers import compute_head_dim, read_gelu_approximation

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, SelfAttention, read_attention
 from shard.models.rope_config import read_rotary_config

@@ -7,7 +7,7 @@ Models with ALiBi instead of rotary embedding are rejected.
 from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import parse_common_config
+from shard.models.config import parse_common_config
 from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import (
     GeluMlp,

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs
 from shard.json_config import JsonConfig
-from shard.models.common_config import AnyConfig, check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import AnyConfig, ModelConfig, check_activation, parse_common_config
 from shard.models.decoder import Decoder, ModelReader, TokenEmbedding, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, read_attention, read_pre_norm_layer
 from shard.ops.norm import Fp32WeightRMSNorm

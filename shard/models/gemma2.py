@@ -8,8 +8,7 @@ from typing import Any
 
 from shard.json_config import JsonConfig
 from shard.layers.embedding import LMHead
-from shard.models.common_config import check_activation, read_sliding_windows
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, read_sliding_windows
 from shard.models.decoder import Decoder, DecoderLayer, LayerContext, ModelReader, SelectPositions, read_decoder
 from shard.models.gemma import ACTIVATION, parse_common_gemma_config, read_gemma_norm, with_scaled_embedding
 from shard.models.llama import GatedMlp, SelfAttention, read_attention

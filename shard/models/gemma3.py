@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shard.json_config import JsonConfig
 from shard.layers.rotary import RotaryConfig
-from shard.models.common_config import check_activation
+from shard.models.config import check_activation
 from shard.models.decoder import Decoder, LayerContext, ModelReader
 from shard.models.gemma import ACTIVATION, add_one_to_weight, parse_common_gemma_config
 from shard.models.gemma2 import (

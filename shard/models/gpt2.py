@@ -6,7 +6,7 @@ from shard.json_config import JsonConfig
 from shard.layers.embedding import PositionedEmbedding
 from shard.layers.parallel_linear import LinearRows, read_row_parallel_linear
 from shard.layers.rotary import NoRotaryEmbedding
-from shard.models.common_config import parse_common_config
+from shard.models.config import parse_common_config
 from shard.models.decoder import Decoder, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import GeluMlp, GptConfig, compute_head_dim, read_gelu_approximation, read_layer_norm
 from shard.models.llama import PreNormLayer, SelfAttention, compute_head_rows

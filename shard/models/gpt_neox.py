@@ -4,7 +4,7 @@ MLP."""
 from dataclasses import replace
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import parse_common_config
+from shard.models.config import parse_common_config
 from shard.models.decoder import Decoder, DecoderLayer, DecoderNames, ModelReader, read_decoder
 from shard.models.gpt_layers import (
     GeluMlp,

@@ -17,8 +17,7 @@ from shard.layers.parallel_linear import (
     read_row_parallel_linear,
 )
 from shard.layers.rotary import QKNorm
-from shard.models.common_config import check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader, NormReader, SizedLinear, read_decoder
 from shard.ops.norm import Norm, ResidualStream
 

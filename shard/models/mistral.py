@@ -1,8 +1,7 @@
 """Mistral: Llama with the same sliding window in all layers, or none."""
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config
 
 DEFAULT_SETTINGS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 

@@ -15,8 +15,7 @@ from shard.layers.parallel_linear import (
     read_gated_linear,
     read_row_parallel_linear,
 )
-from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_sliding_windows
 from shard.models.decoder import Decoder, ModelReader, SizedLinear, read_decoder
 from shard.models.llama import PreNormLayer, read_attention, read_pre_norm_layer
 from shard.parallel.group import SingleRankGroup, uneven_rank_range

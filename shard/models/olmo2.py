@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config
 from shard.models.decoder import Decoder, LayerContext, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, compute_head_rows, read_attention, reject_sliding_windows
 from shard.ops.norm import Fp32WeightRMSNorm, ResidualStream

@@ -2,8 +2,7 @@
 
 from shard.json_config import JsonConfig
 from shard.layers.parallel_linear import LinearRows
-from shard.models.common_config import check_activation, parse_common_config
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, compute_head_rows, read_attention, read_pre_norm_layer
 from shard.models.mistral import read_uniform_window

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import check_activation, parse_common_config, read_sliding_windows
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, check_activation, parse_common_config, read_sliding_windows
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.llama import GatedMlp, PreNormLayer, read_attention, read_pre_norm_layer
 from shard.models.mixtral import MoeBlock, MoeConfig, MoeModuleNames, mark_not_capturable, validate_moe_config

@@ -29,7 +29,7 @@ from shard.models import (
     qwen,
     starcoder2,
 )
-from shard.models.config import ModelConfig
+from shard.models.config import AnyConfig, ModelConfig
 from shard.models.decoder import LanguageModel, ModelReader
 from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.hf_fallback import loader
@@ -37,7 +37,6 @@ from shard.models.hf_fallback.probe import UnsupportedModel
 from shard.parallel.group import RankGroup
 from shard.quantization.registry import parse_quantization_config
 
-AnyConfig = TypeVar("AnyConfig")
 AnyModel = TypeVar("AnyModel")
 
 

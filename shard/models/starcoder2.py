@@ -1,7 +1,7 @@
 """StarCoder2: Llama's attention with layer norms and a sliding window, and an MLP with GELU."""
 
 from shard.json_config import JsonConfig
-from shard.models.common_config import parse_common_config, read_sliding_windows
+from shard.models.config import parse_common_config, read_sliding_windows
 from shard.models.decoder import Decoder, ModelReader, read_decoder
 from shard.models.gpt_layers import GeluMlp, GptConfig, read_gelu_approximation, read_layer_norm
 from shard.models.llama import PreNormLayer, read_attention, read_pre_norm_layer

@@ -4,6 +4,7 @@ The results equal those of torch's operations up to the last rounding.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,16 +40,10 @@ def apply_gated_activation(gate: Tensor, up: Tensor, *, use_gelu_tanh: bool) -> 
     return output
 
 
-def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return apply_gated_activation(gate, up, use_gelu_tanh=False)
-
-
-def gelu_tanh_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return apply_gated_activation(gate, up, use_gelu_tanh=True)
-
-
-GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}  # by their names in config.json
+GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # by their names in config.json
+    "silu": partial(apply_gated_activation, use_gelu_tanh=False),
+    "gelu_pytorch_tanh": partial(apply_gated_activation, use_gelu_tanh=True),
+}
 
 
 class HeadNormArguments(NamedTuple):

@@ -9,7 +9,6 @@ tile is then multiplied like a packed weight: docs/exactness.md, "Products with 
 import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,28 +22,21 @@ GPU_TILE_BYTES = 2**28  # limit on a GPU, where a tile stays in no cache and eve
 TILE_ROWS_MULTIPLE = 16
 
 
-class DequantBuffer(Protocol):
-    """Buffer for one tile of codes, converted to the compute dtype."""
-
-    def arrange_codes(self, codes: Tensor) -> Tensor:
-        """Return a copy of the codes, `[rows, columns]`, in the buffer's layout."""
-
-    def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
-        """Multiply `x` with a tile of codes in the layout that `arrange_codes` returns."""
-
-
 class PackedDequantBuffer:
-    """Buffer in the layout of a packed weight, for CPUs that pack weights."""
+    """Buffer for one tile of codes, converted to the compute dtype, in the layout of a packed weight, for CPUs that
+    pack weights."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._linear = PackedLinear(torch.zeros(shape, dtype=dtype), None)
         self._memory_view = view_packed_memory(self._linear.weight, dtype)
 
     def arrange_codes(self, codes: Tensor) -> Tensor:
+        """Return a copy of the codes, `[rows, columns]`, in the buffer's layout."""
         packed = pack_weight(codes.to(self._memory_view.dtype))
         return view_packed_memory(packed, self._memory_view.dtype).to(torch.int8)
 
     def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
+        """Multiply `x` with a tile of codes in the layout that `arrange_codes` returns."""
         self._memory_view.copy_(codes)
         return self._linear(x)
 
@@ -60,6 +52,9 @@ class PlainDequantBuffer:
 
     def multiply_codes(self, x: Tensor, codes: Tensor) -> Tensor:
         return functional.linear(x, self._weight.copy_(codes))
+
+
+DequantBuffer = PackedDequantBuffer | PlainDequantBuffer
 
 
 def view_packed_memory(packed_weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,8 +16,7 @@ from torch import nn
 
 from shard.checkpoint.reader import CheckpointReader
 from shard.json_config import JsonConfig
-from shard.models.common_config import read_dtype
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, read_dtype
 from shard.models.decoder import ModelReader
 from shard.models.hf_fallback.model import FallbackModel, IdentityDecoder, replace_linears, weft_attention_forward
 from shard.models.hf_fallback.probe import (
