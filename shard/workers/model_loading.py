@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ from shard.checkpoint.reader import CheckpointReader, count_weight_bytes
 from shard.config import ShardConfig
 from shard.hardware.cgroups import count_usable_cores
 from shard.hardware.cublas import disable_split_k
-from shard.hardware.device import choose_device, choose_num_threads, count_ranks_on_gpu
+from shard.hardware.device import choose_device, choose_num_threads, count_ranks_on_gpu, get_device_name
 from shard.hardware.dtype import (
     ProbeCache,
     agree_on_dtype,
@@ -31,22 +31,22 @@ from shard.hardware.memory_budget import (
     read_host_memory,
 )
 from shard.hardware.probe_cache import FileProbeCache, NoProbeCache, make_probe_key
-from shard.models.config import ModelConfig
+from shard.models.config import AnyConfig, ModelConfig
 from shard.ops.linear import can_pack
 from shard.ops.triton_support import has_triton
 from shard.parallel.group import RankGroup, choose_dist_backend, join_group
-from shard.telemetry.startup_progress import LOAD_PHASE, OnProgress
+from shard.telemetry.startup_progress import CHECK_PHASE, LOAD_PHASE, OnProgress
 
 logger = logging.getLogger(__name__)
 
-AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
 AnyModel = TypeVar("AnyModel")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadContext:
-    """Context of loading that is set up before weights are read, whatever the model."""
+    """What is set up before weights are read, whatever the model, and kept once it is loaded."""
 
+    settings: ShardConfig
     device: torch.device
     group: RankGroup
     dtype: torch.dtype
@@ -54,14 +54,43 @@ class LoadContext:
     adapter_registry: AdapterRegistry
     num_sharing_shards: int  # shards that take what they need from the same memory
 
-    def compute_adapter_budget(self, fraction: float) -> int:
+    @property
+    def name(self) -> str:
+        return self.settings.model
+
+    def compute_adapter_budget(self) -> int:
         """Return the bytes for this shard's adapters."""
         if not self.adapter_registry.supports_adapters:
             return 0
-        if self.device.type != "cuda":
-            return compute_adapter_budget(read_host_memory(), fraction, self.num_sharing_shards)
-        total = AvailableMemory(read_gpu_memory(self.device.index)[1], "that the GPU has")
-        return compute_adapter_budget(total, fraction, self.num_sharing_shards)
+        total = (read_host_memory() if self.device.type != "cuda"
+                 else AvailableMemory(read_gpu_memory(self.device.index)[1], "that the GPU has"))
+        return compute_adapter_budget(total, self.settings.adapter_memory_fraction, self.num_sharing_shards)
+
+    def load_from_weights(self, model_config: AnyConfig, on_progress: OnProgress,
+                          make_model: Callable[[AnyConfig, CheckpointReader, RankGroup], AnyModel]) -> AnyModel:
+        """Return the model that `make_model` makes of the weights."""
+        folder = Path(self.settings.model)
+        with CheckpointReader(folder, self.dtype, self.device, model_config.quantization, self.settings.quantize,
+                              lora_targets=self.adapter_registry.lora_targets,
+                              on_progress=partial(on_progress, LOAD_PHASE)) as weights:
+            model = make_model(model_config, weights, self.group)
+            check_all_weights_used(weights, folder, model_config)
+        logger.info("loaded %s in %s on %s", model_config.architecture, dtype_name(self.dtype), self.device)
+        if weights.quantization_summary:
+            logger.info("%s", weights.quantization_summary)
+        return model
+
+    def check_exactness(self, model_config: ModelConfig, on_progress: OnProgress, find_difference: Callable[[], str],
+                        **subject: str) -> str:
+        """Return why the loaded model is not exact here, or an empty string. `subject`: what else the result depends
+        on."""
+        on_progress(CHECK_PHASE, 0, 0)
+        settings = self.settings
+        key = make_probe_key(asdict(model_config) | subject | {
+            "dtype": self.dtype, "ranks": self.group.size, "device": get_device_name(self.device),
+            "quantize": settings.quantize, "adaptable": settings.adaptable, "exact": settings.exact})
+        return find_inexact_reason(lambda: find_difference() or self.adapter_registry.find_batch_dependence(),
+                                   self.group, self.probe_cache, key, is_required=settings.exact)
 
 
 def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadContext:
@@ -77,8 +106,8 @@ def prepare_loading(config: ShardConfig, model_config: ModelConfig) -> LoadConte
     num_sharing_shards = count_ranks_on_gpu(group.rank, group.size, num_gpus) if device.type == "cuda" else group.size
     check_weight_memory(estimate_weight_bytes(folder, model_config, config.quantize, dtype), device, group,
                         num_sharing_shards)
-    return LoadContext(device, group, dtype, probe_cache, AdapterRegistry(dtype, device, adaptable=config.adaptable),
-                       num_sharing_shards)
+    return LoadContext(config, device, group, dtype, probe_cache,
+                       AdapterRegistry(dtype, device, adaptable=config.adaptable), num_sharing_shards)
 
 
 def set_up_device(device: torch.device, config: ShardConfig) -> None:
@@ -122,22 +151,6 @@ def choose_model_dtype(config: ShardConfig, checkpoint_dtype: torch.dtype, devic
     if choice.user_note:
         logger.info("%s", choice.user_note)
     return choice.dtype
-
-
-def load_from_weights(config: ShardConfig, context: LoadContext, model_config: AnyModelConfig,
-                      make_model: Callable[[AnyModelConfig, CheckpointReader, RankGroup], AnyModel],
-                      on_progress: OnProgress) -> AnyModel:
-    """Return the model that `make_model` makes of the weights."""
-    folder = Path(config.model)
-    with CheckpointReader(folder, context.dtype, context.device, model_config.quantization, config.quantize,
-                          lora_targets=context.adapter_registry.lora_targets,
-                          on_progress=partial(on_progress, LOAD_PHASE)) as weights:
-        model = make_model(model_config, weights, context.group)
-        check_all_weights_used(weights, folder, model_config)
-    logger.info("loaded %s in %s on %s", model_config.architecture, dtype_name(context.dtype), context.device)
-    if weights.quantization_summary:
-        logger.info("%s", weights.quantization_summary)
-    return model
 
 
 def check_all_weights_used(weights: CheckpointReader, folder: Path, config: ModelConfig) -> None:
