@@ -49,35 +49,28 @@ class MoeBlock:
     """Mixture of experts of one layer, read from a checkpoint."""
 
     def __init__(self, source: ModelReader[MoeConfig], layer: int, module_names: MoeModuleNames) -> None:
-        config, name = source.config, f"model.layers.{layer}.{module_names.moe_block}"
-        gate = read_column_parallel_linear(source.weights,
-                                           [LinearRows(f"{name}.gate", (config.num_experts, config.hidden_size),
-                                                       range(config.num_experts), has_bias=False)])
-        experts = [self._read_expert(source, f"{name}.experts.{number}", module_names)
-                   for number in range(config.num_experts)]
+        config, weights, name = source.config, source.weights, f"model.layers.{layer}.{module_names.moe_block}"
+        wide, narrow = config.expert_intermediate_size, config.hidden_size
+        expert_range = uneven_rank_range(wide, source.group.rank, source.group.size)
+
+        def read_expert(expert_name: str) -> Expert:
+            gate_rows, up_rows = (LinearRows(f"{expert_name}.{projection}", (wide, narrow), expert_range,
+                                             has_bias=False) for projection in (module_names.gate, module_names.up))
+            # Ranks sum once for all experts of a layer.
+            down = read_row_parallel_linear(weights, SingleRankGroup(), f"{expert_name}.{module_names.down}",
+                                            (narrow, wide), expert_range, bias=False)
+            return Expert(read_gated_linear(weights, gate_rows, up_rows), down)
+
+        gate = read_column_parallel_linear(weights, [LinearRows(f"{name}.gate", (config.num_experts, narrow),
+                                                                range(config.num_experts), has_bias=False)])
+        experts = [read_expert(f"{name}.experts.{number}") for number in range(config.num_experts)]
         self._experts = RoutedExperts(ExpertGate(gate, config.num_experts_per_token,
                                                  normalize_weights=config.normalize_routing_weights),
-                                      experts, source.group, source.weights.lora_targets.adapter_routing)
+                                      experts, source.group, weights.lora_targets.adapter_routing)
         # The linears that one token uses.
-        self.linears: list[SizedLinear] = [(gate, config.hidden_size)]
+        self.linears: list[SizedLinear] = [(gate, narrow)]
         for expert in experts[:config.num_experts_per_token]:
-            self.linears += [(expert.gate_up, config.hidden_size),
-                             (expert.down, len(self._expert_intermediate_range(source)))]
-
-    @staticmethod
-    def _expert_intermediate_range(source: ModelReader[MoeConfig]) -> range:
-        return uneven_rank_range(source.config.expert_intermediate_size, source.group.rank, source.group.size)
-
-    def _read_expert(self, source: ModelReader[MoeConfig], name: str, module_names: MoeModuleNames) -> Expert:
-        wide, narrow, expert_range = (source.config.expert_intermediate_size, source.config.hidden_size,
-                                      self._expert_intermediate_range(source))
-        gate, up = (LinearRows(f"{name}.{projection}", (wide, narrow), expert_range, has_bias=False)
-                    for projection in (module_names.gate, module_names.up))
-        gated = read_gated_linear(source.weights, gate, up)
-        # Ranks sum once for all experts of a layer.
-        down = read_row_parallel_linear(source.weights, SingleRankGroup(), f"{name}.{module_names.down}",
-                                        (narrow, wide), expert_range, bias=False)
-        return Expert(gated, down)
+            self.linears += [(expert.gate_up, narrow), (expert.down, len(expert_range))]
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._experts(x)

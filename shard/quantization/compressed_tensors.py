@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from shard.json_config import JsonConfig
-from shard.quantization.config_fields import read_block_shape
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.fp8 import ACTIVATION_SCALE_SUFFIXES
 from shard.quantization.gptq import parse_column_groups
@@ -24,7 +23,14 @@ from shard.quantization.packing import (
     trim_to_codes,
     unpack_words,
 )
-from shard.quantization.scaled_weights import FLOAT8_DTYPES, BlockShape, read_byte_codes, read_float8_slice, read_scales
+from shard.quantization.scaled_weights import (
+    FLOAT8_DTYPES,
+    BlockShape,
+    read_block_shape,
+    read_byte_codes,
+    read_float8_slice,
+    read_scales,
+)
 
 SUPPORTED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
                      "dense")

@@ -6,9 +6,14 @@ Only weights are quantised. Activations and KV cache are not, even if the checkp
 from dataclasses import dataclass
 
 from shard.json_config import JsonConfig
-from shard.quantization.config_fields import read_block_shape
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
-from shard.quantization.scaled_weights import FLOAT8_DTYPES, BlockShape, read_float8_slice, read_scales
+from shard.quantization.scaled_weights import (
+    FLOAT8_DTYPES,
+    BlockShape,
+    read_block_shape,
+    read_float8_slice,
+    read_scales,
+)
 
 ACTIVATION_SCALE_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale",
                              ".output_scale")

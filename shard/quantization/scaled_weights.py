@@ -8,11 +8,24 @@ from math import prod
 import torch
 from torch import Tensor
 
+from shard.json_config import JsonConfig
 from shard.quantization.format import MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import make_consecutive_groups
 
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 BlockShape = tuple[int, int]  # rows and columns that share a scale
+
+
+def read_block_shape(quant_config: JsonConfig, key: str) -> BlockShape | None:
+    """Return the rows and columns of a block, or None without blocks."""
+    value = quant_config.get(key)
+    match value:
+        case None:
+            return None
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+        case _:
+            raise ValueError(f"{quant_config.source}: {key} must be two whole numbers of at least 1, got {value}")
 
 
 def read_byte_codes(reader: TensorReader, matrix_slice: MatrixSlice, dtype: torch.dtype) -> Tensor:

@@ -35,9 +35,8 @@ from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.state.step import Step
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.collective_failures import exit_process
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
-from shard.workers.model_worker import ModelWorker
+from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.overlap import OverlapQueue
 from shard.workers.step_profiler import (
     SLOW_STEP_SECONDS,

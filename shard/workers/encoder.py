@@ -14,9 +14,8 @@ from shard.state.result_encoding import write_embeddings, write_labels
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
-from shard.workers.collective_failures import exit_process
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model
-from shard.workers.model_worker import ModelWorker
+from shard.workers.model_worker import ModelWorker, exit_process
 from shard.workers.step_profiler import (
     SLOW_STEP_SECONDS,
     MaxStepSizes,

@@ -1,5 +1,8 @@
-"""Common base of the workers with a model: info, messages that only `ShardState` handles, adapters."""
+"""Common base of the workers with a model: info, messages that only `ShardState` handles, adapters, and collective
+calls, which all ranks complete, or the group of shards is replaced (docs/exactness.md, "Collectives of a step")."""
 
+import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,14 +12,36 @@ from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.hardware.device import use_one_thread
 from shard.hardware.dtype import dtype_name
 from shard.hardware.memory_budget import convert_out_of_memory
+from shard.parallel.group import RankGroup
+from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
 from shard.state.shard_state import ShardState
-from shard.workers.collective_failures import Result, run_collective
 from shard.workers.load_decoder import LoadedDecoder
 from shard.workers.load_encoder import LoadedEncoder
 
+Result = TypeVar("Result")
 AnyLoadedModel = TypeVar("AnyLoadedModel", bound=LoadedDecoder | LoadedEncoder)
+
+logger = logging.getLogger(__name__)
+
+
+def exit_process() -> None:
+    """End the process at once, as a crash does."""
+    os._exit(70)
+
+
+def run_collective(group: RankGroup, exit: Callable[[], object], call: Callable[[], Result]) -> Result:  # noqa: A002 - what it does
+    """Run a collective call. If it fails on one rank, the ranks are out of step, and some may wait for the others
+    forever: so that rank ends its process, and the group is replaced."""
+    try:
+        return call()
+    except Exception as error:
+        if group.size > 1:
+            # If another rank is the cause, its own log is more useful than a traceback here.
+            logger.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
+            exit()
+        raise
 
 
 class ModelWorker(Generic[AnyLoadedModel]):

@@ -8,12 +8,13 @@ from support.checkpoints.dequantized_checkpoints import (
     check_logits_are_identical,
     make_checkpoint_pair,
 )
-from support.checkpoints.quantized_checkpoints import GptqTool
+from support.checkpoints.quantized_checkpoints import AwqTool, GptqTool
 from support.model_runs.decoder_reference import CPU
 
 from shard.checkpoint.reader import CheckpointReader
+from shard.json_config import JsonConfig
 from shard.quantization.gptq import GptqFormat as Form
-from shard.quantization.gptq import parse_column_groups
+from shard.quantization.gptq import parse_column_groups, parse_group_size
 
 DEQUANTIZED_TOOLS = {
     "groups of 32": GptqTool(),
@@ -68,3 +69,28 @@ def test_tensors_of_wrong_shape_are_rejected_by_name(tmp_path: Path) -> None:
     with (CheckpointReader(tmp_path, torch.float32, CPU, Form(4, 32, 1)) as weights,
           pytest.raises(ValueError, match=r"x\.qweight is \[8, 16\], config\.json asks for \[4, 16\]")):
         weights.read_tensor("x.weight", (16, 32))
+
+
+@pytest.mark.parametrize("size", [0, -2, None, True, "128"])
+def test_invalid_group_size_is_rejected(size: object) -> None:
+    assert parse_group_size(JsonConfig({}, "config.json"), -1) == -1
+    with pytest.raises(ValueError, match="group_size must be -1 or a whole number of at least 1, got"):
+        parse_group_size(JsonConfig({}, "config.json"), size)
+
+
+# -- AWQ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_size", [16, 32])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_awq_logits_match_dequantized_weights(
+        tmp_path_factory: pytest.TempPathFactory, group_size: int, num_ranks: int) -> None:
+    check_logits_are_identical(make_checkpoint_pair(tmp_path_factory, AwqTool(group_size)), num_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_awq_logits_of_weights_kept_as_int8_are_close_to_dequantized_ones(
+        tmp_path_factory: pytest.TempPathFactory, num_ranks: int) -> None:
+    check_logits_are_close(make_checkpoint_pair(tmp_path_factory, AwqTool(-1)), num_ranks)

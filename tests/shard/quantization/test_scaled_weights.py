@@ -6,8 +6,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shard.checkpoint.reader import CheckpointReader
+from shard.json_config import JsonConfig
 from shard.quantization.format import MatrixSlice
-from shard.quantization.scaled_weights import FLOAT8_DTYPES, read_float8_slice, read_scales
+from shard.quantization.scaled_weights import FLOAT8_DTYPES, read_block_shape, read_float8_slice, read_scales
 
 CPU = torch.device("cpu")
 ROW_SLICE = MatrixSlice("x.weight", (6, 4), range(1, 4), range(4))
@@ -63,3 +64,11 @@ def test_every_float8_value_matches_torch(tmp_path: Path, dtype: torch.dtype) ->
     with CheckpointReader(tmp_path, torch.float32, CPU) as weights:
         read_float8_slice(weights, matrix_slice, dtype, torch.ones(16, 1), torch.zeros(16).long()).dequantize_into(read)
     assert torch.equal(read.nan_to_num(7.0), all_values.float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("size", [[128], [0, 1], "128x128", [1.5, 2]])
+def test_block_size_must_be_two_numbers(size: object) -> None:
+    assert read_block_shape(JsonConfig({"size": [128, 64]}, "config.json"), "size") == (128, 64)
+    assert read_block_shape(JsonConfig({"none": None}, "config.json"), "none") is None
+    with pytest.raises(ValueError, match="size must be two whole numbers of at least 1, got"):
+        read_block_shape(JsonConfig({"size": size}, "config.json"), "size")

@@ -9,9 +9,10 @@ from support.shards.protocol_messages import WARMUP_REQUEST, SequenceRow, make_c
 
 from shard.errors import RejectedMessage, StartupOutOfMemory, StepOutOfMemory
 from shard.parallel.group import SingleRankGroup
+from shard.parallel.shared_memory import PeerLost
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import ModelLimits
-from shard.workers.model_worker import ModelWorker
+from shard.workers.model_worker import ModelWorker, run_collective
 
 MESSAGE_LIMITS = ModelLimits(512, 1024, 1, mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
 
@@ -110,3 +111,40 @@ def test_out_of_memory_in_a_step_is_reported_as_such() -> None:
     with pytest.raises(StartupOutOfMemory,
                        match=r"for the largest step \(CUDA out of memory.*lower --max-batch-prefill-tokens"):
         make_worker()._run_warmup(raise_out_of_memory)
+
+
+# -- a rank that fails in a step of several ranks exits; a single shard continues
+
+
+class TwoRankGroup(SingleRankGroup):
+    rank, size = 0, 2
+
+
+def raise_out_of_memory() -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_result_is_returned() -> None:
+    assert run_collective(TwoRankGroup(), lambda: None, lambda: 5) == 5
+
+
+@pytest.mark.parametrize(("group", "ends"), [(SingleRankGroup(), 0), (TwoRankGroup(), 1)], ids=["alone", "one of two"])
+def test_failure_ends_the_process_only_in_a_group(group: SingleRankGroup, ends: int) -> None:
+    exits: list[int] = []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_collective(group, lambda: exits.append(1), raise_out_of_memory)
+    assert len(exits) == ends
+
+
+@pytest.mark.parametrize(("error", "traced"), [
+    (RuntimeError("out of memory"), True), (PeerLost("rank 1 is gone"), False)], ids=["its own", "another's"])
+def test_only_own_failures_are_logged_with_a_traceback(
+        error: Exception, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def raise_error() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run_collective(TwoRankGroup(), lambda: None, raise_error)
+    [record] = caplog.records
+    assert record.getMessage() == f"this shard ends with its group: {error}"
+    assert bool(record.exc_info) == traced
