@@ -101,7 +101,7 @@ def prepare_decode_step(loaded_model: LoadedDecoder, batch_size: int, context_le
 def make_matmul_runner(loaded_model: LoadedDecoder, batch_size: int) -> Callable[[], None]:
     """Return a function that runs the matmuls of a step one after the other, on the same rows every time."""
     model = loaded_model.model
-    products = model.linears
+    products = [product for linears in model.layer_linears for product in linears]
     num_rows = max(batch_size, 2)  # as in a step, which computes a single row as two
     inputs_by_width: dict[int, Tensor] = {}
     for width in {width for _, width in products} | {model.config.hidden_size}:

@@ -1,6 +1,7 @@
 """One rank's part of a decoder: embedding, layers, norm and head."""
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -35,36 +36,44 @@ class RunnableModel(Protocol):
         """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
 
 
-class LanguageModel(RunnableModel, Protocol):
+class LanguageModel(ABC):
     """One rank's part of a model: a `Decoder`, or a `FallbackModel` made of modules of transformers."""
 
-    @property
-    def config(self) -> ModelConfig: ...
+    config: ModelConfig
+    num_kv_heads: int  # of this rank
+    is_capturable: bool  # whether all decode steps with equally many tokens launch the same kernels
 
     @property
-    def num_layers(self) -> int: ...
+    @abstractmethod
+    def layer_linears(self) -> list[list[SizedLinear]]:
+        """Linears of each layer, each with its input width."""
+
+    @abstractmethod
+    def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
+        """Return the hidden states after the last norm, `[tokens, hidden]`."""
+
+    @abstractmethod
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
+
+    @abstractmethod
+    def copy_first_layers(self, num_layers: int) -> "LanguageModel":
+        """Return a model of the first layers only, with the same weights."""
 
     @property
-    def num_kv_heads(self) -> int:
-        """Number of KV heads on this rank."""
+    def num_layers(self) -> int:
+        return len(self.layer_linears)
 
     @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def linears(self) -> Sequence[SizedLinear]:
-        """Linears of all layers, each with its input width."""
+    def head_dim(self) -> int:
+        return self.config.head_dim
 
     @property
     def num_representative_layers(self) -> int:
-        """Smallest number of first layers that include every kind of layer."""
-
-    @property
-    def is_capturable(self) -> bool:
-        """Whether all decode steps with equally many tokens launch the same kernels."""
-
-    def copy_first_layers(self, num_layers: int) -> "LanguageModel":
-        """Return a model of the first layers only, with the same weights."""
+        """Smallest number of first layers that include every kind of layer. Layers are of one kind if their linears
+        agree in number, type and input width."""
+        kinds = [[(type(linear), width) for linear, width in linears] for linears in self.layer_linears]
+        return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 class LayerContext(NamedTuple):
@@ -80,7 +89,7 @@ class DecoderLayer(Protocol):
     """Interface of a decoder's layers."""
 
     @property
-    def linears(self) -> Sequence[SizedLinear]:
+    def linears(self) -> list[SizedLinear]:
         """Linears in the order in which a step runs them, used to measure how long they take by themselves."""
 
     def __call__(self, x: ResidualStream, context: LayerContext) -> None:
@@ -136,12 +145,12 @@ class DecoderNames(NamedTuple):
 LLAMA_NAMES = DecoderNames("embed_tokens", "norm")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
+@dataclass(frozen=True)
+class Decoder(LanguageModel):
     """One rank's part of a decoder-only language model."""
 
     config: ModelConfig
-    num_kv_heads: int  # of this rank
+    num_kv_heads: int
     embedding: TokenEmbedding
     select_positions: SelectPositions
     layers: Sequence[DecoderLayer]
@@ -150,20 +159,8 @@ class Decoder:
     is_capturable: bool = True
 
     @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
-
-    @property
-    def linears(self) -> list[SizedLinear]:
-        return [product for layer in self.layers for product in layer.linears]
-
-    @property
-    def num_representative_layers(self) -> int:
-        return count_representative_layers(layer.linears for layer in self.layers)
+    def layer_linears(self) -> list[list[SizedLinear]]:
+        return [layer.linears for layer in self.layers]
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
         x = ResidualStream(self.embedding(inputs))
@@ -177,15 +174,6 @@ class Decoder:
 
     def copy_first_layers(self, num_layers: int) -> "Decoder":
         return replace(self, layers=self.layers[:num_layers])
-
-
-def count_representative_layers(layer_linears: Iterable[Sequence[SizedLinear]]) -> int:
-    """Return the smallest number of first layers that include every kind of layer.
-
-    Layers are of one kind if their linears agree in number, type and input width.
-    """
-    kinds = [[(type(product), width) for product, width in layer] for layer in layer_linears]
-    return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,

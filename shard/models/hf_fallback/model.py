@@ -16,7 +16,7 @@ from shard.attention.backend import AttentionBackend
 from shard.attention.forward_inputs import ForwardInputs
 from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
-from shard.models.decoder import SizedLinear, count_representative_layers
+from shard.models.decoder import LanguageModel, SizedLinear
 from shard.ops.linear import make_linear
 from shard.parallel.group import RankGroup
 
@@ -105,55 +105,33 @@ def run_head(head: nn.Module, hidden: Tensor) -> Tensor:
     return rows
 
 
-class FallbackModel:
+class FallbackModel(LanguageModel):
     """`LanguageModel` made of foreign torch modules."""
+
+    is_capturable = False  # it is unknown which kernels foreign layers launch
 
     def __init__(self, config: ModelConfig, group: RankGroup, layers: nn.Module, head: nn.Module,
                  layers_path: Sequence[str]) -> None:
         """`layers` maps tokens to hidden states, `head` these to logits. `layers_path`: path to the list of layers."""
         self.config = config
+        self.num_kv_heads = config.num_kv_heads // group.size
         self._group = group
         self._layers = layers
         self._head = head
         self._layers_path = layers_path
 
     @property
-    def num_layers(self) -> int:
-        return len(get_layer_list(self._layers, self._layers_path))
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.config.num_kv_heads // self._group.size
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
+    def layer_linears(self) -> list[list[SizedLinear]]:
+        return [list_linears(layer) for layer in get_layer_list(self._layers, self._layers_path)]
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """`[tokens, hidden]`"""
         return run_layers(self._layers, inputs.tokens, inputs.positions,
                           ServingAttentionCallback(inputs, cache, attention))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
         return None if self._group.rank else run_head(self._head, hidden_states).float()
 
-    @property
-    def linears(self) -> list[SizedLinear]:
-        return list_linears(self._layers)
-
-    @property
-    def num_representative_layers(self) -> int:
-        return count_representative_layers(list_linears(layer)
-                                           for layer in get_layer_list(self._layers, self._layers_path))
-
-    @property
-    def is_capturable(self) -> bool:
-        """Always False: it is unknown which kernels foreign layers launch."""
-        return False
-
     def copy_first_layers(self, num_layers: int) -> "FallbackModel":
-        """Return a model of the first layers only, with the same weights."""
         kept = nn.ModuleList(list(get_layer_list(self._layers, self._layers_path))[:num_layers])
         return FallbackModel(self.config, self._group, replace_submodule_in_copy(self._layers, self._layers_path, kept),
                              self._head, self._layers_path)

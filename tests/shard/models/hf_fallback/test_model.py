@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class FakeLanguageModel(nn.Module):
 
 
 def make_fallback_model(group: Any = None) -> FallbackModel:
-    return FallbackModel(None, group or SingleRankGroup(), FakeLayerModel(3), FakeLanguageModel(), ("inner", "list"))  # type: ignore[arg-type]
+    config: Any = SimpleNamespace(num_kv_heads=2)
+    return FallbackModel(config, group or SingleRankGroup(), FakeLayerModel(3), FakeLanguageModel(), ("inner", "list"))
 
 
 def test_attention_call_reaches_the_listener() -> None:
