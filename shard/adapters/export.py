@@ -36,7 +36,12 @@ def write_adapter_config(folder: Path, extra_settings: Mapping[str, Any], rank_b
     """Write the config of an adapter with these ranks by module. `extra_settings`: further settings. Raises
     ValueError."""
     path = folder / described.CONFIG_FILE
-    values = dict(extra_settings) | make_rank_settings(rank_by_module)
+    default_rank, patterns = make_rank_patterns(rank_by_module)
+    # with a scale of 1 for every module: each alpha equals the rank
+    values = dict(extra_settings) | {
+        "peft_type": "LORA", "r": default_rank, "lora_alpha": default_rank, "rank_pattern": patterns,
+        "alpha_pattern": patterns, "target_modules": sorted(rank_by_module), "use_rslora": False, "bias": "none",
+        "lora_dropout": 0.0, "inference_mode": True}
     check_config_round_trip(JsonConfig(values, str(path)), rank_by_module)
     text = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
     if len(text) > described.MAX_CONFIG_BYTES:
@@ -68,14 +73,6 @@ def make_safetensors_header(dtype: str, shapes: Mapping[str, Shape]) -> bytes:
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % DATA_ALIGNMENT_BYTES)
     return HEADER_LENGTH_STRUCT.pack(len(text)) + text
-
-
-def make_rank_settings(rank_by_module: Mapping[str, int]) -> dict[str, Any]:
-    """Return settings with a scale of 1 for every module: each alpha equals the rank."""
-    default_rank, patterns = make_rank_patterns(rank_by_module)
-    return {"peft_type": "LORA", "r": default_rank, "lora_alpha": default_rank, "rank_pattern": patterns,
-            "alpha_pattern": patterns, "target_modules": sorted(rank_by_module), "use_rslora": False, "bias": "none",
-            "lora_dropout": 0.0, "inference_mode": True}
 
 
 def make_rank_patterns(rank_by_module: Mapping[str, int]) -> tuple[int, dict[str, int]]:

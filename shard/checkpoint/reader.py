@@ -101,7 +101,12 @@ class CheckpointReader:
         checkpoint_files = list_checkpoint_files(folder)
         with ExitStack() as files:
             for name in checkpoint_files.files:
-                self._add_file(files.enter_context(open_safetensors(folder / name)))
+                file = files.enter_context(open_safetensors(folder / name))
+                if repeated := file.entries.keys() & self._stored_tensors.keys():
+                    raise ValueError(f"{file.path} holds {min(repeated)}, and so does "
+                                     f"{self._stored_tensors[min(repeated)].file.path.name}")
+                self._stored_tensors |= {tensor: StoredTensor(tensor, file, entry)
+                                         for tensor, entry in file.entries.items()}
             checkpoint_files.check_index({name: stored.file.path.name for name, stored in self._stored_tensors.items()})
             self._open_files = files.pop_all()
         self._num_bytes_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored_tensors.values())
@@ -211,12 +216,6 @@ class CheckpointReader:
         target[len(existing_rows):].zero_()
         return True
 
-    def _add_file(self, file: SafetensorsFile) -> None:
-        for name, entry in file.entries.items():
-            if name in self._stored_tensors:
-                raise ValueError(f"{file.path} holds {name}, and so does {self._stored_tensors[name].file.path.name}")
-            self._stored_tensors[name] = StoredTensor(name, file, entry)
-
     def _allocate(self, shape: Shape, dtype: torch.dtype, *, scratch: bool) -> Tensor:
         if not scratch:
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -234,14 +233,11 @@ class CheckpointReader:
         if shape not in {None, stored.entry.shape}:
             raise ValueError(f"{stored.file.path}: {name} is {list(stored.entry.shape)}, config.json asks for "
                              f"{list(shape or ())}")
-        self._mark_claimed(name, stored)
-        return stored
-
-    def _mark_claimed(self, name: str, stored: StoredTensor) -> None:
         if name not in self._claimed_names:
             self._claimed_names.add(name)
             self._num_bytes_read += stored.num_bytes
             self._on_progress(self._num_bytes_read, self._num_bytes)
+        return stored
 
     def _read_columns_into(self, stored: StoredTensor, columns: range, target: Tensor) -> Tensor:
         """Fill the target and return it."""

@@ -108,14 +108,20 @@ def split_entry_texts(text: HeaderText) -> Iterator[tuple[str, HeaderText]]:
         entry_match = (match_object_of_strings(text, position) if name == METADATA_KEY
                        else ENTRY_REGEX.match(text, position))
         if not entry_match:
+            expected = ("of strings" if name == METADATA_KEY
+                        else f"of at most {MAX_ENTRY_BYTES} bytes without another in it")
             raise ValueError(f"the entry of {name}, at byte {HEADER_LENGTH_STRUCT.size + position}, is damaged: "
-                             f"{describe_expected_entry(name)}")
+                             f"it must be an object {expected}")
         if name != METADATA_KEY:
             yield name, entry_match[0]
         position = entry_match.end()
         object_end = OBJECT_END_REGEX.fullmatch(text, position)
         if not object_end:
-            position = skip_comma(text, position, name)
+            comma = COMMA_REGEX.match(text, position)
+            if not comma:
+                raise make_damaged_header_error(
+                    position, f"after the entry of {name} comes another, or the header ends")
+            position = comma.end()
 
 
 def match_object_of_strings(text: HeaderText, position: int) -> re.Match[bytes] | None:
@@ -146,19 +152,6 @@ def read_entry_name(text: HeaderText, position: int) -> tuple[str, int]:
     if not name or not name.isprintable():  # it will be printed
         raise make_damaged_header_error(position, f"a name is made of printable characters, this one is {name!a}")
     return name, match.end()
-
-
-def skip_comma(text: HeaderText, position: int, name: str) -> int:
-    match = COMMA_REGEX.match(text, position)
-    if not match:
-        raise make_damaged_header_error(position, f"after the entry of {name} comes another, or the header ends")
-    return match.end()
-
-
-def describe_expected_entry(name: str) -> str:
-    if name == METADATA_KEY:
-        return "it must be an object of strings"
-    return f"it must be an object of at most {MAX_ENTRY_BYTES} bytes without another in it"
 
 
 def make_damaged_header_error(position: int, reason: str) -> ValueError:

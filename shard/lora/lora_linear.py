@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, LoraRowTiles, RankBucket
+from shard.lora.routing import ROWS_PER_TILE, SLOTS_PER_BUCKET, AdapterRouting, AdapterSlot, RankBucket
 from shard.ops.linear import Linear
 from shard.ops.triton_support import import_kernels
 from shard.quantization.format import MatrixSlice
@@ -143,24 +143,22 @@ class TorchLoraStore:
 
     def add_updates_to_output(self, x: Tensor, y: Tensor) -> None:
         for tiles in self._adapter_routing.rows.tiles:
-            if tiles.bucket in self._stacks:
-                self._add_tile_updates(tiles, self._stacks[tiles.bucket], x, y)
-
-    def _add_tile_updates(self, tiles: LoraRowTiles, stacks: dict[int, LoraStack], x: Tensor, y: Tensor) -> None:
-        rows = x if tiles.input_rows is None else x.index_select(0, tiles.input_rows)
-        rows = rows.to(self._dtype).reshape(-1, ROWS_PER_TILE, x.shape[1])
-        for part_index, part in enumerate(self._parts):
-            if (stack := stacks.get(part_index)) is None:  # not iterated over: another thread may load an adapter
+            if (stacks := self._stacks.get(tiles.bucket)) is None:
                 continue
-            shrunk = multiply_tiles(rows, stack.lora_a.mT, tiles.slot_range)
-            updates = multiply_tiles(shrunk, stack.lora_b, tiles.slot_range).flatten(0, 1)
-            if tiles.unpadded_indices is not None:
-                updates = updates.index_select(0, tiles.unpadded_indices)
-            columns = y[:, part.output_columns.start:part.output_columns.stop]
-            if tiles.target_rows is None:
-                columns.add_(updates.to(y.dtype))
-            else:
-                columns.index_add_(0, tiles.target_rows, updates.to(y.dtype))
+            rows = x if tiles.input_rows is None else x.index_select(0, tiles.input_rows)
+            rows = rows.to(self._dtype).reshape(-1, ROWS_PER_TILE, x.shape[1])
+            for part_index, part in enumerate(self._parts):
+                if (stack := stacks.get(part_index)) is None:  # not iterated over: another thread may load an adapter
+                    continue
+                shrunk = multiply_tiles(rows, stack.lora_a.mT, tiles.slot_range)
+                updates = multiply_tiles(shrunk, stack.lora_b, tiles.slot_range).flatten(0, 1)
+                if tiles.unpadded_indices is not None:
+                    updates = updates.index_select(0, tiles.unpadded_indices)
+                columns = y[:, part.output_columns.start:part.output_columns.stop]
+                if tiles.target_rows is None:
+                    columns.add_(updates.to(y.dtype))
+                else:
+                    columns.index_add_(0, tiles.target_rows, updates.to(y.dtype))
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -167,14 +167,11 @@ def read_encoder(source: ModelReader[EncoderConfig], prefix: str, module_names: 
     embedding = EncoderEmbedding(source, f"{found_prefix}embeddings")
     layers = [EncoderLayer(source, f"{found_prefix}{module_names.layers}.{number}", module_names)
               for number in range(config.num_layers)]
-    return Encoder(config, embedding, layers, read_token_classifier(source) if config.labels else None)
-
-
-def read_token_classifier(source: ModelReader[EncoderConfig]) -> Linear:
-    """Read the classifier, whole on every rank because it is small."""
-    shape = (len(source.config.labels), source.config.hidden_size)
-    return make_linear(source.weights.read_tensor("classifier.weight", shape),
-                       source.weights.read_tensor("classifier.bias", shape[:1]))
+    shape = (len(config.labels), config.hidden_size)
+    classifier = make_linear(  # whole on every rank because it is small
+        weights.read_tensor("classifier.weight", shape),
+        weights.read_tensor("classifier.bias", shape[:1])) if config.labels else None
+    return Encoder(config, embedding, layers, classifier)
 
 
 def parse_labels(hf_config: JsonConfig) -> tuple[str, ...]:

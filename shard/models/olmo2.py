@@ -32,7 +32,9 @@ class GlobalQKNorm:
         device = self._weight.device
         shares = [1 / (number * config.head_dim) for _, number, _ in projections]
         self._inverse_widths = torch.tensor(shares, device=device)
-        self._sum_weights = torch.tensor([1.0, compute_key_replica_weight(source)], device=device)
+        # ranks may hold copies of the same keys, of which the first counts
+        num_copies = max(1, source.group.size // config.num_kv_heads)
+        self._sum_weights = torch.tensor([1.0, float(source.group.rank % num_copies == 0)], device=device)
         self._epsilon = torch.tensor(config.norm_epsilon, device=device)
         self._scale_index_of_head = torch.tensor(
             [kind for kind, (_, _, head_range) in enumerate(projections) for _ in head_range], device=device)
@@ -45,12 +47,6 @@ class GlobalQKNorm:
         squares = torch.stack(lengths, dim=-1).square_().mul_(self._sum_weights)  # [tokens, 2]
         scale = self._group.all_reduce_sum(squares).mul(self._inverse_widths).add_(self._epsilon).rsqrt_()
         return (wide * scale.index_select(1, self._scale_index_of_head).unsqueeze(-1)).mul_(self._weight).to(x.dtype)
-
-
-def compute_key_replica_weight(source: ModelReader[ModelConfig]) -> float:
-    """Return 1 on the first of the ranks that hold copies of the same keys, 0 on the others."""
-    copies = max(1, source.group.size // source.config.num_kv_heads)
-    return float(source.group.rank % copies == 0)
 
 
 class Olmo2Layer:

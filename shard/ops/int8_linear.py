@@ -95,13 +95,10 @@ class DequantBuffers:
     def get_buffer(self, num_rows: int, num_columns: int) -> DequantBuffer:
         shape = num_rows, num_columns
         if shape not in self._buffers_by_shape:
-            self._buffers_by_shape[shape] = self._make_buffer(shape)
+            is_packed = should_pack(self._dtype, self._device) and can_overwrite_packed_weight(self._dtype)
+            self._buffers_by_shape[shape] = (PackedDequantBuffer(shape, self._dtype) if is_packed
+                                             else PlainDequantBuffer(shape, self._dtype, self._device))
         return self._buffers_by_shape[shape]
-
-    def _make_buffer(self, shape: tuple[int, int]) -> DequantBuffer:
-        if should_pack(self._dtype, self._device) and can_overwrite_packed_weight(self._dtype):
-            return PackedDequantBuffer(shape, self._dtype)
-        return PlainDequantBuffer(shape, self._dtype, self._device)
 
 
 class Int8Linear:

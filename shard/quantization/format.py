@@ -70,11 +70,8 @@ class QuantizedSlice:
         step = max(1, CODES_PER_CHUNK // self.num_columns)
         for first in range(0, self.num_rows, step):
             part = target[first:first + step]
-            part.copy_(self._dequantize_rows(first, first + len(part)))
-
-    def _dequantize_rows(self, first: int, last: int) -> Tensor:
-        return self.unpack_codes(first, last).float().mul_(
-            expand_groups_to_columns(self.scales[first:last], self.column_groups))
+            scales = expand_groups_to_columns(self.scales[first:first + len(part)], self.column_groups)
+            part.copy_(self.unpack_codes(first, first + len(part)).float().mul_(scales))
 
 
 def expand_groups_to_columns(values: Tensor, column_groups: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ any number of ranks.
 """
 
 import torch
-from torch import Tensor
 
 from shard.quantization.format import CODES_PER_CHUNK, MatrixSlice, QuantizedSlice, TensorReader
 from shard.quantization.packing import make_consecutive_groups
@@ -21,14 +20,9 @@ def read_and_quantize_to_int8(reader: TensorReader, matrix_slice: MatrixSlice) -
     for first in range(0, len(matrix_slice.rows), step):
         rows = matrix_slice.rows[first:first + step]
         weight = reader.read_rows(matrix_slice.weight_name, matrix_slice.shape, rows, torch.float32)
-        scale = compute_row_scales(weight)
+        largest = weight.abs().amax(dim=1, keepdim=True)
+        scale = largest.div_(MAX_CODE).masked_fill_(largest == 0, 1.0)  # 1 for a row of zeros
         scales[first:first + step] = scale
         codes[first:first + step] = weight[:, columns].div(scale).round_().clamp_(-MAX_CODE, MAX_CODE)
     return QuantizedSlice(lambda first, last: codes[first:last], scales,
                           make_consecutive_groups(matrix_slice, matrix_slice.shape[1], reader.device), is_int8=True)
-
-
-def compute_row_scales(weight: Tensor) -> Tensor:
-    """Return the scales of `[rows, columns]`, `[rows, 1]`; 1 for a row of zeros."""
-    largest = weight.abs().amax(dim=1, keepdim=True)
-    return largest.div_(MAX_CODE).masked_fill_(largest == 0, 1.0)

@@ -4,7 +4,6 @@ To add one, add a file to this package and a line here.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from shard.json_config import JsonConfig
 from shard.quantization.compressed_tensors import parse_compressed_tensors_config
@@ -26,13 +25,9 @@ def parse_quantization_config(quantization_config: object, config_path: str) -> 
         return None
     if not isinstance(quantization_config, Mapping):
         raise ValueError(f"{config_path}: quantization_config must be an object, got {quantization_config!r}")
-    method = get_quant_method(quantization_config)
+    method = str(quantization_config.get("quant_method") or "something that quant_method does not name")
     if method not in CONFIG_PARSERS:
         raise ValueError(
             f"{config_path}: weights quantised as {method} are not supported; supported: {', '.join(CONFIG_PARSERS)}, "
             f"and weights that are not quantised")
     return CONFIG_PARSERS[method](JsonConfig(dict(quantization_config), f"{config_path}: quantization_config"))
-
-
-def get_quant_method(values: Mapping[str, Any]) -> str:
-    return str(values.get("quant_method") or "something that quant_method does not name")

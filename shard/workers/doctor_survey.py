@@ -24,7 +24,6 @@ from shard.hardware.memory_budget import (
     read_gpu_memory,
     read_host_memory,
 )
-from shard.models.config import ModelConfig
 from shard.models.registry import read_model_config
 from shard.ops.linear import can_pack
 
@@ -57,26 +56,18 @@ def estimate_model_needs(folder: Path, requested_dtype: str, device: str, num_sh
                          block_size: int) -> dict[str, Any]:
     """Return a model's needs; raises ValueError or OSError if it cannot be served."""
     model_config = read_model_config(folder)
-    dtype = choose_dtype(requested_dtype, model_config.dtype, device, guess_fastest_dtype).dtype
+    # the faster number type by the processor's features; a shard measures it
+    dtype = choose_dtype(requested_dtype, model_config.dtype, device,
+                         lambda: torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32).dtype
     with CheckpointReader(folder, dtype, torch.device("cpu")):
         needed_bytes = count_weight_bytes(folder) * dtype.itemsize // model_config.dtype.itemsize
-    block_bytes = compute_bytes_per_block(model_config, block_size, dtype)
+    block_bytes = KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
+                                          block_size, dtype)  # of all shards together
     free, total = read_device_memory(device, num_shards)
     budget = compute_cache_budget(needed_bytes, free, total, device)
     return {"architecture": model_config.architecture, "dtype": dtype_name(dtype), "device": device,
             "weights": needed_bytes, "max_positions": model_config.max_positions, "block": block_bytes, "free": free,
             "tokens": count_fitting_blocks(budget, block_bytes, NUM_RESERVED_BLOCKS) * block_size}
-
-
-def guess_fastest_dtype() -> torch.dtype:
-    """Guess the faster number type by the processor's features; a shard measures it."""
-    return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
-
-
-def compute_bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a cache block of all shards together."""
-    return KVCache.bytes_per_block(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim,
-                                   block_size, dtype)
 
 
 def read_device_memory(device: str, num_shards: int) -> tuple[int, int]:

@@ -8,7 +8,6 @@ is the only module of a shard that imports transformers, and it does so only whe
 
 import importlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,16 +126,11 @@ def reject_unsupported_config(transformers_config: Any, model_class: Any) -> Non
         raise UnsupportedModel("its attention in transformers cannot be replaced")
     if unknown := set(getattr(transformers_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES:
         raise UnsupportedModel(f"it has layers of the type {', '.join(sorted(map(str, unknown)))}")
-    if unknown := (set(iter_rope_types(getattr(transformers_config, "rope_parameters", None) or {}))
-                   - SUPPORTED_ROPE_TYPES):
+    rope_parameters = getattr(transformers_config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in rope_parameters.values() if isinstance(value, dict)]
+    rope_types = {str(values.get("rope_type") or "default") for values in by_layer_type or [rope_parameters]}
+    if unknown := rope_types - SUPPORTED_ROPE_TYPES:
         raise UnsupportedModel(f"its positions are of the type {', '.join(sorted(unknown))}")
-
-
-def iter_rope_types(rope_parameters: dict[str, Any]) -> Iterator[str]:
-    """Yield the rope types, which may differ by type of layer."""
-    inner = [value for value in rope_parameters.values() if isinstance(value, dict)]
-    for values in inner or [rope_parameters]:
-        yield str(values.get("rope_type") or "default")
 
 
 def build_meta_model(config_json: str, architecture: str) -> tuple[Any, nn.Module, nn.Module]:
@@ -186,14 +180,10 @@ def read_rank_part(source: ModelReader[FallbackConfig]) -> FallbackModel:
     layers, head = separate_layers_from_head(
         load_pretrained_weights(model_class, transformers_config, weights).requires_grad_(False))
     if group.size > 1:
-        split_linears(layers, get_tensor_parallel_plan(transformers_config), group, group.all_reduce_sum)
+        split_linears(layers, transformers_config.base_model_tp_plan or {}, group, group.all_reduce_sum)
     for part in (layers, head):
         replace_linears(part.to(weights.device))
     return FallbackModel(config, group, layers, head, config.layers_path)
-
-
-def get_tensor_parallel_plan(transformers_config: Any) -> dict[str, str]:
-    return transformers_config.base_model_tp_plan or {}
 
 
 def reject_unsplittable_model(config: FallbackConfig, group: RankGroup) -> None:
@@ -210,9 +200,9 @@ def check_tensor_parallel_split(config: FallbackConfig, group: RankGroup) -> Non
     if config.num_heads % group.size or config.num_kv_heads % group.size:
         raise ValueError(f"it has {config.num_heads} attention heads and {config.num_kv_heads} key/value heads")
     transformers_config, layers, head = build_meta_model(config.config_json, config.architecture)
-    if not get_tensor_parallel_plan(transformers_config):
+    if not transformers_config.base_model_tp_plan:
         raise ValueError("transformers has no plan for it")
-    split_linears(layers, get_tensor_parallel_plan(transformers_config), group, lambda x: x)
+    split_linears(layers, transformers_config.base_model_tp_plan, group, lambda x: x)
     first = probe_attention(layers, head)[0][0]
     if first.num_heads * group.size != config.num_heads or first.num_kv_heads * group.size != config.num_kv_heads:
         raise ValueError("the plan of transformers does not share its attention heads")
