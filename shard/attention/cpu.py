@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from shard.attention.config import AttentionConfig
-from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache
-from shard.attention.token_span import TokenSpan, make_int64_tensor
+from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache, make_int64_tensor
+from shard.state.step import TokenSpan
 
 TILE_ROWS = 16
 PIECE_POSITIONS = 64  # positions; gathered lengths change only at multiples of it

@@ -6,6 +6,7 @@ sequence has, the rest are read from it. The scratch block takes the writes of p
 The cache starts as zeros, and `zero_blocks` serves docs/exactness.md, "No NaN stays in the cache".
 """
 
+from array import array
 from collections.abc import Sequence
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -13,7 +14,6 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
-from shard.attention.token_span import make_int64_tensor
 from shard.state.block_usage import MIN_BLOCK_SIZE
 
 NUM_RESERVED_BLOCKS = 2
@@ -85,6 +85,11 @@ class TransientKVCache(KVCache):
                          device=device)
         self.keys, self.values, self.gather_units = (
             views * num_layers for views in (self.keys, self.values, self.gather_units))
+
+
+def make_int64_tensor(values: Sequence[int]) -> Tensor:
+    """Return an int64 tensor of the values, in a seventh of the time of `torch.tensor`."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.pooling_text import PoolingText
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, lay_out_step
 
 
 class DecoderEmbedder:
@@ -41,8 +41,9 @@ class DecoderEmbedder:
         """Return the embedding of each text; None where it is not finite."""
         step = make_prefill_step(texts)
         self._grow_cache(sum(len(sequence.blocks) for sequence in step.sequences))
-        inputs = build_forward_inputs(step, self._cache, self._attention, self._device)
-        with self._adapter_routing.route_rows(make_adapter_runs(step, len(inputs.tokens))):
+        layout = lay_out_step(step)
+        inputs = build_forward_inputs(layout, self._cache, self._attention, self._device)
+        with self._adapter_routing.route_rows(make_adapter_runs(layout)):
             hidden_states = self._model.forward(inputs, self._cache, self._attention)  # [tokens, hidden_size]
         if not bool(hidden_states.sum(dtype=torch.float32).isfinite()):
             self._cache.zero_blocks(range(self._cache.num_blocks))

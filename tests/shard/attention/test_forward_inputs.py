@@ -8,9 +8,8 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 
 CPU = torch.device("cpu")
 
@@ -36,7 +35,7 @@ def make_sequence(number: int, length: int, blocks: list[int] | None = None) -> 
 
 def build_inputs(step: Step, block_size: int = 16) -> ForwardInputs:
     cache = KVCache(1, 1, 8, block_size=block_size, num_blocks=100, dtype=torch.float32, device=CPU)
-    return build_forward_inputs(step, cache, AttentionReturningItsPlanArguments(), CPU)
+    return build_forward_inputs(lay_out_step(step), cache, AttentionReturningItsPlanArguments(), CPU)
 
 
 def test_decode_runs_the_last_token_at_its_slot() -> None:

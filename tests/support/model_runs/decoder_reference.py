@@ -20,7 +20,7 @@ from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import RankGroup
 from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, lay_out_step
 
 CPU = torch.device("cpu")
 PROMPT_TOKENS: list[int] = torch.randint(2, 480, (100,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -54,7 +54,7 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
                                        AttentionConfig(model.config.attention_scale, model.config.attention_softcap,
                                                        model.config.sliding_windows))
     with torch.inference_mode():
-        inputs = build_forward_inputs(Step(chunks=chunks), cache, attention, CPU)
+        inputs = build_forward_inputs(lay_out_step(Step(chunks=chunks)), cache, attention, CPU)
         hidden = model.forward(inputs, cache, attention).clone()
         return ForwardOutput(hidden, model.compute_logits(hidden))
 

@@ -12,7 +12,6 @@ from shard.adapters.registry import AdapterRegistry
 from shard.attention.backend import AttentionBackend, make_attention_backend
 from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.models.read_config import read_model_config
@@ -22,7 +21,7 @@ from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightR
 from shard.runner.model_runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
 from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, TokenSpan
 from shard.workers.load_decoder import LoadedDecoder
 
 CPU = torch.device("cpu")
