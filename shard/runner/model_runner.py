@@ -62,11 +62,15 @@ class ModelRunner:
         self._group = group
         self._adapter_routing = adapter_routing
         self._device = device
-        self.set_cuda_graph_runner(None)
+        self._cuda_graph_runner: CudaGraphRunner | None = None
 
     def set_cuda_graph_runner(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
         """Use these captured steps from now on wherever they fit; None uses none."""
         self._cuda_graph_runner = cuda_graph_runner
+
+    @property
+    def has_captured_steps(self) -> bool:
+        return self._cuda_graph_runner is not None
 
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:

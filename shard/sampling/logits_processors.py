@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.state.sequence import Sequence
-from shard.state.token_occurrences import TokenOccurrences
+from shard.state.sequence import Sequence, TokenOccurrences
 
 WATERMARK_HASH_KEY = 15485863
 GREEN_SHARE = 0.5

@@ -3,6 +3,7 @@
 New sequences are checked here as far as that is possible without the shard's state.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.token_occurrences import TokenOccurrences
 
 Value = TypeVar("Value")
 
@@ -60,6 +60,28 @@ class SamplingParams:
 DEFAULT_SAMPLING_PARAMS = SamplingParams()
 PLACEHOLDER_TOKEN = -1  # placeholder for a token that is chosen on the device and not known to the host yet
 SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
+
+
+class TokenOccurrences:
+    """How often each token id occurs in a sequence from some index on. It is kept with the sequence once a penalty uses
+    it, and updated with the tokens since."""
+
+    def __init__(self, start_index: int) -> None:
+        """Count tokens from the index `start_index` on."""
+        self.token_ids = array("q")  # each token once
+        self.counts = array("f")
+        self._index_by_token: dict[int, int] = {}
+        self._next_index = start_index
+
+    def update(self, tokens: list[int]) -> None:
+        """Count new tokens; `tokens` has those of the last call, followed by the new ones."""
+        for token in tokens[self._next_index:]:
+            index = self._index_by_token.setdefault(token, len(self.token_ids))
+            if index == len(self.token_ids):
+                self.token_ids.append(token)
+                self.counts.append(0.0)
+            self.counts[index] += 1.0
+        self._next_index = len(tokens)
 
 
 @dataclass(slots=True)
