@@ -17,7 +17,7 @@ from shard.runner.model_runner import RunnableModel, make_adapter_runs
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.pooling_text import PoolingText
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
 
@@ -60,13 +60,7 @@ def make_prefill_step(texts: GenericSequence[PoolingText]) -> Step:
     step, first_block = Step(), 0
     for sequence_id, text in enumerate(texts):
         blocks = list(range(first_block, first_block + -(-len(text.tokens) // MIN_BLOCK_SIZE)))
-        step.chunks.append(PrefillChunk(make_prompt_sequence(sequence_id, text, blocks), 0, len(text.tokens)))
+        step.chunks.append(PrefillChunk(Sequence.from_prompt(sequence_id, text.tokens, blocks,
+                                                             adapter_id=text.adapter_id), 0, len(text.tokens)))
         first_block += len(blocks)
     return step
-
-
-def make_prompt_sequence(sequence_id: int, text: PoolingText, blocks: list[int]) -> Sequence:
-    length = len(text.tokens)
-    return Sequence(id=sequence_id, tokens=text.tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=text.adapter_id, grammar_id=0)

@@ -17,7 +17,7 @@ from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.runner.model_runner import RunnableModel
 from shard.state.block_usage import MIN_BLOCK_SIZE
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
 
 OBSERVED_LENGTH = 300  # tokens of the observed sequence: its slots are gathered as 64, 128, 256 and 512
@@ -142,11 +142,7 @@ def have_same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def make_sequence(sequence_id: int, tokens: list[int], first_block: int) -> Sequence:
-    length = len(tokens)
-    blocks = list(range(first_block, first_block + count_blocks(length)))
-    return Sequence(id=sequence_id, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(sequence_id, tokens, list(range(first_block, first_block + count_blocks(len(tokens)))))
 
 
 def count_blocks(num_tokens: int) -> int:

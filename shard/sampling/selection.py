@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shard.sampling.best_candidates import IDS_PER_BLOCK, NUM_FEW_CANDIDATES, Candidates
-from shard.sampling.filters import FILTERS, RemainingCandidates, compute_running_sums
+from shard.sampling.filters import FILTERS, RemainingCandidates, compute_running_sums, search_running_sums
 from shard.state.sequence import SamplingParams
 
 # The increment and the two multipliers of the splitmix64 generator, as signed words.
@@ -119,11 +119,8 @@ def add_top_tokens(sampled_tokens: list[SampledToken], candidates: Candidates, l
 # [rows] tokens
 def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Tensor, *, is_captured: bool) -> Tensor:
     """Draw without filters for the rows in `is_unfiltered`; the tokens of the other rows are meaningless."""
-    cumulative = compute_running_sums(compute_certain_probabilities(candidates))
-    ranks = (cumulative <= uniforms[:, None]).sum(-1)
-    is_in_tail = ranks == cumulative.shape[-1]
-    # rounding may leave a whole vocabulary below 1: the best gets the rest
-    tokens = candidates.token_ids.gather(-1, ranks.masked_fill(is_in_tail, 0)[:, None])[:, 0]
+    ranks, _, is_in_tail = search_running_sums(compute_certain_probabilities(candidates), uniforms)
+    tokens = candidates.token_ids.gather(-1, ranks[:, None])[:, 0]
     is_in_tail &= is_unfiltered
     if candidates.is_whole_vocabulary:
         return tokens
@@ -163,16 +160,6 @@ def sum_by_halves(values: Tensor) -> Tensor:
     while (half := values.shape[-1] // 2) > 0:
         values = values[..., :half] + values[..., half:]
     return values[..., 0]
-
-
-def search_running_sums(probabilities: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first index [rows] at which the running sum exceeds the share, the sum before it, and whether the
-    whole sum is too small: then the index is that of the largest chance."""
-    cumulative = compute_running_sums(probabilities)
-    index = (cumulative <= share[:, None]).sum(-1)
-    is_short = index == probabilities.shape[-1]
-    index = torch.where(is_short, probabilities.argmax(-1), index)[:, None]
-    return index[:, 0], (cumulative.gather(-1, index) - probabilities.gather(-1, index))[:, 0], is_short
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -107,6 +107,13 @@ class Sequence:
     # result of `device_sampler.can_sample_on_device`
     can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def from_prompt(cls, sequence_id: int, tokens: list[int], blocks: list[int], *, adapter_id: int = 0,
+                    sampling: SamplingParams = DEFAULT_SAMPLING_PARAMS) -> "Sequence":
+        """Return a sequence of which nothing is computed, for steps that no message asks for."""
+        return cls(sequence_id, tokens, len(tokens), len(tokens), 0, 0, blocks, sequence_id, sampling,
+                   wants_prompt_logprobs=False, adapter_id=adapter_id, grammar_id=0)
+
     @property
     def is_prefilled(self) -> bool:
         return self.num_computed_tokens >= self.num_initial_tokens

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 
 CPU = torch.device("cpu")
@@ -28,9 +28,7 @@ def make_sequence(number: int, length: int, blocks: list[int] | None = None) -> 
     """Make a sequence whose tokens encode its number and their positions."""
     tokens = [1000 * number + position for position in range(length)]
     blocks = list(range(10 * number, 10 * number + 10)) if blocks is None else blocks
-    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(number, tokens, blocks)
 
 
 def build_inputs(step: Step, block_size: int = 16) -> ForwardInputs:

@@ -19,7 +19,7 @@ from shard.models.decoder import Decoder
 from shard.models.read_config import read_model_config
 from shard.models.registry import load_model
 from shard.parallel.group import RankGroup
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
 CPU = torch.device("cpu")
@@ -60,9 +60,7 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
 
 
 def make_sequence(sequence_id: int, length: int, blocks: list[int]) -> Sequence:
-    return Sequence(id=sequence_id, tokens=PROMPT_TOKENS[:length], num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(sequence_id, PROMPT_TOKENS[:length], blocks)
 
 
 def run_forward_on_ranks(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference",
