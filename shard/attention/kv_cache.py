@@ -34,6 +34,7 @@ class KVCache:
         self.dtype = dtype
         self.device = device
         self.slot_width = 2 * num_kv_heads * head_dim  # numbers in a row: key and value
+        self.slot_bytes_per_layer = self.slot_width * dtype.itemsize
         num_blocks += NUM_RESERVED_BLOCKS
         rows = allocate_zeros((num_layers, num_blocks * block_size, self.slot_width), dtype, device)
         self._blocks_by_layer = rows.view(num_layers, num_blocks, -1)
@@ -41,11 +42,6 @@ class KVCache:
         self.keys = [layer[:, :self.slot_width // 2] for layer in rows]
         self.values = [layer[:, self.slot_width // 2:] for layer in rows]
         self.gather_units = [layer.view(-1, GATHER_UNIT_SLOTS * self.slot_width) for layer in rows]
-
-    @property
-    def slot_bytes_per_layer(self) -> int:
-        """Bytes of one slot in one layer."""
-        return self.slot_width * self.dtype.itemsize
 
     @staticmethod
     def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:

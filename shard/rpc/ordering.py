@@ -116,7 +116,8 @@ class MessageSequencer:
             epoch.next_order += 1
         if epoch.why_over:
             self._reject_early_messages(epoch)
-        self._update_gap_timer(epoch)
+        if epoch.early_messages or epoch.missing_order:
+            self._update_gap_timer(epoch)
 
     def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,

@@ -14,7 +14,7 @@ from shard.hardware.device_transfers import StaticDeviceBuffers
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
-from shard.sampling.sampler import compute_logit_divisor, needs_raw_logprobs
+from shard.sampling.sampler import changes_logits, compute_logit_divisor
 from shard.sampling.selection import SamplingColumns, draw_uniforms, list_parameters, select_tokens
 from shard.state.sequence import Sequence
 
@@ -34,8 +34,9 @@ class DeviceSamples(NamedTuple):
 def can_sample_on_device(sequence: Sequence) -> bool:
     """Whether the sequence needs no more than this module does, which does not change while the sequence runs."""
     if sequence.can_sample_on_device is None:
-        sequence.can_sample_on_device = not (sequence.grammar_id or sequence.sampling.top_n_tokens
-                                             or needs_processing(sequence) or needs_raw_logprobs(sequence))
+        sequence.can_sample_on_device = not (
+            sequence.grammar_id or sequence.sampling.top_n_tokens or needs_processing(sequence)
+            or (sequence.sampling.raw_logprobs and changes_logits(sequence)))
     return sequence.can_sample_on_device
 
 

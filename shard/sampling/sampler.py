@@ -22,6 +22,7 @@ from shard.sampling.selection import SampledToken, draw_uniforms, sample_from_ca
 from shard.state.sequence import SamplingParams, Sequence
 
 MAX_ROWS_AT_ONCE = 32  # sampled at a time, which bounds the memory for copies of logits
+UNSCALED_TEMPERATURES = frozenset({0.0, 1.0})  # which keep the bits of logits
 MIN_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only the largest logit is likely already
 
 
@@ -69,14 +70,15 @@ class Sampler:
 
     def _sample_rows(self, logits: Tensor, sequences: list[Sequence], output: SamplerOutput) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
-        raw_rows = [row for row, sequence in enumerate(sequences) if needs_raw_logprobs(sequence)]
+        raw_rows = [row for row, sequence in enumerate(sequences)
+                    if sequence.sampling.raw_logprobs and changes_logits(sequence)]
         raw_samples = self._sample_raw_greedy(logits, sequences, raw_rows) if raw_rows else None
         process_logits(logits, sequences)
         grammars = self._grammars if any(sequence.grammar_id for sequence in sequences) else None
         dead_rows = set() if grammars is None else grammars.mask_logits(logits, sequences)
-        divisors = [compute_logit_divisor(sequence.sampling.temperature) for sequence in sequences]
-        if divisors.count(1.0) < len(divisors):
-            logits /= torch.tensor(divisors, device=logits.device)[:, None]
+        temperatures = [sequence.sampling.temperature for sequence in sequences]
+        if not UNSCALED_TEMPERATURES.issuperset(temperatures):
+            logits /= torch.tensor(list(map(compute_logit_divisor, temperatures)), device=logits.device)[:, None]
         sampled_tokens = self._choose_tokens(logits, sequences)
         raw_logprobs = self._gather_raw_logprobs(sampled_tokens) if raw_rows else []
         for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
@@ -135,11 +137,10 @@ class Sampler:
         return gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
 
 
-def needs_raw_logprobs(sequence: Sequence) -> bool:
-    """Whether the sequence wants raw logprobs, of logits that are about to change."""
-    sampling = sequence.sampling
-    return sampling.raw_logprobs and bool(sequence.grammar_id or sampling.temperature not in {0.0, 1.0}
-                                          or needs_processing(sequence))
+def changes_logits(sequence: Sequence) -> bool:
+    """Whether the sequence is sampled by other logits than the raw ones."""
+    return bool(sequence.grammar_id or sequence.sampling.temperature not in UNSCALED_TEMPERATURES
+                or needs_processing(sequence))
 
 
 def compute_logit_divisor(temperature: float) -> float:

@@ -80,7 +80,7 @@ class BatchTransaction:
         """Let every ready sequence decode."""
         decodes, max_tokens_per_decode = self._step.decodes, self._shard_state.max_tokens_per_decode
         for sequence in self._sequences.values():
-            if sequence.is_prefilled:
+            if sequence.num_computed_tokens >= sequence.num_initial_tokens:  # `is_prefilled`, called for every sequence
                 if sequence.failure is None and (num_new_tokens := max_tokens_per_decode(sequence)) > 0:
                     self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
                     decodes.append(sequence)

@@ -218,6 +218,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
                      prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPT_LOGPROBS) -> pb.StepAnswer:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
         if self._loaded_model.group.rank == 0:
-            write_prompt_logprobs(answer, prompt_logprobs)
+            if prompt_logprobs:
+                write_prompt_logprobs(answer, prompt_logprobs)
             write_sequence_outputs(answer, step, outputs)
         return answer
