@@ -24,7 +24,7 @@ from benchmarks.harness.results import format_json_line, report_results, save_re
 from shard.attention.kv_cache import KVCache
 from shard.config import ShardConfig
 from shard.runner.cuda_graphs import MaxDecodeSize
-from shard.state.step import Step
+from shard.state.step import MIN_ROWS, Step
 from shard.workers.load_decoder import LoadedDecoder, load_decoder_model
 
 # share of matmuls by batch size, for qwen2.5-0.5b at context 256
@@ -102,7 +102,7 @@ def make_matmul_runner(loaded_model: LoadedDecoder, batch_size: int) -> Callable
     """Return a function that runs the matmuls of a step one after the other, on the same rows every time."""
     model = loaded_model.model
     products = [product for linears in model.layer_linears for product in linears]
-    num_rows = max(batch_size, 2)  # as in a step, which computes a single row as two
+    num_rows = max(batch_size, MIN_ROWS)  # as in a step
     inputs_by_width: dict[int, Tensor] = {}
     for width in {width for _, width in products} | {model.config.hidden_size}:
         inputs_by_width[width] = torch.randn(num_rows, width, dtype=loaded_model.dtype, device=loaded_model.device)

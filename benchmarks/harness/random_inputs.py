@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from shard.attention.kv_cache import KVCache
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import Sequence
 from shard.workers.load_decoder import LoadedDecoder
 
 BLOCK_SIZE = 16
@@ -33,9 +33,9 @@ def make_random_sequence(number: int, num_tokens: int, num_computed: int, vocabu
     """Return a random sequence that holds blocks `number * num_blocks` to `(number + 1) * num_blocks - 1`."""
     tokens = Random(number).choices(range(vocabulary_size), k=num_tokens)
     block_ids = list(range(number * num_blocks, (number + 1) * num_blocks))
-    return Sequence(id=number, tokens=tokens, num_prompt_tokens=num_tokens, num_initial_tokens=num_tokens,
-                    num_computed_tokens=num_computed, num_cached_tokens=0, blocks=block_ids, sampling_key=number,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    sequence = Sequence.from_prompt(number, tokens, block_ids)
+    sequence.num_computed_tokens = num_computed
+    return sequence
 
 
 def measure_seconds(run: Callable[[], object]) -> float:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.ops.triton_support import has_triton
+from shard.state.step import TokenSpan
 
 
 class AttentionBackend(Protocol):

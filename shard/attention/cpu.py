@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from shard.attention.config import AttentionConfig
-from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache
-from shard.attention.token_span import TokenSpan, make_int64_tensor
+from shard.attention.kv_cache import GATHER_UNIT_SLOTS, KVCache, make_int64_tensor
+from shard.state.step import TokenSpan
 
 TILE_ROWS = 16
 PIECE_POSITIONS = 64  # positions; gathered lengths change only at multiples of it
@@ -109,12 +109,16 @@ class CpuAttention:
         max_positions = MAX_GATHERED_BYTES * torch.get_num_threads() // cache.slot_bytes_per_layer
         batches = list(batch_decodes(sorted_decodes, gather_window, max_positions))
         chunk_pieces = [list(split_chunk_into_pieces(chunk)) for chunk in chunks]
-        self._grow_gather_buffer(
-            max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
-                 *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)]), cache)
+        num_gathered = max([*(len(batch) * gather_window.gather_length(batch[0]) for batch in batches),
+                            *(gather_length_of_chunk(some, gather_window) for some in chunk_pieces)])
+        if self._gather_buffer.numel() < num_gathered * cache.slot_width or self._gather_buffer.dtype != cache.dtype:
+            self._gather_buffer = torch.empty(num_gathered * cache.slot_width, dtype=cache.dtype)
         planner = CpuAttentionPlanner(self._head_shape, cache, self._gather_buffer, gather_window, decodes + chunks,
                                       num_tokens=num_tokens)
-        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(chunk_pieces)
+        gatherings = [planner.plan_decodes(spans, slice(end - len(spans), end))  # batches follow each other
+                      for spans, end in zip(batches, accumulate(map(len, batches)), strict=True)]
+        if chunk_pieces:
+            gatherings += planner.plan_chunks(chunk_pieces)
         if sorted_decodes == decodes:
             return CpuAttentionPlan(gatherings, planner.output, None, None)
         sort_order = [span.first_row for span in sorted_decodes] + list(range(len(sorted_decodes), num_tokens))
@@ -137,11 +141,6 @@ class CpuAttention:
                 attended = self._attention_function(tiles, keys, values, mask).contiguous()
                 result.copy_(attended.as_strided(rows.shape, rows.stride()))  # results have the layout of `query_tiles`
         return output if back is None else output.index_select(0, back)
-
-    def _grow_gather_buffer(self, num_positions: int, cache: KVCache) -> None:
-        size = num_positions * cache.slot_width
-        if self._gather_buffer.numel() < size or self._gather_buffer.dtype != cache.dtype:
-            self._gather_buffer = torch.empty(size, dtype=cache.dtype)
 
 
 def softcapped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
@@ -166,13 +165,8 @@ class CpuAttentionPlanner:
         self.output = torch.zeros(num_tokens, prod(head_shape), dtype=cache.dtype)
         self._output_by_head = self.output.view(num_tokens, *head_shape)
 
-    def plan_decodes(self, batches: list[list[TokenSpan]]) -> list[KVGather]:
-        """Plan batches of decodes, which follow each other on the token axis."""
-        ends = list(accumulate(map(len, batches)))
-        return [self._plan_decode_batch(spans, slice(end - len(spans), end))
-                for spans, end in zip(batches, ends, strict=True)]
-
-    def _plan_decode_batch(self, spans: list[TokenSpan], token_slice: slice) -> KVGather:
+    def plan_decodes(self, spans: list[TokenSpan], token_slice: slice) -> KVGather:
+        """Plan decodes that share a call, at `token_slice` of the token axis."""
         kv_heads, group, head_dim = self._head_shape
         length = self._gather_window.gather_length(spans[0])
         target, keys, values = self._view_gather_buffer(len(spans), length)
@@ -186,8 +180,6 @@ class CpuAttentionPlanner:
 
     def plan_chunks(self, chunk_pieces: list[list[TokenSpan]]) -> list[KVGather]:
         """Plan chunks, each given as its pieces."""
-        if not chunk_pieces:
-            return []
         pieces = [piece for some in chunk_pieces for piece in some]
         chunk_masks = ChunkMasks(self._causal_mask,
                                  [(piece, self._gather_window.first_position(piece)) for piece in pieces],

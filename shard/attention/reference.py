@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shard.attention.config import AttentionConfig
-from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan, make_int64_tensor
+from shard.attention.kv_cache import KVCache, make_int64_tensor
+from shard.state.step import TokenSpan
 
 MAX_PIECE_TOKENS = 128  # tokens
 

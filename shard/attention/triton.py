@@ -17,9 +17,9 @@ from triton import next_power_of_2
 from shard.attention.block_tables import DeviceBlockTables
 from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.attention.triton_kernels import attend_chunk_tiles, attend_decode_splits, merge_decode_splits
 from shard.hardware.device_transfers import StaticDeviceBuffers, to_device_int32
+from shard.state.step import TokenSpan
 
 SPLIT_POSITIONS = 256  # positions
 MIN_DOT_SIZE = 16  # smallest size of each axis of tl.dot

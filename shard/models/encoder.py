@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shard.attention.encoder import bidirectional_attention
-from shard.attention.token_span import make_int64_tensor
+from shard.attention.kv_cache import make_int64_tensor
 from shard.json_config import JsonConfig
 from shard.layers.embedding import VocabParallelEmbedding
 from shard.layers.parallel_linear import LinearRows, read_column_parallel_linear, read_row_parallel_linear

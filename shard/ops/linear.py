@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.state.step import MIN_ROWS
+
 Linear = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
 
 
@@ -76,10 +78,15 @@ def apply_row_exact(linear: Linear, x: Tensor) -> Tensor:
     and "A single row is computed as two"."""
     max_rows = find_max_exact_rows(x.dtype)
     if len(x) == 1:
-        return linear(x.repeat(2, 1))[:1]
+        return apply_to_repeated_row(linear, x)
     if max_rows is None or len(x) <= max_rows:
         return linear(x)
     return torch.cat([apply_row_exact(linear, piece) for piece in torch.split(x, max_rows)])
+
+
+def apply_to_repeated_row(linear: Linear, x: Tensor) -> Tensor:
+    """Apply `linear` to a single row as if there were more: docs/exactness.md, "A single row is computed as two"."""
+    return linear(x.repeat(MIN_ROWS, 1))[:1]
 
 
 class PackedLinear:

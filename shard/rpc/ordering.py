@@ -67,9 +67,6 @@ class Epoch:
         """Reason why messages are rejected, or empty."""
         return self.why_no_more_applied or self.why_no_more_queued
 
-    def is_order_used(self, order: int) -> bool:
-        return order < self.next_order or order in self.early_messages or order in self.rejected_orders
-
 
 class MessageSequencer:
     """Sequencer of the messages of the current epoch."""
@@ -104,7 +101,8 @@ class MessageSequencer:
             fail_call(pending_call, StatusCode.FAILED_PRECONDITION, self.describe_wrong_epoch(request.epoch))
         elif not request.order:
             fail_call(pending_call, StatusCode.INVALID_ARGUMENT, "orders are counted from 1")
-        elif epoch.is_order_used(request.order):
+        elif (request.order < epoch.next_order or request.order in epoch.early_messages
+              or request.order in epoch.rejected_orders):
             fail_call(pending_call, StatusCode.ALREADY_EXISTS, f"message {request.order} was taken before")
         else:
             epoch.early_messages[request.order] = pending_call
@@ -118,7 +116,8 @@ class MessageSequencer:
             epoch.next_order += 1
         if epoch.why_over:
             self._reject_early_messages(epoch)
-        self._update_gap_timer(epoch)
+        if epoch.early_messages or epoch.missing_order:
+            self._update_gap_timer(epoch)
 
     def _queue_message(self, epoch: Epoch, pending_call: PendingCall[Any]) -> None:
         job = asyncio.get_running_loop().run_in_executor(self._compute_executor, self._apply_message, epoch,
@@ -127,9 +126,14 @@ class MessageSequencer:
 
     def _apply_message(self, epoch: Epoch,
                        pending_call: PendingCall[Answer]) -> Answer | RpcStatus | PendingResult[Answer]:
-        """Apply a message in the compute thread, and so in order."""
-        outcome = call_in_epoch(epoch, pending_call.call)
-        if isinstance(outcome, PendingResult):
+        """Apply a message in the compute thread, and so in order, unless the epoch applies no more. An error ends the
+        epoch."""
+        if epoch.why_no_more_applied:
+            return make_epoch_over_status(epoch, epoch.why_no_more_applied)
+        outcome = call_or_status(pending_call.call)
+        if isinstance(outcome, RpcStatus):
+            epoch.why_no_more_applied = outcome.reason
+        elif isinstance(outcome, PendingResult):
             outcome.future.add_done_callback(partial(self._resolve_with_pending_result, epoch, pending_call))
             self._waiting_executor.submit(self._wait_and_finish, epoch, pending_call, outcome)
         return outcome
@@ -149,7 +153,8 @@ class MessageSequencer:
     def _resolve_with_pending_result(self, epoch: Epoch, pending_call: PendingCall[Any], future: "Future[Any]") -> None:
         """Resolve the call with its finished `PendingResult`, in the compute thread. A failure of a message behind it
         does not matter, a failed `PendingResult` before it does."""
-        outcome: Any = make_epoch_over_status(epoch, epoch.why_results_discarded) or call_or_status(future.result)
+        outcome: Any = (make_epoch_over_status(epoch, epoch.why_results_discarded) if epoch.why_results_discarded
+                        else call_or_status(future.result))
         if isinstance(outcome, RpcStatus):
             epoch.why_results_discarded = epoch.why_results_discarded or outcome.reason
             epoch.why_no_more_applied = epoch.why_no_more_applied or outcome.reason
@@ -210,18 +215,8 @@ def fail_call(pending_call: PendingCall[Any], code: Any, reason: str) -> None:
     pending_call.outcome.set_result(RpcStatus(code, reason))
 
 
-def call_in_epoch(epoch: Epoch, call: Callable[[], Answer]) -> Answer | RpcStatus:
-    """Run a message's call in the compute thread, unless the epoch applies no more. An error ends the epoch."""
-    if (rejection := make_epoch_over_status(epoch, epoch.why_no_more_applied)) is not None:
-        return rejection
-    outcome = call_or_status(call)
-    if isinstance(outcome, RpcStatus):
-        epoch.why_no_more_applied = outcome.reason
-    return outcome
-
-
-def make_epoch_over_status(epoch: Epoch, reason: str) -> RpcStatus | None:
-    return RpcStatus(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}") if reason else None
+def make_epoch_over_status(epoch: Epoch, reason: str) -> RpcStatus:
+    return RpcStatus(StatusCode.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {reason}")
 
 
 def call_or_status(call: Callable[[], Answer]) -> Answer | RpcStatus:

@@ -6,11 +6,12 @@ compute thread lives as long as the service.
 # ruff: noqa: N802 - gRPC names a method as the contract does
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import operator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
@@ -26,15 +27,22 @@ from shard.rpc.ordering import (
     make_pending_call,
     resolve_with_job,
 )
-from shard.rpc.step_stream import StepStreamServer
 from shard.telemetry.startup_progress import READY_PHASE, OnProgress, ignore_progress
-from shard.telemetry.step_log import VerbCaller, run_untimed
+from shard.telemetry.step_log import VerbCaller
+
+Received = TypeVar("Received")
 
 
 class AbortableContext(Protocol):
     """The part of grpc.aio.ServicerContext that is used."""
 
     async def abort(self, code: Any, details: str) -> NoReturn: ...
+
+
+class WritableContext(Protocol):
+    """The part of grpc.aio.ServicerContext that is used."""
+
+    async def write(self, message: Any) -> None: ...
 
 
 class Worker(Protocol):
@@ -66,6 +74,36 @@ class StreamedMessage:
     step_request: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
+class StepStreamServer(Generic[Received]):
+    """One open `Steps` call: answers messages in the order in which they arrived."""
+
+    def __init__(self, receive: Callable[[Any], Received], await_outcome: Callable[[Received], Awaitable[Any]]) -> None:
+        """Create the stream. `receive` is called when a message arrives, `await_outcome` when its answer is due."""
+        self._receive = receive
+        self._await_outcome = await_outcome
+        self._received_messages: asyncio.Queue[Received | None] = asyncio.Queue()
+
+    async def serve(self, messages: AsyncIterator[Any], context: WritableContext) -> None:
+        reader = asyncio.create_task(self._read_messages(messages))
+        try:
+            while (received := await self._received_messages.get()) is not None:
+                await context.write(await self._await_outcome(received))
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+
+    async def _read_messages(self, messages: AsyncIterator[Any]) -> None:
+        try:
+            async for message in messages:
+                self._received_messages.put_nowait(self._receive(message))
+        finally:
+            self.end_call()
+
+    def end_call(self) -> None:
+        """End the call once all messages received so far are answered."""
+        self._received_messages.put_nowait(None)
+
+
 def no_delay(_epoch: int, _order: int) -> float:
     return 0.0
 
@@ -74,7 +112,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     """The contract's calls on one worker."""
 
     def __init__(self, worker: Worker, gap_timeout: float, answer_delay: Callable[[int, int], float] = no_delay,
-                 call_verb: VerbCaller = run_untimed, compute_executor: ThreadPoolExecutor | None = None, *,
+                 call_verb: VerbCaller = operator.call, compute_executor: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = ignore_progress) -> None:
         """Create the service. `answer_delay` returns by how many seconds the answer to a step, given by epoch and
         order, is delayed. `call_verb` calls the verb with the request, in the compute thread: that of

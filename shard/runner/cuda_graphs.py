@@ -18,20 +18,18 @@ import torch
 from torch import Tensor, cuda
 
 from shard.attention.backend import CapturableAttentionBackend
-from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs, iter_token_spans
+from shard.attention.forward_inputs import DUMMY_TOKEN, ForwardInputs
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.hardware.device_transfers import HostCopier, HostCopy, StaticDeviceBuffers
 from shard.lora.routing import AdapterRouting, LoraWorkList, StaticLoraWorkList
 from shard.models.decoder import RunnableModel
 from shard.sampling.device_sampler import DeviceSampler, DeviceSamples, can_sample_on_device, has_random_sampling
 from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
-from shard.state.step import Step
+from shard.state.step import MIN_ROWS, Step, StepLayout, TokenSpan, lay_out_step
 
 LaunchFunction = Callable[[], object]
 # from a function that launches a step to one that repeats it with the same tensors
 CaptureFunction = Callable[[LaunchFunction], LaunchFunction]
-MIN_CAPTURED_ROWS = 2  # rows: docs/exactness.md, "A single row is computed as two"
 # captured numbers of rows are 8 apart up to the first, 32 apart up to the second, then 64
 MAX_ROWS_SPACED_BY_8, MAX_ROWS_SPACED_BY_32 = 64, 256
 
@@ -117,14 +115,14 @@ class CudaGraphRunner:
                 self._forwards_with_adapters[rows] = capture(partial(forward, self._lora_work.view_rows(rows)))
 
     @torch.inference_mode()
-    def run(self, step: Step, cache: KVCache) -> GraphOutputs | None:
+    def run(self, layout: StepLayout, cache: KVCache) -> GraphOutputs | None:
         """Run the step. Return None if no capture fits: it has chunks, too many rows, adapters that do more than add to
         linears, or needs more room in the attention plan than was allocated."""
-        captured = self._prepare_step(step, cache, {})
+        captured = self._prepare_step(layout, cache, {})
         if captured is None:
             return None
         captured.forward()
-        return self._outputs.first_rows(len(step.decodes))
+        return self._outputs.first_rows(layout.num_decodes)
 
     @torch.inference_mode()
     def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
@@ -134,7 +132,7 @@ class CudaGraphRunner:
         sequences = step.decodes
         if not sequences or not all(map(can_sample_on_device, sequences)):
             return None
-        captured = self._prepare_step(step, cache, previous.row_by_sequence if previous else {})
+        captured = self._prepare_step(lay_out_step(step), cache, previous.row_by_sequence if previous else {})
         if captured is None:
             return None
         sample = captured.sample_greedy
@@ -146,20 +144,20 @@ class CudaGraphRunner:
         sample()
         return InFlightReplay(sequences, self._result_copier.begin_copy(len(sequences)))
 
-    def _prepare_step(self, step: Step, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
+    def _prepare_step(self, layout: StepLayout, cache: KVCache, previous_rows: dict[int, int]) -> CapturedStep | None:
         """Send the inputs of this step and return the captured calls for it. `previous_rows` has the rows of the
         tokens that the last step chose, by sequence."""
-        count = len(step.decodes)
+        count = len(layout.sequences)
         rows = min((rows for rows in self._captured_steps if rows >= count), default=0)
-        if not rows or step.chunks or cache is not self._cache:
+        if not rows or count > layout.num_decodes or cache is not self._cache:
             return None
         captured = self._captured_steps[rows]
-        adapters = [sequence.adapter_id for sequence in step.decodes]
+        adapters = [sequence.adapter_id for sequence in layout.sequences]
         if any(adapters):
             if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
                 return None
             captured = captured._replace(forward=self._forwards_with_adapters[rows])
-        return captured if self._write_inputs(self._list_tokens_and_spans(step, previous_rows), rows) else None
+        return captured if self._write_inputs(list_tokens_and_spans(layout, previous_rows), rows) else None
 
     def _forward(self, inputs: ForwardInputs) -> GraphOutputs:
         hidden_states = self._model.forward(inputs, self._cache, self._attention)
@@ -184,12 +182,6 @@ class CudaGraphRunner:
         for column, values in enumerate(columns):
             self._sampling_results[:num_rows, column].copy_(values)
 
-    def _list_tokens_and_spans(self, step: Step, previous_rows: dict[int, int]) -> list[tuple[int, TokenSpan]]:
-        """Return the token and span of each sequence; a token -1 - row refers to that row of the last step's tokens."""
-        tokens = (sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id]
-                  for sequence in step.decodes)
-        return [*zip(tokens, iter_token_spans(step), strict=True)]
-
     def _write_inputs(self, tokens_and_spans: list[tuple[int, TokenSpan]], num_rows: int) -> bool:
         padding = [(DUMMY_TOKEN, TokenSpan(row, 0, 1, self._padding_blocks))
                    for row in range(len(tokens_and_spans), num_rows)]
@@ -206,10 +198,16 @@ class CudaGraphRunner:
                              self._static_plans.make_plan(num_rows))
 
 
+def list_tokens_and_spans(layout: StepLayout, previous_rows: dict[int, int]) -> list[tuple[int, TokenSpan]]:
+    """Return the token and span of each sequence; a token -1 - row refers to that row of the last step's tokens."""
+    return [(sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id], span)
+            for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
+
+
 def iter_capture_sizes(max_rows: int) -> Iterator[int]:
     """Yield the numbers of rows to capture, close enough that steps have little padding. The last is `max_rows` or the
     next such number above it."""
-    num_rows = MIN_CAPTURED_ROWS
+    num_rows = MIN_ROWS
     while num_rows < max_rows:
         yield num_rows
         num_rows += (num_rows if num_rows < 8 else 8 if num_rows < MAX_ROWS_SPACED_BY_8

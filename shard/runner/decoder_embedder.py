@@ -18,8 +18,8 @@ from shard.runner.model_runner import make_adapter_runs
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
 from shard.state.pooling_text import PoolingText
-from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.sequence import Sequence
+from shard.state.step import PrefillChunk, Step, lay_out_step
 
 
 class DecoderEmbedder:
@@ -42,8 +42,9 @@ class DecoderEmbedder:
         """Return the embedding of each text; None where it is not finite."""
         step = make_prefill_step(texts)
         self._grow_cache(sum(len(sequence.blocks) for sequence in step.sequences))
-        inputs = build_forward_inputs(step, self._cache, self._attention, self._device)
-        self._adapter_routing.set_rows(make_adapter_runs(step, len(inputs.tokens)))
+        layout = lay_out_step(step)
+        inputs = build_forward_inputs(layout, self._cache, self._attention, self._device)
+        self._adapter_routing.set_rows(make_adapter_runs(layout))
         hidden_states = self._model.forward(inputs, self._cache, self._attention)  # [tokens, hidden_size]
         if not bool(hidden_states.sum(dtype=torch.float32).isfinite()):
             self._cache.zero_blocks(range(self._cache.num_blocks))
@@ -60,13 +61,7 @@ def make_prefill_step(texts: GenericSequence[PoolingText]) -> Step:
     step, first_block = Step(), 0
     for sequence_id, text in enumerate(texts):
         blocks = list(range(first_block, first_block + -(-len(text.tokens) // MIN_BLOCK_SIZE)))
-        step.chunks.append(PrefillChunk(make_prompt_sequence(sequence_id, text, blocks), 0, len(text.tokens)))
+        step.chunks.append(PrefillChunk(Sequence.from_prompt(sequence_id, text.tokens, blocks,
+                                                             adapter_id=text.adapter_id), 0, len(text.tokens)))
         first_block += len(blocks)
     return step
-
-
-def make_prompt_sequence(sequence_id: int, text: PoolingText, blocks: list[int]) -> Sequence:
-    length = len(text.tokens)
-    return Sequence(id=sequence_id, tokens=text.tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=text.adapter_id, grammar_id=0)

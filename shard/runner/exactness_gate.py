@@ -6,7 +6,6 @@ docs/exactness.md, "How it is checked", describes what a difference leads to.
 
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,8 @@ from shard.attention.kv_cache import KVCache
 from shard.models.config import ModelConfig
 from shard.models.decoder import RunnableModel
 from shard.state.block_usage import MIN_BLOCK_SIZE
-from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.sequence import Sequence
+from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
 
 OBSERVED_LENGTH = 300  # tokens of the observed sequence: its slots are gathered as 64, 128, 256 and 512
 FIRST_CHUNK_SHARE = 0.45  # share of them in the first chunk
@@ -91,12 +90,12 @@ class ExactnessGate:
         ]
 
     def _run_alone(self) -> TensorsByName:
-        self._run_model(Step(chunks=[PrefillChunk(self._other_sequences[0], 0, self._observed_length)]))
+        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(self._other_sequences[0], 0, self._observed_length)])))
         return self._compute_observed_outputs(
             Step(chunks=[PrefillChunk(self._observed_sequence, 0, self._observed_length)]), self._observed_length - 1)
 
     def _run_in_two_chunks(self) -> TensorsByName:
-        self._run_model(Step(chunks=[PrefillChunk(self._observed_sequence, 0, self._first_chunk_length)]))
+        self._run_model(lay_out_step(Step(chunks=[PrefillChunk(self._observed_sequence, 0, self._first_chunk_length)])))
         return self._compute_observed_outputs(Step(chunks=[self._make_second_chunk()]),
                                               self._observed_length - self._first_chunk_length - 1)
 
@@ -118,14 +117,15 @@ class ExactnessGate:
         return PrefillChunk(self._observed_sequence, self._first_chunk_length,
                             self._observed_length - self._first_chunk_length)
 
-    def _run_model(self, step: Step) -> Tensor:
-        inputs = build_forward_inputs(step, self._cache, self._attention, self._device)
+    def _run_model(self, layout: StepLayout) -> Tensor:
+        inputs = build_forward_inputs(layout, self._cache, self._attention, self._device)
         return self._model.forward(inputs, self._cache, self._attention)
 
     def _compute_observed_outputs(self, step: Step, row: int) -> TensorsByName:
         """Run the step and return the bits of the observed sequence's last token, in `row`. Only rank 0 has logits."""
-        hidden_states, max_rows = self._run_model(step), self._sizes.max_head_rows
-        rows = list_last_rows(step)
+        layout, max_rows = lay_out_step(step), self._sizes.max_head_rows
+        hidden_states = self._run_model(layout)
+        rows = [span.first_row + span.length - 1 for span in layout.spans]  # of each sequence's last token
         index = rows.index(row)
         first = max(0, min(index - max_rows // 2, len(rows) - max_rows))
         logits = self._model.compute_logits(hidden_states[rows[first:first + max_rows]])
@@ -136,24 +136,13 @@ class ExactnessGate:
                           "logprobs": logits.log_softmax(-1)[index - first].clone()}
 
 
-def list_last_rows(step: Step) -> list[int]:
-    """Return the rows of all decodes, and the last row of each chunk, also of chunks that are not the last of their
-    sequence. (`list_sampled_rows` leaves those out.)"""
-    ends = accumulate((chunk.length for chunk in step.chunks), initial=len(step.decodes))
-    return [*range(len(step.decodes)), *(end - 1 for end in islice(ends, 1, None))]
-
-
 def have_same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether both tensors have the same bits, those of NaNs included."""
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def make_sequence(sequence_id: int, tokens: list[int], first_block: int) -> Sequence:
-    length = len(tokens)
-    blocks = list(range(first_block, first_block + count_blocks(length)))
-    return Sequence(id=sequence_id, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(sequence_id, tokens, list(range(first_block, first_block + count_blocks(len(tokens)))))
 
 
 def count_blocks(num_tokens: int) -> int:

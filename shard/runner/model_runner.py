@@ -4,7 +4,6 @@ Model, attention, sampling and the group of ranks meet here. All ranks run the s
 broadcasts the tokens: docs/exactness.md, "Collectives of a step".
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 
@@ -19,10 +18,10 @@ from shard.models.decoder import RunnableModel
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.cuda_graphs import CudaGraphRunner, InFlightReplay
-from shard.sampling.sampler import Sampler, SamplerOutput
+from shard.sampling.sampler import Sampler
 from shard.state.result_encoding import PromptLogprobs, SequenceOutput
 from shard.state.sequence import Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, StepLayout, lay_out_step
 
 MAX_PROMPT_LOGIT_ROWS = 64  # rows of logits that are held at once for prompt logprobs
 # failure by the negative code that rank 0 broadcasts in place of a token
@@ -54,45 +53,49 @@ class ModelRunner:
         self._group = group
         self._adapter_routing = adapter_routing
         self._device = device
-        self.set_cuda_graph_runner(None)
+        self._cuda_graph_runner: CudaGraphRunner | None = None
 
     def set_cuda_graph_runner(self, cuda_graph_runner: CudaGraphRunner | None) -> None:
         """Use these captured steps from now on wherever they fit; None uses none."""
         self._cuda_graph_runner = cuda_graph_runner
 
+    @property
+    def has_captured_steps(self) -> bool:
+        return self._cuda_graph_runner is not None
+
     @torch.inference_mode()
     def run(self, step: Step, cache: KVCache) -> StepOutputs:
         """Run one step: forward pass, checks, prompt logprobs, tokens."""
-        graph_outputs = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(step, cache)
-        hidden_states, logits = self._forward(step, cache) if graph_outputs is None else (graph_outputs.hidden_states,
-                                                                                          lambda: graph_outputs.logits)
-        failed_ids = find_non_finite_sequences(step, hidden_states)
-        for sequence, start, end in list_written_positions(step):
-            if sequence.id in failed_ids:  # docs/exactness.md, "No NaN stays in the cache"
-                cache.zero_blocks(find_blocks_between(sequence, start, end, cache.block_size))
-        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, rows, hidden_states)
-                           for chunk, rows in find_chunk_rows(step)
-                           if needs_prompt_logprobs(chunk) and chunk.sequence.id not in failed_ids}
-        failed_ids |= self._find_non_finite_prompts(prompt_logprobs)
-        outputs, sampling_failures = (self._sample_tokens(step.sampled_sequences, logits())
-                                      if step.sampled_sequences else ({}, {}))
-        failures = sampling_failures | dict.fromkeys(sorted(failed_ids), pb.NON_FINITE)
-        return StepOutputs(
-            {sequence_id: output for sequence_id, output in outputs.items() if sequence_id not in failures},
-            {sequence_id: part for sequence_id, part in prompt_logprobs.items() if sequence_id not in failures},
-            failures)
+        layout = lay_out_step(step)
+        captured = None if self._cuda_graph_runner is None else self._cuda_graph_runner.run(layout, cache)
+        if captured is None:
+            inputs = build_forward_inputs(layout, cache, self._attention, self._device)
+            self._adapter_routing.set_rows(make_adapter_runs(layout))
+            hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
+        else:
+            hidden_states = captured.hidden_states
+        non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
+        prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, span.first_row, hidden_states)
+                           for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True)
+                           if needs_prompt_logprobs(chunk) and chunk.sequence.id not in non_finite_ids}
+        if prompt_logprobs:
+            non_finite_ids |= self._find_non_finite_prompts(prompt_logprobs)
+        outputs: dict[int, SequenceOutput] = {}
+        failures: dict[int, pb.Failure] = {}
+        if layout.sampled_sequences:
+            logits = (self._compute_logits(layout.sampled_sequences, hidden_states[inputs.sampled_rows])
+                      if captured is None else captured.logits)
+            outputs, failures = self._sample_tokens(layout.sampled_sequences, logits)
+        for sequence_id in sorted(non_finite_ids):
+            failures[sequence_id] = pb.NON_FINITE
+            outputs.pop(sequence_id, None)
+        return StepOutputs(outputs, {sequence_id: part for sequence_id, part in prompt_logprobs.items()
+                                     if sequence_id not in failures}, failures)
 
     def begin_step(self, step: Step, cache: KVCache, previous: InFlightReplay | None) -> InFlightReplay | None:
         """Begin a step that chooses its tokens on the device, while the step `previous` may be under way. Return None
         if that is not possible."""
         return None if self._cuda_graph_runner is None else self._cuda_graph_runner.begin_step(step, cache, previous)
-
-    def _forward(self, step: Step, cache: KVCache) -> tuple[Tensor, Callable[[], Tensor | None]]:
-        """Run the model; return hidden states of all tokens, and a function for the logits of sampled sequences."""
-        inputs = build_forward_inputs(step, cache, self._attention, self._device)
-        self._adapter_routing.set_rows(make_adapter_runs(step, len(inputs.tokens)))
-        hidden_states = self.model.forward(inputs, cache, self._attention)  # [tokens, hidden_size]
-        return hidden_states, lambda: self._compute_logits(step.sampled_sequences, hidden_states[inputs.sampled_rows])
 
     def _compute_logits(self, sequences: list[Sequence], hidden_states: Tensor) -> Tensor | None:
         self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, 1) for sequence in sequences])
@@ -100,39 +103,48 @@ class ModelRunner:
 
     def _sample_tokens(self, sequences: list[Sequence],
                        logits: Tensor | None) -> tuple[dict[int, SequenceOutput], dict[int, pb.Failure]]:
-        """Choose tokens. Return those of each sequence, and the failures of the others."""
-        if logits is not None:
-            sampled = self._sampler.sample(logits, sequences)
-            codes = list(map(encode_token_or_failure, sampled.tokens, sampled.is_finite, sampled.fits_grammar))
+        """Choose tokens. Return those of each sequence, and the failures of the others. Rank 0, which has the logits,
+        broadcasts a token or the negative code of a failure for each sequence."""
+        sampled = None if logits is None else self._sampler.sample(logits, sequences)
+        if sampled is None:
+            codes = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+        else:
+            codes = [-pb.GRAMMAR if not fits_grammar else token if is_finite else -pb.NON_FINITE
+                     for token, is_finite, fits_grammar in zip(sampled.tokens, sampled.is_finite, sampled.fits_grammar,
+                                                               strict=True)]
             if self._group.size > 1:
                 self._group.broadcast(torch.tensor(codes, device=self._device))
-            outputs = [make_sequence_output(sampled, row) for row in range(len(sequences))]
-        else:
-            codes = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
-            outputs = [SequenceOutput([token], []) for token in codes]
-        rows = list(zip(sequences, codes, outputs, strict=True))
-        return ({sequence.id: output for sequence, token, output in rows if token >= 0},
-                {sequence.id: FAILURE_BY_CODE[token] for sequence, token, _ in rows if token < 0})
+        outputs: dict[int, SequenceOutput] = {}
+        failures: dict[int, pb.Failure] = {}
+        for row, (sequence, code) in enumerate(zip(sequences, codes, strict=True)):
+            if code < 0:
+                failures[sequence.id] = FAILURE_BY_CODE[code]
+            elif sampled is None:
+                outputs[sequence.id] = SequenceOutput([code], [])
+            elif sampled.top_tokens[row]:
+                outputs[sequence.id] = SequenceOutput([code], [sampled.logprobs[row]], [sampled.top_tokens[row]],
+                                                      [sampled.top_logprobs[row]])
+            else:
+                outputs[sequence.id] = SequenceOutput([code], [sampled.logprobs[row]])
+        return outputs, failures
 
     def _find_non_finite_prompts(self, prompt_logprobs: dict[int, PromptLogprobs]) -> set[int]:
         """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
         sequences these are, since all ranks must know."""
-        if not prompt_logprobs:
-            return set()
         finite_flags = [int(all(map(isfinite, part.logprobs))) for part in prompt_logprobs.values()]
         broadcast_flags = self._group.broadcast(torch.tensor(finite_flags, device=self._device)).tolist()
         return {sequence_id for sequence_id, is_finite in zip(list(prompt_logprobs), broadcast_flags, strict=True)
                 if not is_finite}
 
-    def _compute_prompt_logprobs(self, chunk: PrefillChunk, rows: range, hidden_states: Tensor) -> PromptLogprobs:
-        """Return logprobs of the prompt tokens that follow each token of the chunk, in pieces that bound the memory for
-        logits."""
+    def _compute_prompt_logprobs(self, chunk: PrefillChunk, first_row: int, hidden_states: Tensor) -> PromptLogprobs:
+        """Return logprobs of the prompt tokens that follow each token of the chunk, whose rows begin at `first_row`, in
+        pieces that bound the memory for logits."""
         sequence = chunk.sequence
         targets = sequence.tokens[chunk.start + 1:min(chunk.end + 1, sequence.num_prompt_tokens)]
         logprobs: list[float] = []
         for first in range(0, len(targets), MAX_PROMPT_LOGIT_ROWS):
             target_tokens = targets[first:first + MAX_PROMPT_LOGIT_ROWS]
-            begin = rows.start + first
+            begin = first_row + first
             self._adapter_routing.set_rows([AdapterRowSpan(sequence.adapter_id, len(target_tokens))])
             logits = self.model.compute_logits(hidden_states[begin:begin + len(target_tokens)])
             if logits is not None:
@@ -140,55 +152,29 @@ class ModelRunner:
         return PromptLogprobs(chunk.start + 1, logprobs)
 
 
-def encode_token_or_failure(token: int, is_finite: bool, fits_grammar: bool) -> int:
-    """Encode a token, or a failure, as rank 0 broadcasts it."""
-    if not fits_grammar:
-        return -pb.GRAMMAR
-    return token if is_finite else -pb.NON_FINITE
-
-
-def make_sequence_output(sampled: SamplerOutput, row: int) -> SequenceOutput:
-    logprob, top_tokens = sampled.logprobs[row], sampled.top_tokens[row]
-    tops = ([top_tokens], [sampled.top_logprobs[row]]) if top_tokens else ([], [])
-    return SequenceOutput([sampled.tokens[row]], [logprob], *tops)
-
-
 def needs_prompt_logprobs(chunk: PrefillChunk) -> bool:
     return chunk.sequence.wants_prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
 
 
-def make_adapter_runs(step: Step, num_tokens: int) -> list[AdapterRowSpan]:
-    """Return the adapters of the rows on the token axis, the dummy row of `build_forward_inputs` included."""
-    runs = [AdapterRowSpan(sequence.adapter_id, 1) for sequence in step.decodes]
-    runs += [AdapterRowSpan(chunk.sequence.adapter_id, chunk.length) for chunk in step.chunks]
-    num_dummies = num_tokens - sum(run.length for run in runs)
-    return [*runs, AdapterRowSpan(NO_ADAPTER, num_dummies)] if num_dummies else runs
+def make_adapter_runs(layout: StepLayout) -> list[AdapterRowSpan]:
+    """Return the adapters of the rows on the token axis."""
+    runs = [AdapterRowSpan(sequence.adapter_id, span.length)
+            for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
+    return [*runs, AdapterRowSpan(NO_ADAPTER, layout.num_dummy_rows)] if layout.num_dummy_rows else runs
 
 
-def find_chunk_rows(step: Step) -> list[tuple[PrefillChunk, range]]:
-    """Return all rows of every chunk on the token axis: behind the decodes, one after the other. (`iter_token_spans`
-    gives the positions and blocks, too, and `list_sampled_rows` the last rows alone.)"""
-    chunk_rows, row = [], len(step.decodes)
-    for chunk in step.chunks:
-        chunk_rows.append((chunk, range(row, row + chunk.length)))
-        row += chunk.length
-    return chunk_rows
-
-
-def list_written_positions(step: Step) -> list[tuple[Sequence, int, int]]:
-    """Return the sequences of the step with the start and end of the positions that each wrote to the cache."""
-    return [(sequence, len(sequence.tokens) - 1, len(sequence.tokens)) for sequence in step.decodes] + [
-        (chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
-
-
-def find_non_finite_sequences(step: Step, hidden_states: Tensor) -> set[int]:
-    """Return the sequences with non-finite hidden states. One sum over all is enough to find that there are none."""
+def zero_non_finite_sequences(layout: StepLayout, hidden_states: Tensor, cache: KVCache) -> set[int]:
+    """Return the sequences with non-finite hidden states, after setting the blocks that they wrote to zero:
+    docs/exactness.md, "No NaN stays in the cache". One sum over all is enough to find that there are none."""
     if bool(hidden_states.sum(dtype=torch.float32).isfinite()):
         return set()
     is_finite = hidden_states.isfinite().all(dim=-1).tolist()
-    failed = {sequence.id for row, sequence in enumerate(step.decodes) if not is_finite[row]}
-    return failed | {chunk.sequence.id for chunk, rows in find_chunk_rows(step)
-                     if not all(is_finite[rows.start:rows.stop])}
+    failed_ids = set()
+    for sequence, span in zip(layout.sequences, layout.spans, strict=True):
+        if not all(is_finite[span.first_row:span.first_row + span.length]):
+            failed_ids.add(sequence.id)
+            cache.zero_blocks(find_blocks_between(sequence, span.start, span.end, cache.block_size))
+    return failed_ids
 
 
 def find_blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:

@@ -14,13 +14,13 @@ from shard.hardware.device_transfers import StaticDeviceBuffers
 from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, CandidateFinder
 from shard.sampling.filters import FILTERS
 from shard.sampling.logits_processors import needs_processing
-from shard.sampling.random_draws import draw_uniforms
-from shard.sampling.sampler import compute_logit_divisor, needs_raw_logprobs
-from shard.sampling.selection import SamplingColumns, select_tokens
+from shard.sampling.sampler import changes_logits, compute_logit_divisor
+from shard.sampling.selection import SamplingColumns, draw_uniforms, list_parameters, select_tokens
 from shard.state.sequence import Sequence
 
-NUM_FILTERS = len(FILTERS)
-NUM_COLUMNS = NUM_FILTERS + 3  # parameters of the filters, uniforms, divisors of logits, and whether logprobs are raw
+# The parameters of the filters, uniforms, whether logprobs are raw, and divisors of logits; their values in rows beyond
+# those of the sequences.
+PADDING_VALUES = [*[0.0] * len(FILTERS), 0.0, 0.0, 1.0]
 
 
 class DeviceSamples(NamedTuple):
@@ -34,8 +34,9 @@ class DeviceSamples(NamedTuple):
 def can_sample_on_device(sequence: Sequence) -> bool:
     """Whether the sequence needs no more than this module does, which does not change while the sequence runs."""
     if sequence.can_sample_on_device is None:
-        sequence.can_sample_on_device = not (sequence.grammar_id or sequence.sampling.top_n_tokens
-                                             or needs_processing(sequence) or needs_raw_logprobs(sequence))
+        sequence.can_sample_on_device = not (
+            sequence.grammar_id or sequence.sampling.top_n_tokens or needs_processing(sequence)
+            or (sequence.sampling.raw_logprobs and changes_logits(sequence)))
     return sequence.can_sample_on_device
 
 
@@ -49,20 +50,16 @@ class DeviceSampler:
 
     def __init__(self, max_rows: int, vocabulary_size: int, device: torch.device) -> None:
         self._candidate_finder = CandidateFinder(vocabulary_size)
-        padding_values = [*[0.0] * (NUM_FILTERS + 1), 1.0, 0.0]
-        self._parameter_columns = StaticDeviceBuffers([max_rows] * NUM_COLUMNS, torch.float64, device, padding_values)
+        self._parameter_columns = StaticDeviceBuffers([max_rows] * len(PADDING_VALUES), torch.float64, device,
+                                                      PADDING_VALUES)
 
     def write_parameters(self, sequences: GenericSequence[Sequence], token_indices: list[int]) -> None:
         """Send the sampling parameters of the next step; `token_indices` are those of its tokens in their sequences."""
         sampling_params = [sequence.sampling for sequence in sequences]
-        filters = [[getattr(params, name) if params.temperature else 0 for params in sampling_params]
-                   for name in FILTERS]
-        drawn = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices).tolist()
-        uniforms = [uniform if params.temperature else 0.0
-                    for uniform, params in zip(drawn, sampling_params, strict=True)]
-        divisors = [compute_logit_divisor(params.temperature) for params in sampling_params]
-        self._parameter_columns.copy_to_device([*filters, uniforms, divisors,
-                                                [params.raw_logprobs for params in sampling_params]])
+        uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences], token_indices)
+        self._parameter_columns.copy_to_device([
+            *list_parameters(sampling_params, uniforms),
+            [compute_logit_divisor(params.temperature) for params in sampling_params]])
 
     def sample_greedy(self, logits: Tensor) -> DeviceSamples:
         """Pick the best token of every row. The logits are not changed."""
@@ -72,13 +69,12 @@ class DeviceSampler:
 
     def sample_random(self, logits: Tensor) -> DeviceSamples:
         """Draw a token for every row. The logits are not changed."""
-        columns = [column[:len(logits)] for column in self._parameter_columns.device_lists]
-        uniforms, divisors, uses_raw_logprobs = columns[NUM_FILTERS:]
-        filters = dict(zip(FILTERS, (column.float() for column in columns), strict=False))
+        *filters, uniforms, raw, divisors = [column[:len(logits)] for column in self._parameter_columns.device_lists]
         scaled_logits = logits / divisors.float()[:, None]
         candidates = self._candidate_finder.find_candidates(scaled_logits, scaled_logits.log_softmax(-1),
                                                             NUM_FEW_CANDIDATES)
-        selection = select_tokens(candidates, SamplingColumns(uniforms, uses_raw_logprobs.bool(), filters),
+        selection = select_tokens(candidates, SamplingColumns(
+            uniforms, raw.bool(), {name: column.float() for name, column in zip(FILTERS, filters, strict=True)}),
                                   is_captured=True)
         return DeviceSamples(selection.tokens, selection.logprobs,
                              selection.is_decided & are_finite(logits, selection.logprobs))

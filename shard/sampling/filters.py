@@ -48,10 +48,9 @@ class RemainingCandidates:
     def draw_ranks(self, uniforms: Tensor) -> Tensor:  # [rows] ranks
         """Return the first rank at which the running sum exceeds this share of the total. If rounding leaves the sum
         of a whole vocabulary's chances below 1, the best token gets the rest."""
-        ranks = (self.cumulative_probabilities <= (uniforms * self.total_probability)[:, None]).sum(-1)
-        is_beyond = ranks == len(self.ranks)
+        ranks, _, is_beyond = search_running_sums(self.probabilities, uniforms * self.total_probability)
         self.is_decided &= self.is_complete | ~is_beyond
-        return torch.where(is_beyond, self.probabilities.argmax(-1), ranks)
+        return ranks
 
 
 def filter_top_k(remaining: RemainingCandidates, max_candidates: Tensor) -> None:
@@ -94,6 +93,16 @@ def compute_running_sums(values: Tensor) -> Tensor:  # [rows, width]
         values = torch.cat([values[:, :distance], values[:, distance:] + values[:, :-distance]], -1)
         distance *= 2
     return values
+
+
+def search_running_sums(probabilities: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first index [rows] at which the running sum exceeds the share, the sum before it, and whether the
+    whole sum is too small: then the index is that of the largest chance."""
+    cumulative = compute_running_sums(probabilities)
+    index = (cumulative <= share[:, None]).sum(-1)
+    is_short = index == probabilities.shape[-1]
+    index = torch.where(is_short, probabilities.argmax(-1), index)[:, None]
+    return index[:, 0], (cumulative.gather(-1, index) - probabilities.gather(-1, index))[:, 0], is_short
 
 
 def is_proper_fraction(values: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Logits processors, which run before temperature and draw: penalties, biases, and tokens that may not be chosen.
 
 Each function changes, in place, only the rows that use it. Counts of a sequence's tokens are kept with the sequence.
+The watermark makes half of the vocabulary, chosen by the token before, likelier, so that text can be recognised; on
+every device the halves are those of text-generation-inference on a CPU, so that its detectors recognise the text.
 """
 
 from array import array
@@ -11,16 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.sampling.watermark import apply_watermark
-from shard.state.sequence import Sequence
-from shard.state.token_occurrences import TokenOccurrences
+from shard.state.sequence import Sequence, TokenOccurrences
+
+WATERMARK_HASH_KEY = 15485863
+GREEN_SHARE = 0.5
+GREEN_LOGIT_BIAS = 2.0
 
 LogitIndices = tuple[Tensor, Tensor]  # row and token of every logit to change
 
 
+def apply_watermark(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    for row, sequence in zip(rows, sequences, strict=True):
+        logits[row, choose_green_tokens(sequence.tokens[-1], logits.shape[-1]).to(logits.device)] += GREEN_LOGIT_BIAS
+
+
+def choose_green_tokens(previous_token: int, vocabulary_size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(WATERMARK_HASH_KEY * previous_token)
+    return torch.randperm(vocabulary_size, generator=generator)[:int(vocabulary_size * GREEN_SHARE)]
+
+
 def apply_repetition_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Divide positive logits and multiply the others, for every token of prompt and output."""
-    seen_tokens = count_all_tokens(logits, rows, sequences)
+    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=True)
     penalties = seen_tokens.repeat_by_row([s.sampling.repetition_penalty for s in sequences])
     values = logits[seen_tokens.logit_indices]
     logits[seen_tokens.logit_indices] = torch.where(values > 0, values / penalties, values * penalties)
@@ -28,7 +42,7 @@ def apply_repetition_penalty(logits: Tensor, rows: list[int], sequences: list[Se
 
 def apply_relative_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Penalise tokens by their share of all tokens, those of the prompt included."""
-    seen_tokens = count_all_tokens(logits, rows, sequences)
+    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=True)
     lengths = seen_tokens.repeat_by_row([float(len(s.tokens)) for s in sequences])
     penalties = seen_tokens.repeat_by_row([s.sampling.relative_frequency_penalty for s in sequences])
     logits[seen_tokens.logit_indices] -= seen_tokens.counts / lengths * penalties
@@ -36,14 +50,14 @@ def apply_relative_frequency_penalty(logits: Tensor, rows: list[int], sequences:
 
 def apply_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Penalise tokens by how often they were generated."""
-    seen_tokens = count_generated_tokens(logits, rows, sequences)
+    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=False)
     logits[seen_tokens.logit_indices] -= seen_tokens.counts * seen_tokens.repeat_by_row(
         [s.sampling.frequency_penalty for s in sequences])
 
 
 def apply_presence_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Penalise tokens that were generated, however often."""
-    seen_tokens = count_generated_tokens(logits, rows, sequences)
+    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=False)
     logits[seen_tokens.logit_indices] -= seen_tokens.repeat_by_row([s.sampling.presence_penalty for s in sequences])
 
 
@@ -114,27 +128,18 @@ class SeenTokens:
             torch.tensor(self.num_tokens_by_row, device=device))
 
 
-def count_all_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> SeenTokens:
-    return make_seen_tokens(logits, rows, [update_token_counts(sequence, 0) for sequence in sequences])
-
-
-def count_generated_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> SeenTokens:
-    return make_seen_tokens(logits, rows,
-                            [update_token_counts(sequence, sequence.num_prompt_tokens) for sequence in sequences])
-
-
-def update_token_counts(sequence: Sequence, start_index: int) -> TokenOccurrences:
-    counts = sequence.token_counts.get(start_index)
-    if counts is None:
-        counts = sequence.token_counts[start_index] = TokenOccurrences(start_index)
-    counts.update(sequence.tokens)
-    return counts
-
-
-def make_seen_tokens(logits: Tensor, rows: list[int], token_counts: list[TokenOccurrences]) -> SeenTokens:
-    indices = make_logit_indices(logits, rows, [row_counts.token_ids for row_counts in token_counts])
-    counts = concatenate_rows("f", [past.counts for past in token_counts]).to(logits.device)
-    return SeenTokens(indices, counts, [len(past.token_ids) for past in token_counts])
+def count_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence], *, with_prompt: bool) -> SeenTokens:
+    """Count the tokens of each sequence: all, or those that were generated."""
+    counts_by_row: list[TokenOccurrences] = []
+    for sequence in sequences:
+        start_index = 0 if with_prompt else sequence.num_prompt_tokens
+        if start_index not in sequence.token_counts:
+            sequence.token_counts[start_index] = TokenOccurrences(start_index)
+        counts_by_row.append(sequence.token_counts[start_index])
+        counts_by_row[-1].update(sequence.tokens)
+    return SeenTokens(make_logit_indices(logits, rows, [seen.token_ids for seen in counts_by_row]),
+                      concatenate_rows("f", [seen.counts for seen in counts_by_row]).to(logits.device),
+                      [len(seen.token_ids) for seen in counts_by_row])
 
 
 def make_logit_indices(logits: Tensor, rows: list[int],

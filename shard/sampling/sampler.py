@@ -1,7 +1,8 @@
 """The sampler: from logits to tokens, logprobs and the best candidates, for all rows of a step.
 
-Rows are sampled by docs/exactness.md, "Each row is sampled by itself". The order is penalties and masks, grammars,
-temperature, filters, draw. Temperature 0 takes the best candidate and ignores filters.
+Rows are sampled by docs/exactness.md, "Each row is sampled by itself". The order is penalties and masks
+(`logits_processors.py`), grammars (`grammar.py`), temperature, the best candidates (`best_candidates.py`), filters
+(`filters.py`), draw and logprobs (`selection.py`). Temperature 0 takes the best candidate and ignores filters.
 """
 
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ from shard.sampling.best_candidates import (
 )
 from shard.sampling.grammar import GrammarRegistry
 from shard.sampling.logits_processors import needs_processing, process_logits
-from shard.sampling.random_draws import draw_uniforms
-from shard.sampling.selection import SampledToken, sample_from_candidates
+from shard.sampling.selection import SampledToken, draw_uniforms, sample_from_candidates
 from shard.state.sequence import SamplingParams, Sequence
 
 MAX_ROWS_AT_ONCE = 32  # sampled at a time, which bounds the memory for copies of logits
+UNSCALED_TEMPERATURES = frozenset({0.0, 1.0})  # which keep the bits of logits
 MIN_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only the largest logit is likely already
 
 
@@ -37,14 +38,6 @@ class SamplerOutput:
     # If one of these is false, the row's other entries are meaningless.
     is_finite: list[bool] = field(default_factory=list)
     fits_grammar: list[bool] = field(default_factory=list)  # whether the token fits the row's grammar, if it has one
-
-    def add_row(self, sampled_token: SampledToken, is_finite: bool, fits_grammar: bool) -> None:
-        self.tokens.append(sampled_token.token)
-        self.logprobs.append(sampled_token.logprob)
-        self.top_tokens.append(sampled_token.top_tokens)
-        self.top_logprobs.append(sampled_token.top_logprobs)
-        self.is_finite.append(is_finite)
-        self.fits_grammar.append(fits_grammar)
 
 
 class Sampler:
@@ -61,11 +54,11 @@ class Sampler:
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> SamplerOutput:
         """Choose a token for each row. The logits [rows, vocabulary] are float32 and are overwritten."""
-        sampled_batch = SamplerOutput()
+        output = SamplerOutput()
         for start in range(0, len(sequences), MAX_ROWS_AT_ONCE):
-            self._sample_rows(logits[start:start + MAX_ROWS_AT_ONCE], sequences[start:start + MAX_ROWS_AT_ONCE],
-                              sampled_batch)
-        return sampled_batch
+            rows = slice(start, start + MAX_ROWS_AT_ONCE)
+            self._sample_rows(logits[rows], sequences[rows], output)
+        return output
 
     def compute_prompt_logprobs(self, logits: Tensor, target_tokens: list[int]) -> list[float]:
         """Return the logprob of each row's target token, by the unchanged logits [rows, vocabulary]."""
@@ -76,47 +69,40 @@ class Sampler:
             logprobs += gather_by_id(compute_log_softmax(logits[rows], self._logprob_buffer), ids)
         return logprobs
 
-    def _sample_rows(self, logits: Tensor, sequences: list[Sequence], sampled_batch: SamplerOutput) -> None:
+    def _sample_rows(self, logits: Tensor, sequences: list[Sequence], output: SamplerOutput) -> None:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
-        raw_samples = self._sample_raw_greedy(logits, sequences) if any(map(needs_raw_logprobs, sequences)) else None
+        raw_rows = [row for row, sequence in enumerate(sequences)
+                    if sequence.sampling.raw_logprobs and changes_logits(sequence)]
+        raw_samples = self._sample_raw_greedy(logits, sequences, raw_rows) if raw_rows else None
         process_logits(logits, sequences)
-        dead_rows = self._mask_by_grammars(logits, sequences)
-        apply_temperatures(logits, [sequence.sampling.temperature for sequence in sequences])
-        sampled_tokens = self._sample_tokens(logits, sequences)
-        # If no token is left to choose from, the logprob is not finite.
-        finite = [isfinite(total) and isfinite(sampled_token.logprob)
-                  for total, sampled_token in zip(sums, sampled_tokens, strict=True)]
-        if raw_samples is not None:
-            self._replace_by_raw_logprobs(sampled_tokens, raw_samples, sequences)
-        for row, (sampled_token, is_finite) in enumerate(zip(sampled_tokens, finite, strict=True)):
-            sampled_batch.add_row(sampled_token, is_finite, row not in dead_rows
-                                  and self._advance_grammar(sequences[row], sampled_token, is_finite))
+        grammars = self._grammars if any(sequence.grammar_id for sequence in sequences) else None
+        dead_rows = set() if grammars is None else grammars.mask_logits(logits, sequences)
+        temperatures = [sequence.sampling.temperature for sequence in sequences]
+        if not UNSCALED_TEMPERATURES.issuperset(temperatures):
+            logits /= torch.tensor(list(map(compute_logit_divisor, temperatures)), device=logits.device)[:, None]
+        sampled_tokens = self._choose_tokens(logits, sequences)
+        raw_logprobs = self._gather_raw_logprobs(sampled_tokens) if raw_rows else []
+        for row, (sequence, sampled_token) in enumerate(zip(sequences, sampled_tokens, strict=True)):
+            # If no token is left to choose from, the logprob is not finite.
+            is_finite, fits_grammar = isfinite(sums[row]) and isfinite(sampled_token.logprob), row not in dead_rows
+            if grammars is not None and sequence.grammar_id and is_finite and fits_grammar:
+                fits_grammar = grammars.advance(sequence, sampled_token.token)
+            is_raw = row in raw_rows
+            tops = raw_samples[row] if is_raw and raw_samples is not None else sampled_token
+            output.tokens.append(sampled_token.token)
+            output.logprobs.append(raw_logprobs[row] if is_raw else sampled_token.logprob)
+            output.top_tokens.append(tops.top_tokens)
+            output.top_logprobs.append(tops.top_logprobs)
+            output.is_finite.append(is_finite)
+            output.fits_grammar.append(fits_grammar)
 
-    def _mask_by_grammars(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
-        """Mask tokens that do not fit the grammars; return the rows whose grammar allows no token."""
-        if self._grammars is None or not any(sequence.grammar_id for sequence in sequences):
-            return set()
-        return self._grammars.mask_logits(logits, sequences)
-
-    def _advance_grammar(self, sequence: Sequence, sampled_token: SampledToken, is_finite: bool) -> bool:
-        if self._grammars is None or not sequence.grammar_id or not is_finite:
-            return True
-        return self._grammars.advance(sequence, sampled_token.token)
-
-    def _sample_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        logprobs, sampling_params = (compute_log_softmax(logits, self._logprob_buffer),
-                                     [sequence.sampling for sequence in sequences])
-        if not any(params.temperature for params in sampling_params):
-            return self._sample_greedy(logits, logprobs, [sampling.top_n_tokens for sampling in sampling_params])
-        uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences],
-                                        [len(sequence.tokens) for sequence in sequences])
-        return self._sample_from_candidates(logits, logprobs, sampling_params, uniforms)
-
-    def _sample_greedy(self, logits: Tensor, logprobs: Tensor, top_counts: list[int]) -> list[SampledToken]:
-        if any(top_counts):
-            sampling_params = [SamplingParams(top_n_tokens=count) for count in top_counts]
-            return self._sample_from_candidates(logits, logprobs, sampling_params,
-                                                torch.zeros(len(top_counts), dtype=torch.float64))
+    def _choose_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        logprobs = compute_log_softmax(logits, self._logprob_buffer)
+        sampling_params = [sequence.sampling for sequence in sequences]
+        if any(params.temperature or params.top_n_tokens for params in sampling_params):
+            uniforms = draw_uniforms([sequence.sampling_key for sequence in sequences],
+                                     [len(sequence.tokens) for sequence in sequences])
+            return self._sample_from_candidates(logits, logprobs, sampling_params, uniforms)
         best_tokens = self._candidate_finder.find_best(logits)
         return list(map(SampledToken, best_tokens.tolist(), gather_by_id(logprobs, best_tokens)))
 
@@ -124,47 +110,38 @@ class Sampler:
                                 uniforms: Tensor) -> list[SampledToken]:
         """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
         sampled_tokens, decided = sample_from_candidates(
-            self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params,
-            uniforms)
+            self._candidate_finder.find_candidates(logits, logprobs, NUM_FEW_CANDIDATES), sampling_params, uniforms)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
-            row_slice = slice(row, row + 1)  # alone: which other rows are not decided must not matter
+            rows = slice(row, row + 1)  # alone: which other rows are not decided must not matter
             (sampled_tokens[row],), (is_enough,) = sample_from_candidates(
-                self._candidate_finder.find_candidates(logits[row_slice], logprobs[row_slice], NUM_MANY_CANDIDATES),
-                sampling_params[row_slice], uniforms[row_slice])
+                self._candidate_finder.find_candidates(logits[rows], logprobs[rows], NUM_MANY_CANDIDATES),
+                sampling_params[rows], uniforms[rows])
             if not is_enough:
                 (sampled_tokens[row],), _ = sample_from_candidates(sort_whole_vocabulary(logits[row], logprobs[row]),
-                                                                   sampling_params[row_slice],
-                                                                   uniforms[row_slice])
+                                                                   sampling_params[rows], uniforms[rows])
         return sampled_tokens
 
-    def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        """Return the best tokens by the raw logits, and keep the raw logprobs for `_replace_by_raw_logprobs`."""
-        top_counts = [sequence.sampling.top_n_tokens if needs_raw_logprobs(sequence) else 0 for sequence in sequences]
-        return self._sample_greedy(logits, compute_log_softmax(logits, self._raw_logprob_buffer), top_counts)
+    def _sample_raw_greedy(self, logits: Tensor, sequences: list[Sequence],
+                           raw_rows: list[int]) -> list[SampledToken] | None:
+        """Keep the raw logprobs for `_gather_raw_logprobs`. Return samples with the best tokens by the raw logits, or
+        None if no row wants these."""
+        logprobs = compute_log_softmax(logits, self._raw_logprob_buffer)
+        top_counts = [sequence.sampling.top_n_tokens if row in raw_rows else 0
+                      for row, sequence in enumerate(sequences)]
+        return self._sample_from_candidates(
+            logits, logprobs, [SamplingParams(top_n_tokens=count) for count in top_counts],
+            torch.zeros(len(sequences))) if any(top_counts) else None
 
-    def _replace_by_raw_logprobs(self, sampled_tokens: list[SampledToken], raw_samples: list[SampledToken],
-                                 sequences: list[Sequence]) -> None:
+    def _gather_raw_logprobs(self, sampled_tokens: list[SampledToken]) -> list[float]:
         tokens = torch.tensor([sampled_token.token for sampled_token in sampled_tokens],
                               device=self._raw_logprob_buffer.device)
-        logprobs = gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
-        for sampled_token, logprob, raw_sample, sequence in zip(sampled_tokens, logprobs, raw_samples, sequences,
-                                                                strict=True):
-            if needs_raw_logprobs(sequence):
-                sampled_token.logprob, sampled_token.top_tokens, sampled_token.top_logprobs = (
-                    logprob, raw_sample.top_tokens, raw_sample.top_logprobs)
+        return gather_by_id(self._raw_logprob_buffer[:len(tokens)], tokens)
 
 
-def needs_raw_logprobs(sequence: Sequence) -> bool:
-    """Whether the sequence wants raw logprobs, of logits that are about to change."""
-    sampling = sequence.sampling
-    changed = needs_processing(sequence) or sequence.grammar_id or sampling.temperature not in {0.0, 1.0}
-    return sampling.raw_logprobs and bool(changed)
-
-
-def apply_temperatures(logits: Tensor, temperatures: list[float]) -> None:
-    divisors = list(map(compute_logit_divisor, temperatures))
-    if any(value != 1.0 for value in divisors):
-        logits /= torch.tensor(divisors, device=logits.device)[:, None]
+def changes_logits(sequence: Sequence) -> bool:
+    """Whether the sequence is sampled by other logits than the raw ones."""
+    return bool(sequence.grammar_id or sequence.sampling.temperature not in UNSCALED_TEMPERATURES
+                or needs_processing(sequence))
 
 
 def compute_logit_divisor(temperature: float) -> float:

@@ -1,19 +1,28 @@
 """Choice of a token among candidates, with its logprob and the best candidates.
 
-`select_tokens` can be captured with a step: then it never waits for the device of the candidates.
+A uniform number decides, which is a hash of the sequence's key and the token's index, and of nothing else
+(docs/exactness.md, "Each row is sampled by itself"). Rows that no filter narrows draw among few candidates, best first,
+and behind those among all other tokens, by id: so no row has to be sorted, however flat its distribution is. Sums
+follow docs/exactness.md, "Sums in a fixed order". `select_tokens` can be captured with a step: then it never waits for
+the device of the candidates.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from shard.sampling.best_candidates import NUM_FEW_CANDIDATES, Candidates
-from shard.sampling.filters import FILTERS, RemainingCandidates
-from shard.sampling.unfiltered_draws import draw_from_candidates, draw_from_tail
+from shard.sampling.best_candidates import IDS_PER_BLOCK, NUM_FEW_CANDIDATES, Candidates
+from shard.sampling.filters import FILTERS, RemainingCandidates, compute_running_sums, search_running_sums
 from shard.state.sequence import SamplingParams
+
+# The increment and the two multipliers of the splitmix64 generator, as signed words.
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 @dataclass(slots=True)
@@ -46,66 +55,52 @@ def sample_from_candidates(candidates: Candidates, sampling_params: list[Samplin
                            uniforms: Tensor) -> tuple[list[SampledToken], list[bool]]:
     """Return a choice for every row, and whether its candidates were enough to make it. `uniforms` [rows] are uniform
     from 0 to below 1; greedy rows ignore them."""
-    selection = select_tokens(candidates, make_sampling_columns(sampling_params, uniforms, candidates.token_ids.device))
+    device = candidates.token_ids.device
+    *filters, draws, raw = list_parameters(sampling_params, uniforms)
+    selection = select_tokens(candidates, SamplingColumns(
+        torch.tensor(draws, dtype=torch.float64, device=device), torch.tensor(raw, device=device),
+        {name: torch.tensor(column, device=device) for name, column in zip(FILTERS, filters, strict=True)
+         if any(column)}))
     sampled_tokens = list(map(SampledToken, selection.tokens.tolist(), selection.logprobs.tolist()))
     decided, top_counts = selection.is_decided, [sampling.top_n_tokens for sampling in sampling_params]
     if any(top_counts):
-        top_counts_tensor = torch.tensor(top_counts, device=decided.device)
+        top_counts_tensor = torch.tensor(top_counts, device=device)
         add_top_tokens(sampled_tokens, candidates, selection.candidate_logprobs, top_counts_tensor)
         decided = decided & candidates.has_enough(top_counts_tensor)
     return sampled_tokens, decided.tolist()
 
 
-def make_sampling_columns(sampling_params: list[SamplingParams], uniforms: Tensor,
-                          device: torch.device) -> SamplingColumns:
-    columns = {name: [getattr(sampling, name) if sampling.temperature else 0 for sampling in sampling_params]
-               for name in FILTERS}
-    is_greedy = torch.tensor([sampling.temperature == 0 for sampling in sampling_params])
-    return SamplingColumns(uniforms.masked_fill(is_greedy, 0.0).to(device),
-                           torch.tensor([sampling.raw_logprobs for sampling in sampling_params], device=device),
-                           {name: torch.tensor(column, device=device) for name, column in columns.items()
-                            if any(column)})
+def list_parameters(sampling_params: list[SamplingParams], uniforms: Tensor) -> list[list[float]]:
+    """Return a column for every filter, one of the uniform numbers, and whether logprobs are raw. Greedy rows have
+    zeros, which use no filter and take the best."""
+    return [*([getattr(sampling, name) if sampling.temperature else 0 for sampling in sampling_params]
+              for name in FILTERS),
+            [uniform if sampling.temperature else 0.0
+             for sampling, uniform in zip(sampling_params, uniforms.tolist(), strict=True)],
+            [sampling.raw_logprobs for sampling in sampling_params]]
 
 
 def select_tokens(candidates: Candidates, sampling_columns: SamplingColumns, *,
                   is_captured: bool = False) -> SelectedTokens:
     """Filter the candidates and pick a token per row. If `is_captured`, run branches that few rows need for all rows: a
     CUDA graph cannot branch on data."""
-    remaining = RemainingCandidates(candidates)
+    remaining, uniforms = RemainingCandidates(candidates), sampling_columns.uniforms
     for name, column in sampling_columns.filters.items():
         FILTERS[name](remaining, column)
-    ranks = remaining.draw_ranks(sampling_columns.uniforms)[:, None]
-    candidate_logprobs = (compute_reported_logprobs(candidates, remaining, sampling_columns.uses_raw_logprobs)
-                          if sampling_columns.filters else candidates.logprobs)
+    ranks = remaining.draw_ranks(uniforms)[:, None]
+    candidate_logprobs = candidates.logprobs
+    if sampling_columns.filters:  # over the survivors, unless raw ones are wanted
+        among_remaining = remaining.is_filtered & ~sampling_columns.uses_raw_logprobs
+        logits = candidates.logits.masked_fill(remaining.probabilities == 0, -torch.inf)
+        candidate_logprobs = torch.where(among_remaining[:, None], logits.log_softmax(-1), candidate_logprobs)
     tokens, logprobs = candidates.token_ids.gather(-1, ranks)[:, 0], candidate_logprobs.gather(-1, ranks)[:, 0]
-    is_unfiltered = ~remaining.is_filtered & (sampling_columns.uniforms > 0)
+    is_unfiltered = ~remaining.is_filtered & (uniforms > 0)
     if is_captured or bool(is_unfiltered.any()):
-        drawn = sample_unfiltered(candidates.take_best(NUM_FEW_CANDIDATES), sampling_columns.uniforms, is_unfiltered,
-                                  is_captured=is_captured)
+        drawn = draw_unfiltered(candidates.take_best(NUM_FEW_CANDIDATES), uniforms, is_unfiltered,
+                                is_captured=is_captured)
         tokens = torch.where(is_unfiltered, drawn, tokens)
         logprobs = torch.where(is_unfiltered, candidates.all_logprobs.gather(-1, drawn[:, None])[:, 0], logprobs)
     return SelectedTokens(tokens, logprobs, remaining.is_decided | is_unfiltered, candidate_logprobs)
-
-
-# [rows] tokens
-def sample_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Tensor, *, is_captured: bool) -> Tensor:
-    """Draw without filters for the rows in `is_unfiltered`; the tokens of the other rows are meaningless."""
-    tokens, is_in_tail = draw_from_candidates(candidates, uniforms)
-    is_in_tail &= is_unfiltered
-    if is_captured:
-        return torch.where(is_in_tail, draw_from_tail(candidates, uniforms), tokens)
-    if bool(is_in_tail.any()):
-        tokens[is_in_tail] = draw_from_tail(candidates.select_rows(is_in_tail), uniforms[is_in_tail])
-    return tokens
-
-
-def compute_reported_logprobs(candidates: Candidates, remaining: RemainingCandidates,
-                              uses_raw_logprobs: Tensor) -> Tensor:  # [rows, width]
-    """Return logprobs over the survivors of the filters, or over the whole vocabulary in rows where `uses_raw_logprobs`
-    [rows] is true."""
-    among_remaining = remaining.is_filtered & ~uses_raw_logprobs
-    logits = candidates.logits.masked_fill(remaining.probabilities == 0, -torch.inf)
-    return torch.where(among_remaining[:, None], logits.log_softmax(-1), candidates.logprobs)
 
 
 def add_top_tokens(sampled_tokens: list[SampledToken], candidates: Candidates, logprobs: Tensor,
@@ -115,3 +110,73 @@ def add_top_tokens(sampled_tokens: list[SampledToken], candidates: Candidates, l
     ids, values = iter(candidates.token_ids[is_reported].tolist()), iter(logprobs[is_reported].tolist())
     for sampled_token, count in zip(sampled_tokens, is_reported.sum(-1).tolist(), strict=True):
         sampled_token.top_tokens, sampled_token.top_logprobs = list(islice(ids, count)), list(islice(values, count))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Draws of rows that no filter narrows
+
+
+# [rows] tokens
+def draw_unfiltered(candidates: Candidates, uniforms: Tensor, is_unfiltered: Tensor, *, is_captured: bool) -> Tensor:
+    """Draw without filters for the rows in `is_unfiltered`; the tokens of the other rows are meaningless."""
+    ranks, _, is_in_tail = search_running_sums(compute_certain_probabilities(candidates), uniforms)
+    tokens = candidates.token_ids.gather(-1, ranks[:, None])[:, 0]
+    is_in_tail &= is_unfiltered
+    if candidates.is_whole_vocabulary:
+        return tokens
+    if is_captured:
+        return torch.where(is_in_tail, draw_from_tail(candidates, uniforms), tokens)
+    if bool(is_in_tail.any()):
+        tokens[is_in_tail] = draw_from_tail(candidates.select_rows(is_in_tail), uniforms[is_in_tail])
+    return tokens
+
+
+def draw_from_tail(candidates: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
+    """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
+    certain_probabilities = compute_certain_probabilities(candidates)
+    probabilities = candidates.all_logprobs.exp()
+    probabilities.scatter_(-1, candidates.token_ids,
+                           probabilities.gather(-1, candidates.token_ids).masked_fill(certain_probabilities > 0, 0.0))
+    share = uniforms - compute_running_sums(certain_probabilities)[:, -1]
+    if num_padding := -probabilities.shape[-1] % IDS_PER_BLOCK:
+        probabilities = pad(probabilities, (0, num_padding))
+    blocks = probabilities.view(len(probabilities), -1, IDS_PER_BLOCK)  # [rows, blocks, ids]
+    sums = sum_by_halves(blocks).double()
+    block, before, is_short = search_running_sums(sums, share)
+    block_probabilities = blocks.gather(1, block[:, None, None].expand(-1, 1, IDS_PER_BLOCK))[:, 0].double()
+    index_in_block, _, _ = search_running_sums(block_probabilities, share - before)
+    # If rounding leaves the sum of all chances below 1, the best token gets the rest, not the likeliest one behind it.
+    falls_back_to_best = ((candidates.is_certain[:, 0] & is_short)
+                          | (block_probabilities.gather(-1, index_in_block[:, None])[:, 0] == 0))
+    return torch.where(falls_back_to_best, candidates.token_ids[:, 0], block * IDS_PER_BLOCK + index_in_block)
+
+
+def compute_certain_probabilities(candidates: Candidates) -> Tensor:  # [rows, width]
+    return candidates.logprobs.double().exp().where(candidates.is_certain, 0.0)
+
+
+def sum_by_halves(values: Tensor) -> Tensor:
+    """Sum over the last axis, whose length is a power of two, by adding halves, then halves of halves."""
+    while (half := values.shape[-1] // 2) > 0:
+        values = values[..., :half] + values[..., half:]
+    return values[..., 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Uniform numbers
+
+
+def draw_uniforms(sampling_keys: list[int], token_indices: list[int]) -> Tensor:  # [rows] float64, from 0 to below 1
+    """Return the splitmix64 generator's number of each key and index. Words are signed, as torch has no others;
+    products are modulo 2**64."""
+    keys, indices = (torch.frombuffer(array("Q", numbers), dtype=torch.int64)
+                     for numbers in (sampling_keys, token_indices))
+    words = keys + indices * SPLITMIX_INCREMENT
+    words = (words ^ shift_right_unsigned(words, 30)) * SPLITMIX_MULTIPLIERS[0]
+    words = (words ^ shift_right_unsigned(words, 27)) * SPLITMIX_MULTIPLIERS[1]
+    return shift_right_unsigned(words ^ shift_right_unsigned(words, 31), 11).double() * 2.0**-53
+
+
+def shift_right_unsigned(words: Tensor, num_bits: int) -> Tensor:
+    """Shift right and fill with zeros, whereas `>>` fills with the sign."""
+    return torch.bitwise_and(words >> num_bits, 2**(64 - num_bits) - 1)

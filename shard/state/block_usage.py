@@ -4,10 +4,7 @@ A block is written by one sequence at a time: its holder until it is full. A ful
 sequences as part of a cached prefix, and is written again only when no sequence holds it.
 """
 
-from collections import Counter
 from collections.abc import Iterable
-
-from shard.errors import MalformedMessage, RejectedMessage
 
 # slots; every block size is a multiple of it, since the attention gathers so many slots together
 MIN_BLOCK_SIZE = 16
@@ -46,32 +43,3 @@ class BlockUsage:
         """Undo `mark_full`."""
         for block in blocks:
             self.is_full[block] = False
-
-
-class BlockClaimChecker:
-    """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
-
-    def __init__(self, block_usage: BlockUsage) -> None:
-        self._block_usage = block_usage
-        self._num_releases: Counter[int] = Counter()
-        self._acquired: set[int] = set()
-        self._shared: set[int] = set()
-
-    def release(self, blocks: Iterable[int]) -> None:
-        self._num_releases.update(blocks)
-
-    def acquire(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if block in self._acquired or block in self._shared:
-                raise MalformedMessage(f"block {block} is named twice")
-            if self._block_usage.num_holders[block] > self._num_releases[block]:
-                raise RejectedMessage(f"block {block} is held by another sequence")
-            self._acquired.add(block)
-
-    def share(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if block in self._acquired:
-                raise MalformedMessage(f"block {block} is named as cached and as free")
-            if not self._block_usage.is_full[block]:
-                raise RejectedMessage(f"block {block} is named as cached and was never filled")
-            self._shared.add(block)

@@ -3,6 +3,7 @@
 New sequences are checked here as far as that is possible without the shard's state.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.token_occurrences import TokenOccurrences
 
 Value = TypeVar("Value")
 
@@ -62,6 +62,28 @@ PLACEHOLDER_TOKEN = -1  # placeholder for a token that is chosen on the device a
 SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
 
 
+class TokenOccurrences:
+    """How often each token id occurs in a sequence from some index on. It is kept with the sequence once a penalty uses
+    it, and updated with the tokens since."""
+
+    def __init__(self, start_index: int) -> None:
+        """Count tokens from the index `start_index` on."""
+        self.token_ids = array("q")  # each token once
+        self.counts = array("f")
+        self._index_by_token: dict[int, int] = {}
+        self._next_index = start_index
+
+    def update(self, tokens: list[int]) -> None:
+        """Count new tokens; `tokens` has those of the last call, followed by the new ones."""
+        for token in tokens[self._next_index:]:
+            index = self._index_by_token.setdefault(token, len(self.token_ids))
+            if index == len(self.token_ids):
+                self.token_ids.append(token)
+                self.counts.append(0.0)
+            self.counts[index] += 1.0
+        self._next_index = len(tokens)
+
+
 @dataclass(slots=True)
 class Sequence:
     """A sequence as the shard holds it: tokens, cache blocks, progress, sampling parameters."""
@@ -84,6 +106,13 @@ class Sequence:
     token_counts: dict[int, TokenOccurrences] = field(default_factory=dict, compare=False, repr=False)
     # result of `device_sampler.can_sample_on_device`
     can_sample_on_device: bool | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def from_prompt(cls, sequence_id: int, tokens: list[int], blocks: list[int], *, adapter_id: int = 0,
+                    sampling: SamplingParams = DEFAULT_SAMPLING_PARAMS) -> "Sequence":
+        """Return a sequence of which nothing is computed, for steps that no message asks for."""
+        return cls(sequence_id, tokens, len(tokens), len(tokens), 0, 0, blocks, sequence_id, sampling,
+                   wants_prompt_logprobs=False, adapter_id=adapter_id, grammar_id=0)
 
     @property
     def is_prefilled(self) -> bool:

@@ -178,8 +178,8 @@ class ShardState:
     def _set_num_computed(self, sequence: Sequence, num_computed: int, *, is_valid: bool = True) -> None:
         """Set the number of computed tokens. Blocks are marked full only if `is_valid`: a failed sequence's results
         must never be shared."""
-        if is_valid:
-            self.block_usage.mark_full(self._newly_full_blocks(sequence, sequence.num_computed_tokens, num_computed))
+        if is_valid and (filled := self._newly_full_blocks(sequence, sequence.num_computed_tokens, num_computed)):
+            self.block_usage.mark_full(filled)
         sequence.num_computed_tokens = num_computed
 
     def _newly_full_blocks(self, sequence: Sequence, num_computed_before: int, num_computed_after: int) -> list[int]:

@@ -4,12 +4,13 @@ Nothing changes before `apply`, and every check comes before it. A Filter or Con
 separate message and as a part of a step's message.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
-from shard.state.block_usage import BlockClaimChecker
+from shard.state.block_usage import BlockUsage
 from shard.state.sequence import Sequence, read_column, read_distinct, split_by_counts
 from shard.state.step import PrefillChunk, Step
 
@@ -79,7 +80,7 @@ class BatchTransaction:
         """Let every ready sequence decode."""
         decodes, max_tokens_per_decode = self._step.decodes, self._shard_state.max_tokens_per_decode
         for sequence in self._sequences.values():
-            if sequence.is_prefilled:
+            if sequence.num_computed_tokens >= sequence.num_initial_tokens:  # `is_prefilled`, called for every sequence
                 if sequence.failure is None and (num_new_tokens := max_tokens_per_decode(sequence)) > 0:
                     self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
                     decodes.append(sequence)
@@ -185,3 +186,32 @@ class BatchTransaction:
         shard_state.batches.pop(self._batch_id, None)
         if self._sequences:
             shard_state.batches[self._batch_id] = self._sequences
+
+
+class BlockClaimChecker:
+    """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
+
+    def __init__(self, block_usage: BlockUsage) -> None:
+        self._block_usage = block_usage
+        self._num_releases: Counter[int] = Counter()
+        self._acquired: set[int] = set()
+        self._shared: set[int] = set()
+
+    def release(self, blocks: Iterable[int]) -> None:
+        self._num_releases.update(blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if block in self._acquired or block in self._shared:
+                raise MalformedMessage(f"block {block} is named twice")
+            if self._block_usage.num_holders[block] > self._num_releases[block]:
+                raise RejectedMessage(f"block {block} is held by another sequence")
+            self._acquired.add(block)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if block in self._acquired:
+                raise MalformedMessage(f"block {block} is named as cached and as free")
+            if not self._block_usage.is_full[block]:
+                raise RejectedMessage(f"block {block} is named as cached and was never filled")
+            self._shared.add(block)

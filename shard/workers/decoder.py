@@ -63,7 +63,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
                              mixed_steps=True, supported_wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded_model, limits, exit)
         self._cache = loaded_model.make_cache(MIN_BLOCK_SIZE, 0)
-        self._overlap_queue = OverlapQueue(self.shard_state, loaded_model.runner, self._run_model)
+        self._overlap_queue: OverlapQueue | None = None  # only where steps are captured
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
@@ -89,6 +89,8 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         answer.adapter_bytes = adapter_bytes
         self.shard_state.apply_warmup(request, num_blocks)
         self._cache, self._warmup_answer = cache, answer
+        if self._loaded_model.runner.has_captured_steps:
+            self._overlap_queue = OverlapQueue(self.shard_state, self._loaded_model.runner, self._run_model)
         return answer
 
     def _run_largest_step(self, request: pb.WarmupRequest) -> None:
@@ -135,7 +137,8 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         return cache, answer
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
-        self._overlap_queue.discard_all()
+        if self._overlap_queue is not None:
+            self._overlap_queue.discard_all()
         for sequence in self.shard_state.sequences.values():
             # An aborted step may have left arbitrary values in their blocks.
             self._cache.zero_blocks(sequence.blocks[sequence.num_cached_tokens
@@ -143,12 +146,14 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         return super().reset(request)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
-        self._overlap_queue.finish_all()
+        self._finish_overlapped_steps()
         return self._run_step(request, self.shard_state.apply_prefill(request))
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | PendingResult[pb.StepAnswer]:
         """Run a decode step. If the device chooses the tokens, return a `PendingResult`: the next step need not wait
         for it."""
+        if self._overlap_queue is None:
+            return self._run_step(request, self.shard_state.apply_decode(request))
         self._overlap_queue.wait_for_capacity()
         step = self.shard_state.apply_decode(request)
         pending_result = self._run_collective(partial(self._overlap_queue.begin_step, step, self._cache,
@@ -160,15 +165,15 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
         return self._run_step(request, step)
 
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
-        self._overlap_queue.finish_all()
+        self._finish_overlapped_steps()
         return super().filter(request)
 
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
-        self._overlap_queue.finish_all()
+        self._finish_overlapped_steps()
         return super().concat(request)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
-        self._overlap_queue.finish_all()
+        self._finish_overlapped_steps()
         texts = self.shard_state.read_embed_texts(request)
         started_at = perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
@@ -177,6 +182,10 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
             write_embeddings(answer, embeddings)
         answer.forward_seconds = perf_counter() - started_at
         return answer
+
+    def _finish_overlapped_steps(self) -> None:
+        if self._overlap_queue is not None:
+            self._overlap_queue.finish_all()
 
     def _load_by_kind(self, request: pb.LoadRequest) -> int:
         """Load the resource and return its size in bytes. Only rank 0, which chooses the tokens, compiles grammars."""
@@ -211,6 +220,7 @@ class DecoderWorker(ModelWorker[LoadedDecoder]):
                      prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPT_LOGPROBS) -> pb.StepAnswer:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
         if self._loaded_model.group.rank == 0:
-            write_prompt_logprobs(answer, prompt_logprobs)
+            if prompt_logprobs:
+                write_prompt_logprobs(answer, prompt_logprobs)
             write_sequence_outputs(answer, step, outputs)
         return answer

@@ -17,7 +17,7 @@ from router.request import Request, SamplingParams
 from router.shards.resource_loader import LoadableResource
 from shard.runner.cuda_graphs import make_capture_function
 from shard.state.sequence import SamplingParams as ShardSamplingParams
-from shard.state.step import Step
+from shard.state.step import Step, lay_out_step
 
 pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")
@@ -48,7 +48,7 @@ def test_steps_with_adapters_loaded_after_the_capture_are_replayed(tmp_path: Pat
         for adapter, sequence in enumerate(sequences):
             sequence.adapter_id = adapter % 4
         if device == "cuda" and len(sequences) > 1:
-            assert model.replays.run(Step(decodes=sequences), model.cache) is not None
+            assert model.replays.run(lay_out_step(Step(decodes=sequences)), model.cache) is not None
             model.check_overlap_equals_waiting(sequences, 3)
         model.check_replay_equals_eager(sequences, 1e-3)
 

@@ -16,7 +16,7 @@ from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
 from router.shards.shard_group import ShardGroup, is_hung
 from shard.pb import shard_pb2 as pb
 from shard.rpc.server import GRPC_OPTIONS
-from shard.rpc.step_stream import StepStreamServer
+from shard.rpc.service import StepStreamServer
 
 Code = grpc.StatusCode
 OUTCOME_FIELDS = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}

@@ -13,7 +13,7 @@ from torch import Tensor
 from shard.attention import cpu
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
 from shard.attention.cpu import CausalMask, GatherWindow, batch_decodes, round_up_gather_length, split_chunk_into_pieces
-from shard.attention.token_span import TokenSpan
+from shard.state.step import TokenSpan
 
 UNLIMITED_WINDOW = GatherWindow(0)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from shard.attention.forward_inputs import ForwardInputs, build_forward_inputs
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
-from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.sequence import Sequence
+from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 
 CPU = torch.device("cpu")
 
@@ -29,14 +28,12 @@ def make_sequence(number: int, length: int, blocks: list[int] | None = None) -> 
     """Make a sequence whose tokens encode its number and their positions."""
     tokens = [1000 * number + position for position in range(length)]
     blocks = list(range(10 * number, 10 * number + 10)) if blocks is None else blocks
-    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(number, tokens, blocks)
 
 
 def build_inputs(step: Step, block_size: int = 16) -> ForwardInputs:
     cache = KVCache(1, 1, 8, block_size=block_size, num_blocks=100, dtype=torch.float32, device=CPU)
-    return build_forward_inputs(step, cache, AttentionReturningItsPlanArguments(), CPU)
+    return build_forward_inputs(lay_out_step(step), cache, AttentionReturningItsPlanArguments(), CPU)
 
 
 def test_decode_runs_the_last_token_at_its_slot() -> None:

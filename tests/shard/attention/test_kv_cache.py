@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache, TransientKVCache
+from shard.attention.kv_cache import NUM_RESERVED_BLOCKS, KVCache, TransientKVCache, make_int64_tensor
 
 CPU = torch.device("cpu")
 
@@ -110,3 +110,11 @@ def test_layers_of_the_shared_cache_use_the_memory_of_one() -> None:
     assert len(cache.keys) == len(cache.gather_units) == 3
     cache.zero_blocks(range(4))
     assert not cache.keys[0].any()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(-2**63, 2**63 - 1), max_size=8))
+def test_int64_tensor_holds_the_given_integers(values: list[int]) -> None:
+    made = make_int64_tensor(values)
+    assert made.dtype == torch.int64
+    assert made.tolist() == values

@@ -15,7 +15,7 @@ from support.checkpoints.small_checkpoints import make_tiny_checkpoint
 from support.model_runs.replayable_model import CPU, MAX_LENGTH, MAX_ROWS, ReplayableModel
 from support.model_runs.uninitialized_memory import fill_uninitialized_with_nan
 
-from shard.attention.token_span import TokenSpan
+from shard.attention.kv_cache import KVCache
 from shard.runner.cuda_graphs import (
     CudaGraphRunner,
     LaunchFunction,
@@ -23,7 +23,7 @@ from shard.runner.cuda_graphs import (
     iter_capture_sizes,
     without_garbage_collection,
 )
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import PrefillChunk, Step, TokenSpan, lay_out_step
 
 pytest.importorskip("triton")  # published for Linux only
 
@@ -69,8 +69,11 @@ def test_sequence_with_nan_values_fails_alone(replayable_model: ReplayableModel)
 
 @pytest.mark.slow
 def test_steps_that_were_not_captured_are_not_replayed(replayable_model: ReplayableModel) -> None:
-    sequences, try_replay = (replayable_model.make_prefilled_sequences([5] * (MAX_ROWS + 4), 1),
-                             replayable_model.replays.run)
+    sequences = replayable_model.make_prefilled_sequences([5] * (MAX_ROWS + 4), 1)
+
+    def try_replay(step: Step, cache: KVCache) -> object:
+        return replayable_model.replays.run(lay_out_step(step), cache)
+
     assert try_replay(Step(decodes=sequences[:MAX_ROWS]), replayable_model.cache) is not None
     assert try_replay(Step(decodes=sequences), replayable_model.cache) is None  # more than were captured
     assert try_replay(Step(decodes=sequences[:1], chunks=[PrefillChunk(sequences[1], 0, 5)]),
@@ -140,7 +143,7 @@ def test_steps_with_adapters_are_replayed(adaptable_model: ReplayableModel) -> N
     for adapters in ([1, 0, 2], [2, 2, 2]):
         for sequence, adapter in zip(sequences, adapters, strict=True):
             sequence.adapter_id = adapter
-        assert adaptable_model.replays.run(Step(decodes=sequences), adaptable_model.cache) is not None
+        assert adaptable_model.replays.run(lay_out_step(Step(decodes=sequences)), adaptable_model.cache) is not None
         replayed, eager = (adaptable_model.run_step(Step(decodes=sequences), is_replayed=replayed)
                            for replayed in (True, False))
         assert replayed.failures == {}
@@ -164,7 +167,7 @@ def test_step_with_adapters_overlaps_the_previous_one(adaptable_model: Replayabl
 def test_step_with_a_replaced_head_is_not_replayed(adaptable_model: ReplayableModel) -> None:
     sequences = adaptable_model.make_prefilled_sequences([5, 5], 1)
     sequences[1].adapter_id = len(ADAPTER_OPTIONS)
-    assert adaptable_model.replays.run(Step(decodes=sequences), adaptable_model.cache) is None
+    assert adaptable_model.replays.run(lay_out_step(Step(decodes=sequences)), adaptable_model.cache) is None
     assert adaptable_model.replays.begin_step(Step(decodes=sequences), adaptable_model.cache, None) is None
     adaptable_model.adapter_registry.unload(len(ADAPTER_OPTIONS))
     assert not adaptable_model.adapter_registry.adapter_routing.head_or_embedding_adapters

@@ -1,7 +1,10 @@
+from collections import Counter
 from dataclasses import fields
 from itertools import chain
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 from support.shards.protocol_messages import SequenceRow, make_sequences
 
 from shard.errors import MalformedMessage
@@ -9,6 +12,7 @@ from shard.pb import shard_pb2 as pb
 from shard.state.sequence import (
     ModelLimits,
     SamplingParams,
+    TokenOccurrences,
     read_column,
     read_sampling_params,
     read_sequences,
@@ -110,3 +114,13 @@ def test_listed_tokens_must_be_in_the_vocabulary(name: str) -> None:
         message.sampling.biases.append(1.0)
     with pytest.raises(MalformedMessage, match="sequence 9 names a token outside the vocabulary"):
         read_sequences(message, MESSAGE_LIMITS, 16, 8)
+
+
+@given(some.lists(some.lists(some.integers(0, 5), max_size=4), max_size=6), some.integers(0, 4))
+def test_token_counts_equal_a_count_of_all_tokens(growth: list[list[int]], start: int) -> None:
+    token_counts, tokens = TokenOccurrences(start), [0, 1, 0, 2]
+    for more in growth:
+        tokens += more
+        token_counts.update(tokens)
+    token_counts.update(tokens)
+    assert dict(zip(token_counts.token_ids, token_counts.counts, strict=True)) == Counter(tokens[start:])

@@ -1,5 +1,6 @@
 """Trace spans that a shard records for its steps."""
 
+from operator import call
 from typing import Any
 
 import pytest
@@ -7,7 +8,6 @@ from support.servers.span_sender import RecordingSpanSender
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
-from shard.telemetry.step_log import run_untimed
 from shard.telemetry.step_spans import trace_steps
 
 FIRST_TRACEPARENT, SECOND_TRACEPARENT = f"00-{'1' * 32}-{'1' * 16}-01", f"00-{'2' * 32}-{'2' * 16}-01"
@@ -20,7 +20,7 @@ def make_prefill(*traceparents: str) -> pb.PrefillRequest:
 
 def run_traced_step(request: Any, verb: Any = str) -> RecordingSpanSender:
     span_sender = RecordingSpanSender()
-    trace_steps(span_sender, 1, run_untimed)(verb, request)
+    trace_steps(span_sender, 1, call)(verb, request)
     return span_sender
 
 
@@ -40,7 +40,7 @@ def test_untraced_steps_have_no_spans() -> None:
 
 
 def test_traced_step_returns_the_answer_of_its_verb() -> None:
-    assert trace_steps(RecordingSpanSender(), 0, run_untimed)(
+    assert trace_steps(RecordingSpanSender(), 0, call)(
         lambda request: request.order, make_prefill(FIRST_TRACEPARENT, FIRST_TRACEPARENT, FIRST_TRACEPARENT)) == 9
 
 
@@ -52,9 +52,9 @@ def test_spans_of_a_failed_step_are_marked_as_failed() -> None:
         raise MalformedMessage("two columns differ")
 
     with pytest.raises(MalformedMessage):
-        trace_steps(span_sender, 0, run_untimed)(fail, request)
+        trace_steps(span_sender, 0, call)(fail, request)
     assert [span.has_failed for span in span_sender.spans] == [True, True]
 
 
 def test_tracing_without_a_sender_changes_nothing() -> None:
-    assert trace_steps(None, 0, run_untimed) is run_untimed
+    assert trace_steps(None, 0, call) is call

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shard.attention.backend import make_attention_backend
 from shard.attention.config import DEFAULT_ATTENTION_CONFIG, AttentionConfig
-from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan, make_int64_tensor
+from shard.attention.kv_cache import KVCache, make_int64_tensor
+from shard.state.step import TokenSpan
 
 CPU = torch.device("cpu")
 LAYER = 1

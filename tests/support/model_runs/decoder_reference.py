@@ -18,8 +18,8 @@ from shard.checkpoint.reader import CheckpointReader
 from shard.models.decoder import Decoder
 from shard.models.registry import load_model, read_model_config
 from shard.parallel.group import RankGroup
-from shard.state.sequence import SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.sequence import Sequence
+from shard.state.step import PrefillChunk, Step, lay_out_step
 
 CPU = torch.device("cpu")
 PROMPT_TOKENS: list[int] = torch.randint(2, 480, (100,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -53,15 +53,13 @@ def run_forward(model: Decoder, group: RankGroup, dtype: torch.dtype, backend: s
                                        AttentionConfig(model.config.attention_scale, model.config.attention_softcap,
                                                        model.config.sliding_windows))
     with torch.inference_mode():
-        inputs = build_forward_inputs(Step(chunks=chunks), cache, attention, CPU)
+        inputs = build_forward_inputs(lay_out_step(Step(chunks=chunks)), cache, attention, CPU)
         hidden = model.forward(inputs, cache, attention).clone()
         return ForwardOutput(hidden, model.compute_logits(hidden))
 
 
 def make_sequence(sequence_id: int, length: int, blocks: list[int]) -> Sequence:
-    return Sequence(id=sequence_id, tokens=PROMPT_TOKENS[:length], num_prompt_tokens=length, num_initial_tokens=length,
-                    num_computed_tokens=0, num_cached_tokens=0, blocks=blocks, sampling_key=0,
-                    sampling=SamplingParams(), wants_prompt_logprobs=False, adapter_id=0, grammar_id=0)
+    return Sequence.from_prompt(sequence_id, PROMPT_TOKENS[:length], blocks)
 
 
 def run_forward_on_ranks(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference",

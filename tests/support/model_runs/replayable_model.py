@@ -12,7 +12,6 @@ from shard.adapters.registry import AdapterRegistry
 from shard.attention.backend import AttentionBackend, make_attention_backend
 from shard.attention.config import AttentionConfig
 from shard.attention.kv_cache import KVCache
-from shard.attention.token_span import TokenSpan
 from shard.checkpoint.reader import CheckpointReader
 from shard.hardware.device_transfers import MAX_IN_FLIGHT_STEPS
 from shard.models.registry import load_model, read_model_config
@@ -20,8 +19,8 @@ from shard.parallel.group import SingleRankGroup
 from shard.runner.cuda_graphs import CaptureFunction, CudaGraphRunner, InFlightReplay, LaunchFunction, MaxDecodeSize
 from shard.runner.model_runner import ModelRunner, StepOutputs
 from shard.sampling.sampler import Sampler
-from shard.state.sequence import PLACEHOLDER_TOKEN, SamplingParams, Sequence
-from shard.state.step import PrefillChunk, Step
+from shard.state.sequence import PLACEHOLDER_TOKEN, Sequence
+from shard.state.step import PrefillChunk, Step, TokenSpan
 from shard.workers.load_decoder import LoadedDecoder
 
 CPU = torch.device("cpu")
@@ -168,10 +167,7 @@ class ReplayableModel:
         for sequence_id, length in enumerate(lengths):
             tokens = torch.randint(2, 480, (length,), generator=generator).tolist()
             blocks = [free_blocks.pop() for _ in range(-(-(length + num_extra_tokens) // self.cache.block_size))]
-            sequences.append(Sequence(id=sequence_id, tokens=tokens, num_prompt_tokens=length,
-                                      num_initial_tokens=length, num_computed_tokens=0, num_cached_tokens=0,
-                                      blocks=blocks, sampling_key=sequence_id, sampling=SamplingParams(),
-                                      wants_prompt_logprobs=False, adapter_id=0, grammar_id=0))
+            sequences.append(Sequence.from_prompt(sequence_id, tokens, blocks))
             if length > 1:
                 self._prefill_runner.run(Step(chunks=[PrefillChunk(sequences[-1], 0, length - 1)]), self.cache)
         return sequences
