@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import cyclopts
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from benchmarks.harness.processes import ProcessStartError
@@ -56,8 +55,10 @@ class RandomModelSettings(ExperimentSettings):
 
 def run_experiment(bench: Callable[..., None]) -> None:
     """Run an experiment by its command line; an error is one line on stderr."""
+    app = App()
+    app.default(bench)
     try:
-        cyclopts.run(bench)
+        app(sys.argv[1:])
     except (ValueError, OSError, ProcessStartError) as error:
         spec = sys.modules["__main__"].__spec__
         raise SystemExit(f"{spec.name if spec else sys.argv[0]}: {error}") from None

@@ -37,8 +37,8 @@ def test_kept_model_is_used_again(tmp_path: Path) -> None:
 
 
 def test_error_is_one_line_with_the_name_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bench() -> None:
-        raise ValueError("a turn was too short")
-    monkeypatch.setattr(sys, "argv", ["experiment"])
-    with pytest.raises(SystemExit, match=r": a turn was too short$"):
+    def bench(*, seconds: float) -> None:
+        raise ValueError(f"a turn of {seconds:g} s is too short")
+    monkeypatch.setattr(sys, "argv", ["experiment", "--seconds", "2"])
+    with pytest.raises(SystemExit, match=r": a turn of 2 s is too short$"):
         run_experiment(bench)
