@@ -49,7 +49,8 @@ MODEL_FLAGS = (
         setting_effect("quantize", "int8"),
         ignored_effect(tgi.REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
         ignored_effect(
-            f"{tgi.REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with", "fp8-kv"),
+            f"{tgi.REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",
+            "fp8-kv"),
         refused_effect(tgi.REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4",
                        "hqq-4bit", "hqq-3bit", "hqq-2bit"),
         refused_effect(tgi.REASON_UNREADABLE_FORMAT, "exl2"))),
