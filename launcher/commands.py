@@ -1,12 +1,13 @@
-"""Subcommands implemented by other modules: bench and study by exec, the others as a child whose exit code is returned.
+"""Subcommands implemented by other modules.
+
+The clients of a server run in this process, bench and study replace it, the others run as a child.
 """
 
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
@@ -14,7 +15,6 @@ from cyclopts import App, Parameter
 from launcher.environment import python_module_command
 from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
 
-ADAPTERS_CLIENT_MODULE = "router.client.adapters"
 DEFAULT_SERVER_URL = "http://127.0.0.1:3000"
 UrlFlag = Annotated[str, Parameter(name="--url", help="Where the server is.")]
 ApiKeyFlag = Annotated[str, Parameter(name="--api-key", help="Key that the server asks for.",
@@ -37,14 +37,14 @@ def chat_command(
         seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
         api_key: ApiKeyFlag = "") -> None:
     """Chat with a served model in this terminal, or send it each line of standard input as a question."""
-    with ignore_signal_in_parent(signal.SIGINT):
-        run_module_and_exit("router.client.terminal", {API_KEY_ENV: api_key}, url=url, model=model, system=system,
-                            max_tokens=max_tokens, temperature=temperature, seed=seed)
+    chat, terminal = import_module("launcher.client.chat"), import_module("launcher.client.terminal")
+    settings = chat.ChatSettings(url, model, system, max_tokens, temperature, seed)
+    raise SystemExit(terminal.run_chat(settings, api_key))
 
 
 def list_adapters(*, url: UrlFlag = DEFAULT_SERVER_URL, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """List the adapters of a server and their status."""
-    run_module_and_exit(ADAPTERS_CLIENT_MODULE, {API_KEY_ENV: api_key}, do="ls", url=url, as_json=as_json)
+    run_adapters_command_and_exit(api_key, do="ls", url=url, as_json=as_json)
 
 
 def load_adapter(
@@ -55,15 +55,20 @@ def load_adapter(
                          Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN_ENV)] = "",
         api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Fetch an adapter from its source again and load it on a server; waits until it is loaded."""
-    run_module_and_exit(ADAPTERS_CLIENT_MODULE, {API_KEY_ENV: api_key, ADAPTER_TOKEN_ENV: token}, do="load", url=url,
-                        adapter=adapter, source=source, alias=alias, as_json=as_json)
+    run_adapters_command_and_exit(api_key, token, do="load", url=url, adapter=adapter, source=source, alias=alias,
+                                  as_json=as_json)
 
 
 def unload_adapter(adapter: Annotated[str, Parameter(help="As its source names it, or its alias.")], *,
                    url: UrlFlag = DEFAULT_SERVER_URL, api_key: ApiKeyFlag = "", as_json: JsonFlag = False) -> None:
     """Remove an adapter from a server; it is unloaded as soon as no request uses it."""
-    run_module_and_exit(ADAPTERS_CLIENT_MODULE, {API_KEY_ENV: api_key}, do="unload", url=url, adapter=adapter,
-                        as_json=as_json)
+    run_adapters_command_and_exit(api_key, do="unload", url=url, adapter=adapter, as_json=as_json)
+
+
+def run_adapters_command_and_exit(api_key: str, source_token: str = "", /, **command_fields: Any) -> NoReturn:
+    """Run a command of the client, which is imported here because it needs aiohttp."""
+    client = import_module("launcher.client.adapters")
+    raise SystemExit(client.run_adapters_command(client.AdaptersCommand(**command_fields), api_key, source_token))
 
 
 def make_adapters_app() -> App:
@@ -88,7 +93,7 @@ def tune_command(trace: TraceArgument, *,
                  goal: Annotated[str, Parameter(help="Such as ttft=500ms,itl.p50=20ms; p99 unless told.")],
                  like: LikeFlag = "", seed: SeedFlag = 0) -> None:
     """Find settings under which a recorded load would reach a goal."""
-    run_module_and_exit("router.simulation.tune", trace=trace, goal=goal, like=like, seed=seed)
+    run_module_and_exit("benchmarks.tune", trace=trace, goal=goal, like=like, seed=seed)
 
 
 def bench_command(*arguments: CommandArgument) -> None:
@@ -101,31 +106,13 @@ def study_command(*arguments: CommandArgument) -> None:
     replace_process_by_module("benchmarks.study", arguments)
 
 
-@contextmanager
-def ignore_signal_in_parent(signal_number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal in this process only: the terminal sends it to the child as well.
-
-    A handler that does nothing is used because, unlike SIG_IGN, the child does not inherit it.
-    """
-    previous_handler = signal.signal(signal_number, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal_number, previous_handler)
-
-
 def replace_process_by_module(module_name: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by a module that has its own command line."""
     command = [*python_module_command(module_name), *arguments]
     os.execv(command[0], command)
 
 
-def run_module_and_exit(module_name: str, secrets: Mapping[str, str] | None = None, /,
-                        **module_settings: Any) -> NoReturn:
-    """Run a module as a child and exit with its code.
-
-    Secrets are passed as variables, since other users can read the arguments of a process.
-    """
-    command, environment = [*python_module_command(module_name),
-                            json.dumps(module_settings)], {**os.environ, **(secrets or {})}
-    raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
+def run_module_and_exit(module_name: str, /, **module_settings: Any) -> NoReturn:
+    """Run a module as a child and exit with its code."""
+    command = [*python_module_command(module_name), json.dumps(module_settings)]
+    raise SystemExit(subprocess.run(command, check=False).returncode)

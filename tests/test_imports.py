@@ -23,7 +23,7 @@ ALLOWED_IMPORTS = {
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
     "grpc": {"router/shards", "shard", "benchmarks"},
-    "aiohttp": {"router/http", "router/client", "benchmarks"},
+    "aiohttp": {"router/http", "launcher/client"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/text/jinja_sandbox.py"},
     "llguidance": {"router/grammars/compiler_process.py", "shard/sampling/grammar.py"},
@@ -38,14 +38,15 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 IMPORT_ORDER = {
     "router": ["config", "errors", "request", "block_hash", "model_info", "pooling_output", "api_keys",
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
-               "recording", "simulation", "telemetry", "client", "engine", "http.transport", "http.tgi",
+               "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
                "http.openai", "http.routes", "http.lorax", "http.docs", "http", "__main__"],
     "shard": ["pb", "errors", "pending_result", "json_config", "fault_script", "telemetry", "parallel", "config",
               "hardware", "state", "simulator", "quantization", "ops", "sampling", "attention", "lora", "checkpoint",
               "adapters", "layers", "models", "runner", "workers", "rpc"],
-    "launcher": ["environment", "output", "demo", "hub", "settings", "adapters", "supervisor", "commands", "banner",
-                 "doctor", "compat", "settings_docs", "cli", "compat_commands"],
-    "benchmarks": ["harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments", "study"],
+    "launcher": ["environment", "output", "client", "demo", "hub", "settings", "adapters", "supervisor", "commands",
+                 "banner", "doctor", "compat", "settings_docs", "cli", "compat_commands"],
+    "benchmarks": ["tune", "harness", "bench.load", "bench.report", "bench.shards", "bench", "gpu", "experiments",
+                   "study"],
 }
 HEAVY_LIBRARIES = {"torch", "transformers", "numpy"}
 
@@ -155,8 +156,9 @@ def test_router_never_loads_torch() -> None:
 
 @pytest.mark.slow
 def test_launcher_loads_no_libraries_of_its_children() -> None:
-    """The code that made the demo model is left out."""
-    own = [path for path in list_modules("launcher") if "demo" not in path.parts]
+    """The clients of a server, which are imported when they are run, and the code that made the demo model are left
+    out."""
+    own = [path for path in list_modules("launcher") if not {"demo", "client"} & {*path.parts}]
     assert not (HEAVY_LIBRARIES
                 | {"grpc", "aiohttp", "google", "tokenizers"}) & get_packages_loaded_by(*map(get_module_name, own))
 

@@ -6,19 +6,16 @@ Both run in turns on the same random weights in a real shape, with the same numb
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import cyclopts
 import torch
 from cyclopts import Parameter
-from cyclopts.validators import Number
 from torch import Tensor
 
-from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, make_random_checkpoint
+from benchmarks.harness import experiment
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS
 from benchmarks.harness.random_inputs import make_random_cache, make_random_sequence, measure_seconds, num_blocks_for
 from benchmarks.harness.results import format_json_line, report_results, save_report
 from shard.attention.kv_cache import KVCache
@@ -33,14 +30,14 @@ MATMUL_SHARE_GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeStepSettings:
+class DecodeStepSettings(experiment.RandomModelSettings):
     shape: Literal[tuple(MODEL_CONFIGS)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
-    batch: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16, 32)
+    batch: experiment.PositiveInts = (1, 8, 16, 32)
     "How many sequences decode; one point for each number."
-    context: Annotated[int, Parameter(validator=Number(gte=1))] = 256
+    context: experiment.PositiveInt = 256
     "Tokens of each sequence."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 15
+    repeat: experiment.PositiveInt = 15
     "How often step and products take turns; the figures are medians."
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "Number type, as in `weft serve`."
@@ -52,10 +49,6 @@ class DecodeStepSettings:
     "Whether bits may not depend on company, as in `weft serve`."
     threads: int = 0
     "Threads; 0: as `weft serve` takes them."
-    folder: str = ""
-    "Where the random model is kept for the next time; by default it is made anew and thrown away."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
     profile: bool = False
     "Print the operations of a step at each batch by the time they take; kept beside the figures with --save."
 
@@ -128,13 +121,9 @@ TABLE_COLUMNS = (("batch", "{0.batch}"), ("step ms", "{0.step_ms:.2f}"), ("produ
                  ("share %", "{1:.1f}"), ("least", "{2:.1f}"), ("most", "{3:.1f}"), ("tokens/s", "{4:.0f}"))
 
 
-def format_point(point: DecodeStepPoint) -> str:
-    figures = (100 * point.share, 100 * point.least_share, 100 * point.most_share, 1e3 * point.batch / point.step_ms)
-    return " ".join(f"{form.format(point, *figures):>12}" for _, form in TABLE_COLUMNS)
-
-
 def format_table(points: Sequence[DecodeStepPoint]) -> str:
-    return "\n".join([" ".join(f"{name:>12}" for name, _ in TABLE_COLUMNS), *map(format_point, points)])
+    return experiment.format_columns(TABLE_COLUMNS, [(one, 100 * one.share, 100 * one.least_share, 100 * one.most_share,
+                                           1e3 * one.batch / one.step_ms) for one in points], width=12)
 
 
 def make_summary(settings: DecodeStepSettings, loaded_model: LoadedDecoder,
@@ -150,8 +139,7 @@ def make_summary(settings: DecodeStepSettings, loaded_model: LoadedDecoder,
 
 def bench(settings: DecodeStepSettings = DecodeStepSettings()) -> None:
     """Measure decode steps in milliseconds, and the share that their matmuls take alone."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+    with settings.provide_model() as (folder, _):
         loaded_model = load_decoder_model(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
                                                       cuda_graphs=settings.cuda_graphs, exact=settings.exact,
                                                       threads=settings.threads))
@@ -165,12 +153,5 @@ def bench(settings: DecodeStepSettings = DecodeStepSettings()) -> None:
         save_report(f"{title} profile", f"{operations}\n{format_json_line({})}\n")
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"benchmarks.experiments.decode_step: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

@@ -12,23 +12,28 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import count, repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import aiohttp
-import cyclopts
 import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from benchmarks.bench.load.arrivals import iter_even_times
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS, UNSTREAMED_TGI_DIALECT
+from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.lora_step import iter_linears
+from benchmarks.harness import experiment
 from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
-from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint, write_random_safetensors
+from benchmarks.harness.random_checkpoints import write_random_safetensors
 from benchmarks.harness.results import report_results
-from benchmarks.harness.weft_server import iter_token_times, make_unlimited_session, run_weft_serve
+from benchmarks.harness.weft_server import MAX_ANSWER_SECONDS, run_weft_serve
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"
@@ -37,32 +42,26 @@ OUTPUT_TOKENS = 3000  # tokens of an answer, after which a stream sends its next
 SETTLE_SECONDS = 2.0  # seconds before the first turn, once all streams have begun
 IGNORE_EOS_FLAGS = ("--compat", "lorax")  # an API with `ignore_eos_token`: a random model may end its answers early
 VARYING_ERROR_TEXT = re.compile(r"'[^']*'|\S*[\d/_.]\S*")  # parts of an error that differ from file to file
-ERROR_PREFIX = re.compile(r"^Request failed during generation: (the adapter \S+: )?")
+ERROR_PREFIX = re.compile(r"^(\d+: )?Request failed during generation: (the adapter \S+: )?")
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InvalidAdaptersSettings:
-    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
-    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+class InvalidAdaptersSettings(experiment.RandomModelSettings):
+    streams: experiment.PositiveInt = 8
     "How many streams decode."
-    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
+    requests: experiment.PositiveInt = 2000
     "How many spoiled adapters are asked for in a turn, each once."
-    at_once: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    at_once: experiment.PositiveInt = 8
     "How many of these requests are under way at once, at most."
-    rate: Annotated[float, Parameter(validator=Number(gte=0))] = 20.0
+    rate: experiment.NonNegativeFloat = 20.0
     "How many of them come in a second; 0: as many as are answered."
     threads: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     "With how many threads the model computes; 0: as many as weft chooses, on few cores one for each."
-    seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0
+    seconds: experiment.PositiveFloat = 30.0
     "Of a turn without them; one with them lasts until all are answered."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    repeat: experiment.PositiveInt = 3
     "How often the two take turns; the figures are medians."
-    folder: str = ""
-    "Where the random model is kept for the next time; by default it is made anew and thrown away."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(slots=True)
@@ -86,64 +85,50 @@ class InvalidAdaptersPoint:
     refused_per_second: float
 
 
-class BaseModelStreams:
-    """Streams that send one request after the other and add their token gaps to `measurements`."""
+class TokenGapObserver:
+    """Observer of streams that adds each time between two tokens to the measurements of the current turn."""
 
-    def __init__(self, http: aiohttp.ClientSession, measurements: TurnMeasurements) -> None:
-        self._http = http
-        self.measurements = measurements
+    def __init__(self, num_streams: int) -> None:
+        self.measurements = TurnMeasurements()
+        self.all_started = asyncio.Event()  # set when every stream has received a token, or one has failed
+        self._requests_without_token = set(range(num_streams))
+        self._error = ""
 
-    @asynccontextmanager
-    async def run_streams(self, num_streams: int) -> AsyncIterator[None]:
-        """Run `num_streams` streams; the block begins when every stream has received a token."""
-        started_events = [asyncio.Event() for _ in range(num_streams)]
-        tasks = [asyncio.create_task(self._run_stream(number, started_events[number])) for number in range(num_streams)]
-        all_started = asyncio.create_task(wait_for_all(started_events))
-        try:
-            await asyncio.wait([all_started, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            raise_stream_failure(tasks)
-            yield
-            raise_stream_failure(tasks)
-        finally:
-            all_started.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def on_request_sent(self, record: RequestRecord) -> None:
+        """Do nothing: only tokens count."""
 
-    async def _run_stream(self, number: int, started: asyncio.Event) -> None:
-        body = {"inputs": f"{number} {PROMPT}",
-                "parameters": {"max_new_tokens": OUTPUT_TOKENS, "ignore_eos_token": True}}
-        while True:
-            async with self._http.post("/generate_stream", json=body) as answer:
-                answer.raise_for_status()
-                async for _, gap in iter_token_times(answer):
-                    started.set()
-                    if gap:
-                        self.measurements.token_gaps.append(gap)
+    def on_token(self, record: RequestRecord) -> None:
+        if len(record.times) > 1:
+            self.measurements.token_gaps.append(record.times[-1] - record.times[-2])
+        elif not self.all_started.is_set():
+            self._requests_without_token.discard(record.ask.number)
+            if not self._requests_without_token:
+                self.all_started.set()
+
+    def on_request_ended(self, record: RequestRecord) -> None:
+        if record.error:
+            self._error = record.error
+            self.all_started.set()
+
+    def raise_failure(self) -> None:
+        if self._error:
+            raise ValueError(f"a stream without an adapter failed: {self._error}")
 
 
-async def wait_for_all(events: Iterable[asyncio.Event]) -> None:
-    for event in events:
-        await event.wait()
-
-
-def raise_stream_failure(tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """Raise the exception of a stream that ended: a stream ends only by failing."""
-    for task in tasks:
-        if task.done():
-            task.result()
-
-
-async def send_invalid_adapter_requests(http: aiohttp.ClientSession, due_requests: Iterator[tuple[float, str]],
-                                        measurements: TurnMeasurements) -> None:
-    for at, name in due_requests:
-        await asyncio.sleep(at - time.perf_counter())
-        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "adapter_id": name}}
-        async with http.post("/generate", json=body) as answer:
-            answer_json = await answer.json()
-        measurements.status_counts[answer.status] += 1
-        if answer.status != 200:
-            measurements.error_counts[normalize_error(str(answer_json.get("error")), name)] += 1
+@asynccontextmanager
+async def run_streams(base_url: str, num_streams: int) -> AsyncIterator[TokenGapObserver]:
+    """Run streams that send one request after the other; the block begins when all of them have received a token."""
+    observer, target = TokenGapObserver(num_streams), Target(base_url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
+    requests = (PlannedRequest(number, f"{number % num_streams} {PROMPT}", OUTPUT_TOKENS) for number in count())
+    load = asyncio.create_task(run_load(target, requests, num_streams, observer=observer))
+    try:
+        await observer.all_started.wait()
+        observer.raise_failure()
+        yield observer
+        observer.raise_failure()
+    finally:
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
 
 
 def normalize_error(error: str, adapter_name: str) -> str:
@@ -154,31 +139,35 @@ def normalize_error(error: str, adapter_name: str) -> str:
 
 async def measure_turns(settings: InvalidAdaptersSettings, adapter_names: Sequence[str],
                         base_url: str) -> list[tuple[TurnMeasurements, TurnMeasurements]]:
-    async with make_unlimited_session(base_url) as http:
-        streams = BaseModelStreams(http, TurnMeasurements())
-        async with streams.run_streams(settings.streams):
-            await asyncio.sleep(SETTLE_SECONDS)
-            return [(await measure_alone(streams, settings.seconds),
-                     await measure_with_invalid_adapters(streams, http, settings, adapter_names))
-                    for _ in range(settings.repeat)]
+    async with run_streams(base_url, settings.streams) as observer:
+        await asyncio.sleep(SETTLE_SECONDS)
+        return [(await measure_alone(observer, settings.seconds),
+                 await measure_with_invalid_adapters(observer, base_url, settings, adapter_names))
+                for _ in range(settings.repeat)]
 
 
-async def measure_alone(streams: BaseModelStreams, seconds: float) -> TurnMeasurements:
-    streams.measurements = measurements = TurnMeasurements(seconds=seconds)
+async def measure_alone(observer: TokenGapObserver, seconds: float) -> TurnMeasurements:
+    observer.measurements = measurements = TurnMeasurements(seconds=seconds)
     await asyncio.sleep(seconds)
     return measurements
 
 
-async def measure_with_invalid_adapters(streams: BaseModelStreams, http: aiohttp.ClientSession,
-                                        settings: InvalidAdaptersSettings,
+async def measure_with_invalid_adapters(observer: TokenGapObserver, base_url: str, settings: InvalidAdaptersSettings,
                                         adapter_names: Sequence[str]) -> TurnMeasurements:
-    streams.measurements = measurements = TurnMeasurements()
-    started_at, send_interval = time.perf_counter(), 1 / settings.rate if settings.rate else 0.0
-    due_requests = ((started_at + number * send_interval, name) for number, name in enumerate(adapter_names))
-    async with asyncio.TaskGroup() as group:
-        for _ in range(settings.at_once):
-            group.create_task(send_invalid_adapter_requests(http, due_requests, measurements))
+    observer.measurements = measurements = TurnMeasurements()
+    send_times = iter_even_times(settings.rate) if settings.rate else repeat(0.0)
+    requests = [PlannedRequest(number, PROMPT, 1, adapter=name, at=at)
+                for number, (name, at) in enumerate(zip(adapter_names, send_times, strict=False))]
+    started_at = time.perf_counter()
+    target = Target(base_url, UNSTREAMED_TGI_DIALECT, timeout=MAX_ANSWER_SECONDS)
+    records = await run_load(target, requests, settings.at_once)
     measurements.seconds = time.perf_counter() - started_at
+    for record in records:
+        if not record.status:
+            raise ValueError(f"a request for {record.ask.adapter} has no answer: {record.error}")
+        measurements.status_counts[record.status] += 1
+        if record.status != 200:
+            measurements.error_counts[normalize_error(record.error, record.ask.adapter)] += 1
     return measurements
 
 
@@ -197,15 +186,14 @@ def compute_ratios(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdap
     return [getattr(other, figure) / getattr(first, figure) for first, other in point_pairs]
 
 
-TABLE_COLUMNS = (("p50 ms", "{0.p50_ms:.1f}"), ("p99 ms", "{0.p99_ms:.1f}"), ("longest", "{0.most_ms:.1f}"),
-                 ("tokens/s", "{0.tokens_per_second:.0f}"), ("refused/s", "{0.refused_per_second:.0f}"))
+TABLE_COLUMNS = (
+    ("", "{1}"), ("p50 ms", "{0.p50_ms:.1f}"), ("p99 ms", "{0.p99_ms:.1f}"), ("longest", "{0.most_ms:.1f}"),
+    ("tokens/s", "{0.tokens_per_second:.0f}"), ("refused/s", "{0.refused_per_second:.0f}"))
 
 
 def format_table(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdaptersPoint]]) -> str:
-    head = ["", *(name for name, _ in TABLE_COLUMNS)]
-    lines = [[name, *(form.format(one) for _, form in TABLE_COLUMNS)] for pair in point_pairs
-             for name, one in zip(("alone", "beside"), pair, strict=True)]
-    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [head, *lines])
+    return experiment.format_columns(TABLE_COLUMNS, [(one, name) for pair in point_pairs
+                                          for name, one in zip(("alone", "beside"), pair, strict=True)])
 
 
 def format_ratios(point_pairs: Sequence[tuple[InvalidAdaptersPoint, InvalidAdaptersPoint]]) -> str:
@@ -261,8 +249,7 @@ def write_invalid_adapters(settings: InvalidAdaptersSettings, adapter_root: Path
 
 def bench(settings: InvalidAdaptersSettings = InvalidAdaptersSettings()) -> None:
     """Measure milliseconds between tokens of requests without adapter, alone and beside requests for invalid ones."""
-    with tempfile.TemporaryDirectory() as temporary:
-        model = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+    with settings.provide_model() as (model, _), tempfile.TemporaryDirectory() as temporary:
         adapter_root = Path(temporary) / "adapters"
         adapter_names = write_invalid_adapters(settings, adapter_root)
         with run_weft_serve(model, adapter_root, (*IGNORE_EOS_FLAGS, "--threads", str(settings.threads))) as base_url:
@@ -274,12 +261,5 @@ def bench(settings: InvalidAdaptersSettings = InvalidAdaptersSettings()) -> None
     report_results(f"{settings.shape} mutated adapters", text, make_summary(settings, turns), should_save=settings.save)
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"benchmarks.experiments.invalid_adapters: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

@@ -8,11 +8,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
-from statistics import mean, median
+from statistics import mean
 from time import perf_counter
 from typing import Annotated
 
-import cyclopts
 import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -24,7 +23,8 @@ from benchmarks.bench.load.prompts import count_words
 from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.load.workload import Workload, make_requests
 from benchmarks.bench.report.summary import summarize_run
-from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, ProcessStartError, run_router_and_shard
+from benchmarks.harness import experiment
+from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard
 from benchmarks.harness.results import report_results
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry
 from router.simulation.run_stats import align_columns
@@ -34,21 +34,19 @@ WARM_UP_SECONDS = 0.5
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadGeneratorAccuracySettings:
-    streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 64)
+class LoadGeneratorAccuracySettings(experiment.ExperimentSettings):
+    streams: experiment.PositiveInts = (1, 8, 64)
     "How many clients ask at once; one point for each number."
-    step_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 200.0
+    step_ms: experiment.PositiveFloat = 200.0
     "How long a step takes."
     tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 20
     "How many tokens every request asks for."
     seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP_SECONDS))] = 15.0
     "How long each point is measured."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    repeat: experiment.PositiveInt = 3
     "How often; the figures are medians."
-    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MAX_STEAL_SHARE
+    stolen: experiment.NonNegativeFloat = MAX_STEAL_SHARE
     "A run is repeated if the host of a virtual machine gave more than this share of the processors to others."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +93,6 @@ def compare_with_step_log(streams: int, records: Sequence[RequestRecord], steps:
                                       * (reported_first_token - true_first_token), 1000 * (reported_gap - true_gap))
 
 
-def median_point(points: Sequence[LoadGeneratorAccuracyPoint]) -> LoadGeneratorAccuracyPoint:
-    first_point = asdict(points[0])
-    return LoadGeneratorAccuracyPoint(**{name: median(getattr(point, name) for point in points)
-                                         for name in first_point})
-
-
 def measure_points(settings: LoadGeneratorAccuracySettings) -> list[LoadGeneratorAccuracyPoint]:
     points_by_streams: dict[int, list[LoadGeneratorAccuracyPoint]] = {streams: [] for streams in settings.streams}
     shard_settings = {"simulated": SIMULATED_SHARD_COSTS | {"seconds_per_step": settings.step_ms / 1000}}
@@ -112,7 +104,7 @@ def measure_points(settings: LoadGeneratorAccuracySettings) -> list[LoadGenerato
                 retry.end_attempt(compare_with_step_log(streams, records, server.read_step_timestamps(), started_at,
                                                         settings.seconds))
             points_by_streams[streams].append(retry.best_attempt.result)
-    return [median_point(points) for points in points_by_streams.values()]
+    return [experiment.median_point(points) for points in points_by_streams.values()]
 
 
 def format_table(points: Sequence[LoadGeneratorAccuracyPoint]) -> str:
@@ -133,12 +125,5 @@ def bench(settings: LoadGeneratorAccuracySettings = LoadGeneratorAccuracySetting
     report_results("truth", format_table(points), results, should_save=settings.save)
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except ProcessStartError as error:
-        raise SystemExit(f"benchmarks.experiments.load_generator_accuracy: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

@@ -6,27 +6,27 @@ whose adapters have different ranks. On each, the numbers of adapters are measur
 benchmarks.experiments.lora_serving --help` lists the settings. The last line is JSON.
 """
 
-import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import aiohttp
-import cyclopts
 import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS, UNSTREAMED_TGI_DIALECT
+from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.experiments.lora_step import COST_GOALS_PERCENT, write_random_adapter
-from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint
+from benchmarks.harness import experiment
 from benchmarks.harness.results import format_json_line, save_report
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, Attempt, StealTimeRetry
-from benchmarks.harness.weft_server import iter_token_times, make_unlimited_session, run_weft_serve
+from benchmarks.harness.weft_server import MAX_ANSWER_SECONDS, run_weft_serve
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"
@@ -35,28 +35,21 @@ EQUAL_RANKS, MIXED_RANKS = (16,), (8, 16, 32, 64)  # ranks
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraServingSettings:
-    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
-    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
+class LoraServingSettings(experiment.RandomModelSettings):
+    streams: experiment.PositiveInt = 16
     "How many requests are under way at once."
     length: Annotated[int, Parameter(validator=Number(gte=2))] = 32
     "Tokens of each answer."
-    adapters: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (
-        1, 8, 16, 32, 128)
+    adapters: experiment.PositiveInts = (1, 8, 16, 32, 128)
     "How many different adapters requests go by, one after the other; one point for each number."
-    places: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    places: experiment.PositiveInt = 8
     "How many adapters fit at once where they take turns."
-    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2
-    "How many each of them is in a turn, one behind the other: turns are whole answers, however long a prompt takes."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    requests: experiment.PositiveInt = 2
+    "How many for each of these in a turn, one behind the other: turns are whole answers, however long a prompt takes."
+    repeat: experiment.PositiveInt = 3
     "How often the points take turns; the figures are medians."
-    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MAX_STEAL_SHARE
+    stolen: experiment.NonNegativeFloat = MAX_STEAL_SHARE
     "A turn is repeated if the host of a virtual machine gave more than this share of the processors to others."
-    folder: str = ""
-    "Where model and adapters are kept for the next time; by default they are made anew and thrown away."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(slots=True)
@@ -69,7 +62,6 @@ class TurnTimings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second."""
         return self.num_tokens / self.seconds
 
 
@@ -110,54 +102,45 @@ class ServerVariant:
     flags: tuple[str, ...] = ()
 
 
-class AdapterStreams:
-    """Streams of requests to a server that use its adapters in turn."""
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """Load on a server by requests that use its adapters in turn."""
 
-    def __init__(self, settings: LoraServingSettings, http: aiohttp.ClientSession) -> None:
-        self._settings, self._http = settings, http
-        self._request_numbers = count()
+    settings: LoraServingSettings
+    base_url: str
+    ranks: Sequence[int]
+    request_numbers: Iterator[int] = field(default_factory=count)
 
-    async def warm_up(self, ranks: Sequence[int], num_adapters: int) -> float:
+    async def warm_up(self, num_adapters: int) -> float:
         """Generate a token with every adapter; return the elapsed seconds per adapter, with concurrent requests."""
-        started_at, adapter_numbers = time.perf_counter(), iter(range(num_adapters))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.streams):
-                group.create_task(self._warm_up_adapters(ranks, adapter_numbers))
+        started_at = time.perf_counter()
+        target = Target(self.base_url, UNSTREAMED_TGI_DIALECT, timeout=MAX_ANSWER_SECONDS)
+        raise_first_failure(await run_load(target, [
+            PlannedRequest(number, PROMPT, 1, adapter=make_adapter_name(self.ranks, number))
+            for number in range(num_adapters)], self.settings.streams))
         return (time.perf_counter() - started_at) / num_adapters
 
-    async def _warm_up_adapters(self, ranks: Sequence[int], adapter_numbers: Iterator[int]) -> None:
-        for number in adapter_numbers:
-            body = {"inputs": PROMPT,
-                    "parameters": {"max_new_tokens": 1, "adapter_id": make_adapter_name(ranks, number)}}
-            async with self._http.post("/generate", json=body) as answer:
-                answer.raise_for_status()
+    async def run_turn(self, num_adapters: int) -> TurnTimings:
+        """Run as many clients as there are streams; each sends its requests one after the other."""
+        requests = [self._make_request(number, num_adapters) for number in islice(
+            self.request_numbers, self.settings.streams * self.settings.requests)]
+        started_at = time.perf_counter()
+        records = await run_load(Target(self.base_url, DIALECTS["tgi"], timeout=MAX_ANSWER_SECONDS), requests,
+                                 self.settings.streams)
+        seconds = time.perf_counter() - started_at
+        raise_first_failure(records)
+        return TurnTimings(sum(len(record.times) for record in records), seconds,
+                           [gap for record in records for gap in record.inter_token_times])
 
-    async def run_turn(self, ranks: Sequence[int], num_adapters: int) -> TurnTimings:
-        """Run all streams; each sends its requests one after the other."""
-        started_at, timings = time.perf_counter(), TurnTimings()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.streams):
-                group.create_task(self._run_stream(ranks, num_adapters, timings))
-        timings.seconds = time.perf_counter() - started_at
-        return timings
-
-    async def run_turn_with_retries(self, ranks: Sequence[int], num_adapters: int) -> Attempt[TurnTimings]:
-        retry = StealTimeRetry[TurnTimings](self._settings.stolen)
+    async def run_turn_with_retries(self, num_adapters: int) -> Attempt[TurnTimings]:
+        retry = StealTimeRetry[TurnTimings](self.settings.stolen)
         while retry.begin_next_attempt():
-            retry.end_attempt(await self.run_turn(ranks, num_adapters))
+            retry.end_attempt(await self.run_turn(num_adapters))
         return retry.best_attempt
 
-    async def _run_stream(self, ranks: Sequence[int], num_adapters: int, timings: TurnTimings) -> None:
-        for _ in range(self._settings.requests):
-            number = next(self._request_numbers)
-            name = make_adapter_name(ranks, number % num_adapters) if num_adapters else ""
-            body = {"inputs": f"{number} {PROMPT}", "parameters": {
-                "max_new_tokens": self._settings.length, "adapter_id": name}}
-            async with self._http.post("/generate_stream", json=body) as answer:
-                answer.raise_for_status()
-                async for _, gap in iter_token_times(answer):
-                    timings.num_tokens += 1
-                    timings.token_gaps += [gap] if gap else []
+    def _make_request(self, number: int, num_adapters: int) -> PlannedRequest:
+        adapter = make_adapter_name(self.ranks, number % num_adapters) if num_adapters else ""
+        return PlannedRequest(number, f"{number} {PROMPT}", self.settings.length, adapter=adapter)
 
 
 def make_adapter_name(ranks: Sequence[int], number: int) -> str:
@@ -173,12 +156,11 @@ def write_random_adapters(settings: LoraServingSettings, adapter_root: Path, ran
 
 async def measure_variant(settings: LoraServingSettings, variant: ServerVariant, base_url: str) -> VariantResults:
     adapter_counts = (0, *settings.adapters)
-    async with make_unlimited_session(base_url) as http:
-        load = AdapterStreams(settings, http)
-        seconds_per_new_adapter = await load.warm_up(variant.ranks, max(settings.adapters))
-        await load.run_turn(variant.ranks, 0)
-        attempts_by_count = [{number: await load.run_turn_with_retries(variant.ranks, number)
-                              for number in adapter_counts} for _ in range(settings.repeat)]
+    load = AdapterLoad(settings, base_url, variant.ranks)
+    seconds_per_new_adapter = await load.warm_up(max(settings.adapters))
+    await load.run_turn(0)
+    attempts_by_count = [{number: await load.run_turn_with_retries(number) for number in adapter_counts}
+                         for _ in range(settings.repeat)]
     return VariantResults(variant.name, seconds_per_new_adapter,
                           max(turn.steal_share for each in attempts_by_count for turn in each.values()),
                           [make_point(variant.name, number,
@@ -200,8 +182,7 @@ TABLE_COLUMNS = (
 
 
 def format_table(points: Sequence[LoraServingPoint]) -> str:
-    lines = [[form.format(one) for _, form in TABLE_COLUMNS] for one in points]
-    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in TABLE_COLUMNS], *lines])
+    return experiment.format_columns(TABLE_COLUMNS, [(one,) for one in points])
 
 
 def make_summary(settings: LoraServingSettings, results: Sequence[VariantResults]) -> dict[str, Any]:
@@ -226,10 +207,8 @@ def make_variants(settings: LoraServingSettings) -> tuple[ServerVariant, ...]:
 def bench(settings: LoraServingSettings = LoraServingSettings()) -> None:
     """Measure tokens per second and milliseconds between tokens, with and without adapters."""
     results: list[VariantResults] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        model_root = Path(settings.folder or temporary)
-        model, adapter_root = make_random_checkpoint(settings.shape, model_root
-                                                     / settings.shape), model_root / f"{settings.shape}-adapters"
+    with settings.provide_model() as (model, root):
+        adapter_root = root / f"{settings.shape}-adapters"
         for variant in make_variants(settings):
             write_random_adapters(settings, adapter_root, variant.ranks)
             with run_weft_serve(model, adapter_root, variant.flags) as base_url:
@@ -242,12 +221,5 @@ def bench(settings: LoraServingSettings = LoraServingSettings()) -> None:
     print(json_line)
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"benchmarks.experiments.lora_serving: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

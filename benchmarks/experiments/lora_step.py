@@ -6,25 +6,20 @@ Model and adapters have random weights in a real shape; the adapters change ever
 
 import json
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
-import cyclopts
 import torch
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.experiments.decode_step import prepare_decode_step
-from benchmarks.harness.random_checkpoints import (
-    LLAMA_SHAPES,
-    MODEL_CONFIGS,
-    make_random_checkpoint,
-    write_random_safetensors,
-)
+from benchmarks.harness import experiment
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes, write_random_safetensors
 from benchmarks.harness.random_inputs import measure_seconds
 from benchmarks.harness.results import report_results
 from shard.config import ShardConfig
@@ -38,23 +33,17 @@ COST_GOALS_PERCENT = {1: 15, 8: 25, 16: 35}
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraStepSettings:
-    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
-    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
+class LoraStepSettings(experiment.RandomModelSettings):
+    streams: experiment.PositiveInt = 16
     "How many sequences decode."
-    adapters: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16)
+    adapters: experiment.PositiveInts = (1, 8, 16)
     "How many different adapters they go by; one point for each number."
     ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1, lte=1024))] = (16,)
     "Ranks of the adapters, in turn."
-    context: Annotated[int, Parameter(validator=Number(gte=1))] = 256
+    context: experiment.PositiveInt = 256
     "Tokens of each sequence."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 15
+    repeat: experiment.PositiveInt = 15
     "How often the points take turns; the figures are medians."
-    folder: str = ""
-    "Where the random model is kept for the next time; by default it is made anew and thrown away."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +59,9 @@ class LoraStepPoint:
 
 def iter_linears(shape: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, input width and output width of every linear of every layer."""
-    config = MODEL_CONFIGS[shape]
-    hidden, intermediate, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim", hidden // heads)
-    key_width = config["num_key_value_heads"] * head_dim
-    sizes = {"self_attn.q_proj": (hidden, heads * head_dim), "self_attn.k_proj": (hidden, key_width),
-             "self_attn.v_proj": (hidden, key_width), "self_attn.o_proj": (heads * head_dim, hidden),
-             "mlp.gate_proj": (hidden, intermediate), "mlp.up_proj": (hidden, intermediate),
-             "mlp.down_proj": (intermediate, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (inputs, outputs) in sizes.items():
-            yield f"base_model.model.model.layers.{layer}.{name}", inputs, outputs
+    for name, tensor_shape in iter_tensor_shapes(MODEL_CONFIGS[shape]):
+        if name.endswith("_proj.weight"):
+            yield f"base_model.model.{name.removesuffix('.weight')}", tensor_shape[1], tensor_shape[0]
 
 
 def write_random_adapter(shape: str, rank: int, folder: Path) -> Path:
@@ -123,8 +104,7 @@ TABLE_COLUMNS = (("adapters", "{0.adapters}"), ("step ms", "{0.step_ms:.1f}"), (
 
 
 def format_table(points: Sequence[LoraStepPoint]) -> str:
-    lines = [[form.format(one) for _, form in TABLE_COLUMNS] for one in points]
-    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in TABLE_COLUMNS], *lines])
+    return experiment.format_columns(TABLE_COLUMNS, [(one,) for one in points])
 
 
 def make_summary(settings: LoraStepSettings, loaded_model: LoadedDecoder,
@@ -139,24 +119,16 @@ def make_summary(settings: LoraStepSettings, loaded_model: LoadedDecoder,
 
 def bench(settings: LoraStepSettings = LoraStepSettings()) -> None:
     """Measure decode steps in milliseconds, and the share of the throughput that adapters cost."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+    with settings.provide_model() as (folder, _), TemporaryDirectory() as adapter_folder:
         loaded_model = load_decoder_model(ShardConfig(model=str(folder), adaptable=True))
         for number in range(1, max(settings.adapters) + 1):
             rank = settings.ranks[number % len(settings.ranks)]
-            loaded_model.adapter_registry.load(number,
-                                               write_random_adapter(settings.shape, rank, Path(temporary) / "adapter"))
+            adapter = write_random_adapter(settings.shape, rank, Path(adapter_folder))
+            loaded_model.adapter_registry.load(number, adapter)
         points = measure(loaded_model, settings)
     report_results(f"{settings.shape} adapters", format_table(points), make_summary(settings, loaded_model, points),
                    should_save=settings.save)
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"benchmarks.experiments.lora_step: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

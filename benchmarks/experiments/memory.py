@@ -10,20 +10,19 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.request import Request, urlopen
 
-import cyclopts
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, MODEL_CONFIGS, make_random_checkpoint
+from benchmarks.harness.experiment import PositiveInt, RandomModelSettings, run_experiment
+from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, iter_tensor_shapes
 from benchmarks.harness.results import report_results
 
 EXTRA_BYTES_ALLOWED = 0.5e9  # bytes in addition to 1.1 times the weights
@@ -35,17 +34,11 @@ POLL_INTERVAL_SECONDS = 0.02  # seconds between two readings of the memory
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    shape: Literal[LLAMA_SHAPES] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
-    "Which model's sizes."
+class MemorySettings(RandomModelSettings):
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     "Shards that share the model; one point for each number."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    repeat: PositiveInt = 3
     "How often each is started: peaks are the most of all starts, the time is the median."
-    folder: str = ""
-    "Where the random model is kept for the next time; by default it is made anew and thrown away."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +114,14 @@ def compute_memory_limit_gb(model_config: dict[str, Any], itemsize: int, num_sha
     The limit is 1.1 times the weights with the packed copy of a tied head, plus EXTRA_BYTES_ALLOWED."""
     if num_shard not in LIMIT_SHARES:
         return None
-    hidden, intermediate, vocabulary_size = model_config["hidden_size"], model_config[
-        "intermediate_size"], model_config["vocab_size"]
-    head_dim = model_config.get("head_dim", hidden // model_config["num_attention_heads"])
-    projections = 2 * hidden * head_dim * (model_config["num_attention_heads"] + model_config["num_key_value_heads"])
-    weights = model_config["num_hidden_layers"] * (projections + 3 * hidden
-                                                   * intermediate) + 2 * vocabulary_size * hidden
+    weights = sum(prod(shape) for name, shape in iter_tensor_shapes(model_config) if name.endswith("_proj.weight"))
+    weights += 2 * model_config["vocab_size"] * model_config["hidden_size"]
     return float(LIMIT_SHARES[num_shard] * (1.1 * itemsize * weights + EXTRA_BYTES_ALLOWED)) / 1e9
 
 
 def bench(settings: MemorySettings = MemorySettings()) -> None:
     """Measure peak anonymous memory of the shards, and seconds to the first token."""
-    with tempfile.TemporaryDirectory() as temporary:
-        model_folder = make_random_checkpoint(settings.shape, Path(settings.folder or temporary) / settings.shape)
+    with settings.provide_model() as (model_folder, _):
         for path in model_folder.iterdir():
             path.read_bytes()  # loads the files into the page cache
         points = [measure(model_folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
@@ -144,7 +132,7 @@ def bench(settings: MemorySettings = MemorySettings()) -> None:
 def format_point(point: StartupMeasurement) -> str:
     figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
     return (f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token "
-            f"after " f"{point.median_first_token_seconds:.1f} s ({point.first_token_seconds[0]:.1f} to "
+            f"after {point.median_first_token_seconds:.1f} s ({point.first_token_seconds[0]:.1f} to "
             f"{point.first_token_seconds[-1]:.1f})")
 
 
@@ -156,12 +144,5 @@ def make_summary(settings: MemorySettings, points: Sequence[StartupMeasurement])
              "first_token_s": [round(seconds, 2) for seconds in point.first_token_seconds]} for point in points]}
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"benchmarks.experiments.memory: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    run_experiment(bench)

@@ -9,24 +9,22 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
-import cyclopts
 import uvloop
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from benchmarks.harness import stream_load
+from benchmarks.harness import experiment, stream_load
 from benchmarks.harness.processes import (
     HOST,
-    ProcessStartError,
     ServerProcesses,
     read_machine_cpu_seconds,
     read_process_cpu_seconds,
     run_router_and_shard,
 )
 from benchmarks.harness.results import report_results
+from router.simulation.run_stats import percentile
 
 GOAL_POINT_STREAMS, GOAL_POINT_LOOK_AHEAD = 64, 2
 WARM_UP_SECONDS = 0.5  # seconds before each window
@@ -34,21 +32,19 @@ WARM_UP_SECONDS = 0.5  # seconds before each window
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterCostSettings:
-    streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 4, 16, 64, 256)
+class RouterCostSettings(experiment.ExperimentSettings):
+    streams: experiment.PositiveInts = (1, 4, 16, 64, 256)
     "How many streams read at once; one point for each number."
     look_ahead: Annotated[tuple[Literal[1, 2], ...], Parameter(consume_multiple=True)] = (1, 2)
     "The router's --look-ahead; one point for each number."
     cache_scope: Literal["tenant", "global", "off"] = "tenant"
     "The router's --cache-scope. No prompt is like another, so off tells what a prefix cache costs that finds nothing."
-    seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 3.0
+    seconds: experiment.PositiveFloat = 3.0
     "How long each point is measured."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    repeat: experiment.PositiveInt = 3
     "How often all points are measured, in turns; the figures are medians."
     quick: bool = False
     "Only to see that it works: once, half a second per point."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
     profile: str = ""
     "File for a profile of the router by cProfile, of the last router that was started. It doubles the cost of a token."
 
@@ -111,8 +107,8 @@ def make_point(streams_and_look_ahead: tuple[int, int], readings: tuple[CounterR
         router_us_per_token=1e6 * (after.router_cpu_seconds - before.router_cpu_seconds) / num_tokens,
         shard_idle_share=compute_idle_share(steps_in_window),
         step_ms=1e3 * statistics.fmean(end - begin for begin, end in steps_in_window),
-        gap_p50_ms=1e3 * percentile(token_gaps, 0.50),
-        gap_p99_ms=1e3 * percentile(token_gaps, 0.99),
+        gap_p50_ms=1e3 * percentile(token_gaps, 50),
+        gap_p99_ms=1e3 * percentile(token_gaps, 99),
         cores=benchmark_cores,
         other_cores=max(0.0, (after.machine_cpu_seconds - before.machine_cpu_seconds) / seconds - benchmark_cores))
 
@@ -127,15 +123,11 @@ def compute_idle_share(steps: Sequence[tuple[float, float]]) -> float:
     return 1 - sum(end - begin for begin, end in steps) / (steps[-1][1] - steps[0][0])
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
-
-
 def measure_all_points(settings: RouterCostSettings) -> list[RouterCostPoint]:
     """Measure all points in turns; return one per streams and look-ahead, the median of its repetitions."""
     print(format_table([]), file=sys.stderr)
     points = [one for _ in range(settings.repeat) for one in iter_measured_points(settings)]
-    return [median_point([one for one in points if (one.streams, one.look_ahead) == (streams, look_ahead)])
+    return [experiment.median_point([one for one in points if (one.streams, one.look_ahead) == (streams, look_ahead)])
             for streams in settings.streams for look_ahead in settings.look_ahead]
 
 
@@ -144,15 +136,8 @@ def iter_measured_points(settings: RouterCostSettings) -> Iterator[RouterCostPoi
         with run_router_and_shard(look_ahead, settings.profile, {"cache_scope": settings.cache_scope}) as server:
             for streams in settings.streams:
                 point = uvloop.run(measure_point(server, streams, look_ahead, settings.seconds))
-                print(format_point(point), file=sys.stderr, flush=True)
+                print(format_table([point]).splitlines()[1], file=sys.stderr, flush=True)
                 yield point
-
-
-def median_point(points: Sequence[RouterCostPoint]) -> RouterCostPoint:
-    """Return a point with the median of every field."""
-    values = {item.name: statistics.median([getattr(one, item.name) for one in points])
-              for item in fields(RouterCostPoint)}
-    return RouterCostPoint(**values | {"streams": points[0].streams, "look_ahead": points[0].look_ahead})
 
 
 TABLE_COLUMNS = (
@@ -163,12 +148,8 @@ TABLE_COLUMNS = (
 )
 
 
-def format_point(point: RouterCostPoint) -> str:
-    return " ".join(f"{form.format(point, 100 * point.shard_idle_share):>10}" for _, form in TABLE_COLUMNS)
-
-
 def format_table(points: Sequence[RouterCostPoint]) -> str:
-    return "\n".join([" ".join(f"{name:>10}" for name, _ in TABLE_COLUMNS), *map(format_point, points)])
+    return experiment.format_columns(TABLE_COLUMNS, [(one, 100 * one.shard_idle_share) for one in points])
 
 
 def make_summary(settings: RouterCostSettings, points: Sequence[RouterCostPoint]) -> dict[str, Any]:
@@ -192,12 +173,5 @@ def bench(settings: RouterCostSettings = RouterCostSettings()) -> None:
     report_results("router", format_table(points), make_summary(settings, points), should_save=settings.save)
 
 
-def main() -> None:
-    try:
-        cyclopts.run(bench)
-    except (stream_load.InvalidAnswerError, ProcessStartError) as error:
-        raise SystemExit(f"benchmarks.experiments.router_cost: {error}") from None
-
-
 if __name__ == "__main__":
-    main()
+    experiment.run_experiment(bench)

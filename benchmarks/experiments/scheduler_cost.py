@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Annotated
 
-import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from benchmarks.harness.experiment import ExperimentSettings, PositiveInt, run_experiment
 from benchmarks.harness.results import report_results
 from router.block_hash import hash_blocks, hash_namespace
 from router.model_info import ModelInfo
@@ -35,17 +35,15 @@ ONE_TOKEN_ROW = StepResultRow((7,), (0.0,))
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCostSettings:
-    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 64
+class SchedulerCostSettings(ExperimentSettings):
+    streams: PositiveInt = 64
     "How many sequences decode at once."
-    steps: Annotated[int, Parameter(validator=Number(gte=1))] = 100
+    steps: PositiveInt = 100
     "Steps of each turn; short ones, so that all cores meet the same noise."
-    turns: Annotated[int, Parameter(validator=Number(gte=1))] = 400
+    turns: PositiveInt = 400
     "Turns of each core; the figures are medians, and a cost is one of differences within a round of turns."
     waiting: Annotated[int, Parameter(validator=Number(gte=0))] = 1000
     "Requests that wait while a snapshot is taken."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +167,4 @@ def bench(settings: SchedulerCostSettings = SchedulerCostSettings()) -> None:
 
 
 if __name__ == "__main__":
-    cyclopts.run(bench)
+    run_experiment(bench)

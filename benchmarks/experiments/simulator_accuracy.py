@@ -7,24 +7,28 @@ same turn; a run's figures are over all of its parts. `python -P -m benchmarks.e
 lists the settings. The last line is JSON.
 """
 
-import asyncio
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Annotated, Any, Literal
 
-import aiohttp
-import cyclopts
 import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from benchmarks.bench.load.arrivals import iter_random_burst_times
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS
+from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.request_records import PlannedRequest
+from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, run_experiment
 from benchmarks.harness.processes import HOST, run_router_and_shard
 from benchmarks.harness.random_checkpoints import MODEL_CONFIGS, make_random_checkpoint
 from benchmarks.harness.results import report_results
@@ -39,65 +43,43 @@ PROMPT_WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "tw
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatorAccuracySettings:
+class SimulatorAccuracySettings(ExperimentSettings):
     shape: Literal[tuple(MODEL_CONFIGS)] = "tiny"  # type: ignore[valid-type]  # a computed Literal
     "The sizes of the model."
     runs: Annotated[int, Parameter(validator=Number(gte=2))] = 2
     "How many runs; each is foreseen from the next one, the last from the first."
-    turns: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    turns: PositiveInt = 8
     "In how many parts each run is played."
-    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
+    requests: PositiveInt = 2000
     "At least so many requests in a run."
-    bursts: Annotated[float, Parameter(validator=Number(gt=0))] = 1.5
+    bursts: PositiveFloat = 1.5
     "How many bursts a second come, at random moments."
-    burst: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    burst: PositiveInt = 8
     "The most requests in a burst; the least is one."
     words: tuple[int, int] = (5, 30)
     "The least and the most words of a prompt."
-    save: bool = False
-    "Keep what is printed under benchmarks/results."
 
 
-class BurstLoad:
-    """Load of random prompts that arrive in bursts at random times."""
-
-    def __init__(self, settings: SimulatorAccuracySettings, port: int, session: aiohttp.ClientSession,
-                 seed: int) -> None:
-        self._settings = settings
-        self._url = f"http://{HOST}:{port}/generate_stream"
-        self._session = session
-        self._random = Random(seed)
-
-    async def send_request(self) -> None:
-        prompt_words = self._random.choices(PROMPT_WORDS, k=self._random.randint(*self._settings.words))
-        body = {"inputs": " ".join([f"{self._random.random()}", *prompt_words]),
-                "parameters": {"max_new_tokens": self._random.randint(*OUTPUT_TOKENS_RANGE)}}
-        async with self._session.post(self._url, json=body) as answer:
-            answer.raise_for_status()
-            await answer.read()
-
-    async def send_bursts(self) -> None:
-        started_at, burst_time, num_sent = time.perf_counter(), 0.0, 0
-        async with asyncio.TaskGroup() as group:
-            while num_sent < self._settings.requests / self._settings.turns:
-                burst_time += self._random.expovariate(self._settings.bursts)
-                await asyncio.sleep(max(0.0, started_at + burst_time - time.perf_counter()))
-                size = self._random.randint(1, self._settings.burst)
-                num_sent += size
-                for _ in range(size):
-                    group.create_task(self.send_request())
+def draw_requests(settings: SimulatorAccuracySettings, seed: int) -> list[PlannedRequest]:
+    """Return the requests of one part, with random prompts, which arrive in bursts at random times."""
+    random = Random(seed)
+    send_times = islice(iter_random_burst_times(settings.bursts, settings.burst, random),
+                        ceil(settings.requests / settings.turns))
+    return [PlannedRequest(number, make_random_prompt(random, settings.words), random.randint(*OUTPUT_TOKENS_RANGE),
+                           at=at) for number, at in enumerate(send_times)]
 
 
-async def run_burst_load(settings: SimulatorAccuracySettings, port: int, seed: int) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await BurstLoad(settings, port, session, seed).send_bursts()
+def make_random_prompt(random: Random, words_range: tuple[int, int]) -> str:
+    """Return a prompt that begins with a number of its own, so that no prefix cache holds it."""
+    return " ".join([f"{random.random()}", *random.choices(PROMPT_WORDS, k=random.randint(*words_range))])
 
 
 def record_part(settings: SimulatorAccuracySettings, model_folder: str, seed: int, folder: Path) -> Path:
     """Play one part on newly started processes, and return the path of its recording."""
     with run_router_and_shard(2, settings={"max_batch_size": 64}, model=model_folder,
                               record_folder=str(folder)) as server:
-        uvloop.run(run_burst_load(settings, server.port, seed))
+        target = Target(f"http://{HOST}:{server.port}", DIALECTS["tgi"])
+        raise_first_failure(uvloop.run(run_load(target, draw_requests(settings, seed))))
         os.kill(server.router_pid, signal.SIGUSR1)
     (recording_path,) = folder.glob("weft-*.jsonl")  # a router exits only after writing its recording
     return recording_path
@@ -164,4 +146,4 @@ def bench(settings: SimulatorAccuracySettings = SimulatorAccuracySettings()) -> 
 
 
 if __name__ == "__main__":
-    cyclopts.run(bench)
+    run_experiment(bench)

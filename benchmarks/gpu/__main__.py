@@ -15,7 +15,6 @@ from typing import Annotated, Literal, TypeVar
 
 import torch
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
 from benchmarks.gpu.report import report_section
 from benchmarks.gpu.roofline import measure_device_rates
@@ -36,11 +35,10 @@ from benchmarks.gpu.throughput import (
     measure_transformers_throughput,
     run_in_new_process,
 )
+from benchmarks.harness.experiment import PositiveInt, PositiveInts
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.random_checkpoints import LLAMA_SHAPES, make_random_checkpoint
 
-PositiveInt = Annotated[int, Parameter(validator=Number(gte=1))]
-PositiveInts = Annotated[tuple[PositiveInt, ...], Parameter(consume_multiple=True)]
 ShapeName = Literal[LLAMA_SHAPES]  # type: ignore[valid-type]  # a computed Literal
 Figure = TypeVar("Figure")
 ShapeNames = Annotated[tuple[ShapeName, ...], Parameter(consume_multiple=True)]

@@ -19,6 +19,12 @@ NUM_RANDOM_VALUES = 10_000_019  # a prime, so that rows of a matrix differ
 WEIGHT_STANDARD_DEVIATION = 0.02  # standard deviation of the weights
 # name suffixes of the weights that are ones
 NORM_WEIGHT_SUFFIXES = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
+LLAMA_3_ROPE_SCALING = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                        "original_max_position_embeddings": 8192}
+LLAMA_3_CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
+    "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 256}
 MODEL_CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
@@ -34,20 +40,12 @@ MODEL_CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
         "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
         "tie_word_embeddings": True, "use_sliding_window": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
-    "llama-3.2-1b": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
-        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
-        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                         "original_max_position_embeddings": 8192},
-        "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 256},
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
-        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                         "original_max_position_embeddings": 8192},
-        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
+    "llama-3.2-1b": LLAMA_3_CONFIG | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+        "tie_word_embeddings": True, "rope_scaling": LLAMA_3_ROPE_SCALING | {"factor": 32.0}},
+    "llama-3.1-8b": LLAMA_3_CONFIG | {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "head_dim": 128,
+        "tie_word_embeddings": False, "rope_scaling": LLAMA_3_ROPE_SCALING | {"factor": 8.0}},
 }
 
 # with Llama's names for everything

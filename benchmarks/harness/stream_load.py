@@ -26,7 +26,7 @@ def make_empty_gaps() -> "array[float]":
     return array("d")
 
 
-class InvalidAnswerError(Exception):
+class InvalidAnswerError(ValueError):
     """An answer that makes the measurement invalid."""
 
 

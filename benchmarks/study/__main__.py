@@ -14,31 +14,28 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
+from benchmarks.harness.experiment import NonNegativeFloat, PositiveFloat
 from benchmarks.harness.processes import ProcessStartError
 from benchmarks.harness.results import collect_run_metadata, make_file_name
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE
-from benchmarks.study.compared_policies import CACHE_POLICIES, DEFAULT_WINDOWS, MIXED_VARIANTS
 from benchmarks.study.models import DEMO_MODEL_FOLDER, SHAPE_NAMES, SIMULATED, resolve_study_model
 from benchmarks.study.plan import STUDY_PARTS, StudyPlan, StudyScope
 from benchmarks.study.records import RunRecordStore
 from benchmarks.study.report import format_all_tables, format_readme, list_distinct_metadata
 from benchmarks.study.runner import StudyFailed, StudyRunner
 from benchmarks.study.summary import summarize_study, to_json_value
-from benchmarks.study.workloads import STUDY_WORKLOADS
 
 MODELS_FOLDER = Path.home() / ".cache" / "weft" / "benchmarks"
 QUICK_SCOPE = StudyScope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0),
                          variants=("batch-4",), users=(1, 8), requests=8, repeat=1, span=6.0)
 QUICK_SIMULATION_SPEEDUP = 20.0
 DEFAULT_SCOPE = StudyScope()
-POSITIVE = Number(gt=0)
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudySettings:
+class StudySettings(StudyScope):
     parts: Annotated[tuple[Literal[STUDY_PARTS], ...], Parameter(consume_multiple=True)] = STUDY_PARTS  # type: ignore[valid-type]
     "compat: as the effective-batching study has it; workload: its workloads with a cache; sweep: rates until policies \
 are full; sweet: the same with other settings; users: how many are served at twice the latency of one alone."
@@ -47,37 +44,9 @@ are full; sweet: the same with other settings; users: how many are served at twi
     "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
     folder: Path | None = None
     "Folder for results, or with those of an interrupted study; by default a new one in results/ where it is called."
-    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT_SCOPE.seeds
-    "How often everything is measured, each time with other requests."
-    requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT_SCOPE.requests
-    "Of a run with a workload of the study."
-    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT_SCOPE.repeat
-    "How often each length is asked for alone, to know how long it takes then."
-    presets: Annotated[tuple[Literal[STUDY_WORKLOADS], ...], Parameter(consume_multiple=True)] = STUDY_WORKLOADS  # type: ignore[valid-type]
-    "Workloads of the study, for --parts workload."
-    policies: Annotated[tuple[Literal[CACHE_POLICIES], ...], Parameter(consume_multiple=True)] = CACHE_POLICIES  # type: ignore[valid-type]
-    "What is compared beyond the study's own."
-    windows: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_WINDOWS
-    "For how long static groups wait for more, in mean times of a request alone; one policy for each, beside no wait."
-    levels: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_SCOPE.levels
-    "Rates of --parts sweep, in those that a server can take that serves one at a time; sweet takes every second."
-    variants: Annotated[tuple[Literal[MIXED_VARIANTS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
-        MIXED_VARIANTS)
-    "Settings that --parts sweet changes."
-    prompt: Annotated[int, Parameter(validator=Number(gte=8))] = DEFAULT_SCOPE.prompt
-    "Letters of a prompt beyond the study's workloads. Models with random weights take each for a token."
-    span: Annotated[float, Parameter(validator=POSITIVE)] = DEFAULT_SCOPE.span
-    "How long each rate lasts, in mean times of a request alone."
-    users: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = DEFAULT_SCOPE.users
-    "How many ask at once for --parts users, beside one alone."
-    max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT_SCOPE.max_batch_size
-    "Most that run at once, of all policies beyond the study's own."
-    speed: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
-    "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as \
-heavy: for --parts compat by what eight at once are served, for workload by a request alone."
-    pace: Annotated[float, Parameter(validator=POSITIVE)] = 1.0
+    pace: PositiveFloat = 1.0
     "How many times faster than the study's GPU the simulated one is."
-    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MAX_STEAL_SHARE
+    stolen: NonNegativeFloat = MAX_STEAL_SHARE
     "A run is repeated, some times, if the host of a virtual machine gave more than this share of the processors to \
 others meanwhile; but not as the study has it, whose server counts what it hears."
     models: Path = MODELS_FOLDER

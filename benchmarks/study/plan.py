@@ -7,9 +7,13 @@ seed, so that other activity on the machine affects all of them.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from benchmarks.bench.load.request_records import PlannedRequest
+from benchmarks.harness.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveInts
 from benchmarks.study import workloads
 from benchmarks.study.compared_policies import (
     CACHE_POLICIES,
@@ -35,27 +39,46 @@ ALL_HANDLERS = "together"  # workload that measures the throughput with all hand
 STUDY_PARTS = COMPAT_PART, WORKLOAD_PART, SWEEP_PART, SWEET_SPOT_PART, USERS_PART
 MIN_REQUESTS = 24  # requests of a run, however low the rate
 REQUESTS_PER_USER = 6  # requests of a user
+POSITIVE = Number(gt=0)
 
 LatencyPoints = tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyScope:
     """How much the study measures: policies, workloads, rates, numbers of users, seeds and requests."""
 
-    seeds: int = 5
-    presets: tuple[str, ...] = workloads.STUDY_WORKLOADS
-    policies: tuple[str, ...] = CACHE_POLICIES
-    windows: tuple[float, ...] = DEFAULT_WINDOWS
-    levels: tuple[float, ...] = (0.5, 0.8, 1.2, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 20.0)
-    variants: tuple[str, ...] = MIXED_VARIANTS
-    users: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-    requests: int = 100
-    repeat: int = 3
-    prompt: int = 32
-    span: float = 40.0
-    max_batch_size: int = 64
-    speed: float = 0.0
+    seeds: PositiveInt = 5
+    "How often everything is measured, each time with other requests."
+    requests: Annotated[int, Parameter(validator=Number(gte=2))] = 100
+    "Of a run with a workload of the study."
+    repeat: PositiveInt = 3
+    "How often each length is asked for alone, to know how long it takes then."
+    presets: Annotated[tuple[Literal[workloads.STUDY_WORKLOADS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
+        workloads.STUDY_WORKLOADS)
+    "Workloads of the study, for --parts workload."
+    policies: Annotated[tuple[Literal[CACHE_POLICIES], ...], Parameter(consume_multiple=True)] = CACHE_POLICIES  # type: ignore[valid-type]
+    "What is compared beyond the study's own."
+    windows: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = DEFAULT_WINDOWS
+    "For how long static groups wait for more, in mean times of a request alone; one policy for each, beside no wait."
+    levels: Annotated[tuple[float, ...], Parameter(consume_multiple=True, validator=POSITIVE)] = (
+        0.5, 0.8, 1.2, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 20.0)
+    "Rates of --parts sweep, in those that a server can take that serves one at a time; sweet takes every second."
+    variants: Annotated[tuple[Literal[MIXED_VARIANTS], ...], Parameter(consume_multiple=True)] = (  # type: ignore[valid-type]
+        MIXED_VARIANTS)
+    "Settings that --parts sweet changes."
+    prompt: Annotated[int, Parameter(validator=Number(gte=8))] = 32
+    "Letters of a prompt beyond the study's workloads. Models with random weights take each for a token."
+    span: PositiveFloat = 40.0
+    "How long each rate lasts, in mean times of a request alone."
+    users: PositiveInts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+    "How many ask at once for --parts users, beside one alone."
+    max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = 64
+    "Most that run at once, of all policies beyond the study's own."
+    speed: NonNegativeFloat = 0.0
+    "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as \
+heavy: for --parts compat by what eight at once are served, for workload by a request alone."
 
 
 @dataclass(frozen=True, slots=True)

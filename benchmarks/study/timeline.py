@@ -1,20 +1,49 @@
 """Timeline of a batch: which request ran in which slot when, with a panel for each policy with the same requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.study.compared_policies import format_policy_label
 from benchmarks.study.plot_style import label_axes, make_figure, save_figure
 from benchmarks.study.records import RunRecords
-from benchmarks.study.timeline_rows import assign_timeline_rows, list_streaming_intervals
 
 UNBATCHED_POLICIES = ("none", "nobatch")  # take much longer: only the beginning is shown
 TIMELINE_POLICIES = ("none", "static", "pause", "mixed")
 TIME_AXIS_MARGIN = 1.03
 BAR_COLORS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
+
+
+class TimelineBar(NamedTuple):
+    """Bar of a timeline: its row, and when it starts and ends."""
+
+    slot: int
+    start: float
+    end: float
+
+
+def assign_timeline_rows(intervals: Iterable[tuple[float, float]]) -> list[TimelineBar]:
+    """Assign each request, in order of begin, the lowest free slot."""
+    busy_slots: list[tuple[float, int]] = []
+    free_slots: list[int] = []
+    slot_stays = []
+    for start, end in sorted(intervals):
+        while busy_slots and busy_slots[0][0] <= start:
+            heappush(free_slots, heappop(busy_slots)[1])
+        slot = heappop(free_slots) if free_slots else len(busy_slots)
+        heappush(busy_slots, (end, slot))
+        slot_stays.append(TimelineBar(slot, start, end))
+    return slot_stays
+
+
+def list_streaming_intervals(records: Iterable[RequestRecord]) -> list[tuple[float, float]]:
+    """Return the times of first and last token of each streamed request."""
+    return [(record.times[0], record.times[-1]) for record in records if record.times]
 
 
 def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
@@ -37,7 +66,7 @@ def plot_timeline(path: Path, all_records: Sequence[RunRecords]) -> Path:
                            xytext=(0, 4), ha="right", fontsize=9)
     axes[-1].set_xlabel("time (s)")
     figure.suptitle(f"{shown_records[0].run.shape}, workload {shown_records[0].run.workload}, seed {first_seed}: a bar "
-                    f"is a request, from " "its first token to its last")
+                    "is a request, from its first token to its last")
     return save_figure(figure, path)
 
 

@@ -4,6 +4,7 @@ LoRAX is a fork of text-generation-inference, so flags that both have are taken 
 table leaves out, flags for Predibase's own registry are refused or have no effect.
 """
 
+from launcher.compat import tgi
 from launcher.compat.flag_table import (
     FALSE_VALUES,
     TRUE_VALUES,
@@ -20,18 +21,6 @@ from launcher.compat.flag_table import (
     unchanged_flag,
     unneeded_effect,
     variable_only_flag,
-)
-from launcher.compat.tgi import (
-    CHUNKED_PREFILL_EFFECTS,
-    PREFIX_CACHE_EFFECTS,
-    REASON_ATTENTION_BY_DEVICE,
-    REASON_CUDA_GRAPHS,
-    REASON_NO_LOAD_QUANTIZATION,
-    REASON_QUANTIZED_BY_CONFIG,
-    REASON_ROPE_FROM_CONFIG,
-    REASON_UNREADABLE_FORMAT,
-    SPECULATION_EFFECTS,
-    TGI_FLAG_TABLE,
 )
 
 REASON_NO_PREDIBASE_REGISTRY = (
@@ -54,22 +43,22 @@ MODEL_FLAGS = (
         unneeded_effect("a folder is found by its name, anything else at the Hub", "hub", "local"),
         refused_effect("models come from the Hub or from a folder; copy this one to a folder: --model-id FOLDER",
                        "s3", "pbase"))),
-    *TGI_FLAG_TABLE.select_flags("trust-remote-code"),
+    *tgi.TGI_FLAG_TABLE.select_flags("trust-remote-code"),
     unchanged_flag("dtype"),
     ForeignFlag("quantize", (
         setting_effect("quantize", "int8"),
-        ignored_effect(REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
-        ignored_effect(f"{REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",
-                       "fp8-kv"),
-        refused_effect(REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4",
-                       "hqq-4bit", "hqq-3bit",
-                       "hqq-2bit"),
-        refused_effect(REASON_UNREADABLE_FORMAT, "exl2"))),
-    ForeignFlag("speculative-tokens", SPECULATION_EFFECTS),
+        ignored_effect(tgi.REASON_QUANTIZED_BY_CONFIG, "awq", "gptq", "fp8"),
+        ignored_effect(
+            f"{tgi.REASON_QUANTIZED_BY_CONFIG}; the cache keeps the number type that the model computes with",
+            "fp8-kv"),
+        refused_effect(tgi.REASON_NO_LOAD_QUANTIZATION, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4",
+                       "hqq-4bit", "hqq-3bit", "hqq-2bit"),
+        refused_effect(tgi.REASON_UNREADABLE_FORMAT, "exl2"))),
+    ForeignFlag("speculative-tokens", tgi.SPECULATION_EFFECTS),
     ForeignFlag("speculation-max-batch-size", (unneeded_effect("nothing is speculated"),)),
     unchanged_flag("tokenizer-config-path"),
     unchanged_flag("embedding-dim"),
-    *TGI_FLAG_TABLE.select_flags("watermark-gamma", "watermark-delta"),)
+    *tgi.TGI_FLAG_TABLE.select_flags("watermark-gamma", "watermark-delta"),)
 
 ADAPTER_FLAGS = (
     unchanged_flag("adapter-id"),
@@ -88,24 +77,24 @@ ADAPTER_FLAGS = (
                        "0", "0.0"), setting_effect("adapter_memory_fraction"))),)
 
 PROCESS_FLAGS = (
-    *TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
-    switch_flag("compile", unneeded_effect(REASON_CUDA_GRAPHS), REASON_CUDA_GRAPHS),
-    switch_flag("eager", setting_effect("cuda_graphs", value_template="false"), REASON_CUDA_GRAPHS,
+    *tgi.TGI_FLAG_TABLE.select_flags("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
+    switch_flag("compile", unneeded_effect(tgi.REASON_CUDA_GRAPHS), tgi.REASON_CUDA_GRAPHS),
+    switch_flag("eager", setting_effect("cuda_graphs", value_template="false"), tgi.REASON_CUDA_GRAPHS,
                 conflicts_with="compile"),
-    ForeignFlag("compile-max-batch-size", (ignored_effect(REASON_CUDA_GRAPHS),)),
-    ForeignFlag("compile-max-rank", (ignored_effect(REASON_CUDA_GRAPHS),)),
-    ForeignFlag("compile-batch-size", (ignored_effect(REASON_CUDA_GRAPHS),)),
-    ForeignFlag("backend", (ignored_effect(REASON_ATTENTION_BY_DEVICE, "fa2", "flashinfer"),)),
-    *TGI_FLAG_TABLE.select_flags("disable-custom-kernels"),
+    ForeignFlag("compile-max-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
+    ForeignFlag("compile-max-rank", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
+    ForeignFlag("compile-batch-size", (ignored_effect(tgi.REASON_CUDA_GRAPHS),)),
+    ForeignFlag("backend", (ignored_effect(tgi.REASON_ATTENTION_BY_DEVICE, "fa2", "flashinfer"),)),
+    *tgi.TGI_FLAG_TABLE.select_flags("disable-custom-kernels"),
     switch_flag("disable-sgmv", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
-    *TGI_FLAG_TABLE.select_flags("cuda-memory-fraction"),
+    *tgi.TGI_FLAG_TABLE.select_flags("cuda-memory-fraction"),
     ForeignFlag("memory-wiggle-room", (ignored_effect("--memory-fraction says how much memory is used"),)),)
 
 LIMIT_FLAGS = (
     unchanged_flag("max-concurrent-requests", default="1024"),
     unchanged_flag("max-best-of"),
     unchanged_flag("max-stop-sequences"),
-    *TGI_FLAG_TABLE.select_flags("max-input-length"),
+    *tgi.TGI_FLAG_TABLE.select_flags("max-input-length"),
     unchanged_flag("max-total-tokens"),
     unchanged_flag("max-batch-prefill-tokens"),
     unchanged_flag("max-batch-total-tokens"),
@@ -113,24 +102,24 @@ LIMIT_FLAGS = (
     unchanged_flag("max-waiting-tokens"),
     ForeignFlag("eager-prefill", (unneeded_effect(REASON_MIXED_PREFILL, *TRUE_VALUES),
                                   ignored_effect(REASON_MIXED_PREFILL, *FALSE_VALUES))),
-    ForeignFlag("chunked-prefill", CHUNKED_PREFILL_EFFECTS),
-    ForeignFlag("prefix-caching", PREFIX_CACHE_EFFECTS),
+    ForeignFlag("chunked-prefill", tgi.CHUNKED_PREFILL_EFFECTS),
+    ForeignFlag("prefix-caching", tgi.PREFIX_CACHE_EFFECTS),
     unchanged_flag("validation-workers"),)
 
 OPERATION_FLAGS = (
-    *TGI_FLAG_TABLE.select_flags("hostname", "port", "cors-allow-origin"),
+    *tgi.TGI_FLAG_TABLE.select_flags("hostname", "port", "cors-allow-origin"),
     ForeignFlag("cors-allow-header", (unneeded_effect("pages may send any header"),)),
     ForeignFlag("cors-expose-header", (unneeded_effect("pages may read every header"),)),
     ForeignFlag("cors-allow-method", (unneeded_effect("pages may use GET and POST, which is all there is"),)),
     ForeignFlag("cors-allow-credentials", (
         ignored_effect("there are no cookies; a page sends its key as `Authorization`", *TRUE_VALUES),
         unneeded_effect("none are", *FALSE_VALUES))),
-    *TGI_FLAG_TABLE.select_flags("ngrok", "ngrok-authtoken", "ngrok-edge", "json-output", "otlp-endpoint", "env"),
+    *tgi.TGI_FLAG_TABLE.select_flags("ngrok", "ngrok-authtoken", "ngrok-edge", "json-output", "otlp-endpoint", "env"),
     switch_flag("download-only", FlagEffect(FlagAction.DOWNLOAD_ONLY)),
-    *TGI_FLAG_TABLE.select_flags("huggingface-hub-cache", "weights-cache-override"),)
+    *tgi.TGI_FLAG_TABLE.select_flags("huggingface-hub-cache", "weights-cache-override"),)
 
 VARIABLE_ONLY_FLAGS = (
-    *TGI_FLAG_TABLE.select_flags("HF_API_TOKEN", "LOG_LEVEL", "HF_HUB_ENABLE_HF_TRANSFER"),
+    *tgi.TGI_FLAG_TABLE.select_flags("HF_API_TOKEN", "LOG_LEVEL", "HF_HUB_ENABLE_HF_TRANSFER"),
     variable_only_flag("LORAX_USE_GLOBAL_HF_TOKEN", ignored_effect(
         "the server's token fetches what its flags name, and the token of a request what the request names",
         *TRUE_VALUES),
@@ -142,8 +131,8 @@ VARIABLE_ONLY_FLAGS = (
     variable_only_flag("R2_ACCOUNT_ID",
                        environment_variable_effect("S3_ENDPOINT_URL",
                                                    value_template="https://{}.r2.cloudflarestorage.com")),
-    variable_only_flag("ROPE_SCALING", refused_effect(REASON_ROPE_FROM_CONFIG)),
-    variable_only_flag("ROPE_FACTOR", refused_effect(REASON_ROPE_FROM_CONFIG)),
+    variable_only_flag("ROPE_SCALING", refused_effect(tgi.REASON_ROPE_FROM_CONFIG)),
+    variable_only_flag("ROPE_FACTOR", refused_effect(tgi.REASON_ROPE_FROM_CONFIG)),
     variable_only_flag("LORAX_PUNICA_TRITON_DISABLED", ignored_effect(REASON_NO_CUSTOM_KERNELS)),
     variable_only_flag("LORAX_PROFILER_DIR", ignored_effect("steps are not profiled")),
     variable_only_flag("REQUEST_LOGGER_URL", ignored_effect("weft tells nobody what is asked")),)

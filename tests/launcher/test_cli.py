@@ -1,8 +1,6 @@
 """Tests of the command line: settings from flags and variables, and errors in one line."""
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +8,8 @@ from typing import Any
 import pytest
 
 from launcher import cli, commands
+from launcher.client.adapters import AdaptersCommand
+from launcher.client.chat import ChatSettings
 from launcher.supervisor.supervisor import ConfigurationError, LaunchError, TooManyDeathsError
 from router.model_info import ModelInfo
 from router.scheduler.settings import SchedulerSettings, describe_unused_settings
@@ -192,54 +192,42 @@ def get_module_call(monkeypatch: pytest.MonkeyPatch,
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         calls: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(commands, "run_module_and_exit",
-                            lambda name, _=None, /, **module_arguments: calls.append((name, module_arguments)))
+                            lambda name, /, **module_arguments: calls.append((name, module_arguments)))
         assert run_weft(*arguments)[0] == 0
         return calls[0]
     return run
 
 
-def test_subcommands_run_router_modules(get_module_call: Callable[..., Any]) -> None:
+def test_subcommands_run_modules_of_router_and_benchmarks(get_module_call: Callable[..., Any]) -> None:
     assert get_module_call("replay", "/file") == ("router.recording.replay", {"file": "/file"})
     assert get_module_call("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
         "router.simulation.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
     assert get_module_call("tune", "a", "--goal", "ttft=5ms") == (
-        "router.simulation.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
+        "benchmarks.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
 
 
-def test_chat_runs_a_router_module_with_the_key_in_a_variable(
-        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_gets_its_settings_and_the_key(run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(commands, "run_module_and_exit",
-                        lambda name, secrets, /, **arguments: calls.append((name, secrets, arguments)))
-    assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
-    assert calls == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
-        "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
+    monkeypatch.setattr("launcher.client.terminal.run_chat",
+                        lambda settings, api_key: calls.append((settings, api_key)) or 3)
+    assert run_weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 3
+    assert calls == [(ChatSettings("http://loom", max_tokens=5), "sk-loom")]
 
 
-@pytest.mark.parametrize(("words", "secrets", "arguments"), [
-    (("ls", "--json"), {}, {"do": "ls", "as_json": True}),
-    (("load", "org/a", "--source", "hub", "--alias", "a", "--token", "hf-loom"), {"WEFT_ADAPTER_TOKEN": "hf-loom"},
+@pytest.mark.parametrize(("words", "source_token", "fields"), [
+    (("ls", "--json"), "", {"do": "ls", "as_json": True}),
+    (("load", "org/a", "--source", "hub", "--alias", "a", "--token", "hf-loom"), "hf-loom",
      {"do": "load", "adapter": "org/a", "source": "hub", "alias": "a", "as_json": False}),
-    (("load", "org/a"), {"WEFT_ADAPTER_TOKEN": ""},
-     {"do": "load", "adapter": "org/a", "source": "", "alias": "", "as_json": False}),
-    (("unload", "org/a"), {}, {"do": "unload", "adapter": "org/a", "as_json": False})])
-def test_adapters_command_runs_a_router_module_with_secrets_in_variables(
-        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], secrets: dict[str, str],
-        arguments: dict[str, Any]) -> None:
+    (("load", "org/a"), "", {"do": "load", "adapter": "org/a", "source": "", "alias": "", "as_json": False}),
+    (("unload", "org/a"), "", {"do": "unload", "adapter": "org/a", "as_json": False})])
+def test_adapters_client_gets_its_command_and_secrets(
+        run_weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], source_token: str,
+        fields: dict[str, Any]) -> None:
     calls: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
-    monkeypatch.setattr(commands, "run_module_and_exit",
-                        lambda name, secrets, /, **arguments: calls.append((name, secrets, arguments)))
+    monkeypatch.setattr("launcher.client.adapters.run_adapters_command", lambda *values: calls.append(values) or 0)
     assert run_weft("adapters", *words)[0] == 0
-    assert calls == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
-                      {"url": "http://127.0.0.1:3000", **arguments})]
-
-
-def test_interrupt_is_ignored_while_a_child_runs() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with commands.ignore_signal_in_parent(signal.SIGINT):
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert calls == [(AdaptersCommand(url="http://127.0.0.1:3000", **fields), "sk-loom", source_token)]
 
 
 def test_migrate_translates_a_foreign_command_line(run_weft: Callable[..., Any]) -> None:

@@ -25,6 +25,12 @@ def iter_burst_times(rate: float, requests_per_burst: int, random: Random) -> It
         yield from [time] * requests_per_burst
 
 
+def iter_random_burst_times(bursts_per_second: float, max_size: int, random: Random) -> Iterator[float]:
+    """Yield each time of a Poisson process once for each request of a burst, of which there are 1 to `max_size`."""
+    for time in iter_poisson_times(bursts_per_second, random):
+        yield from [time] * random.randint(1, max_size)
+
+
 def iter_times_with_uniform_pauses(max_pause: float, random: Random) -> Iterator[float]:
     """Yield times with uniformly random pauses of up to `max_pause`, as in the effective-batching study's client."""
     time = 0.0

@@ -14,7 +14,7 @@ from benchmarks.bench.load.dialects import Dialect, EventStreamParser, ParsedEve
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError, ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 
-MAX_ERROR_CHARS = 200  # characters that are kept
+MAX_ERROR_CHARS = 500  # characters that are kept
 
 
 class RequestObserver(Protocol):
@@ -52,6 +52,10 @@ class LoadClient:
 
     def elapsed_seconds(self) -> float:
         return perf_counter() - self._started_at
+
+    async def wait_until_due(self, request: PlannedRequest) -> None:
+        if (seconds_left := (request.at or 0.0) - self.elapsed_seconds()) > 0:
+            await asyncio.sleep(seconds_left)
 
     async def send_request(self, bench_request: PlannedRequest) -> RequestRecord:
         target = self._target
@@ -115,8 +119,7 @@ class ResponseReader:
     def finish(self, head: ResponseHead) -> None:
         record, body = self._record, b"".join(self._body_chunks)
         record.status = head.status
-        if server_seconds := head.headers.get(self._dialect.latency_header):
-            record.told_seconds = float(server_seconds)
+        record.told_seconds = self._dialect.parse_server_seconds(head)
         if record.status != 200:
             record.error = f"{record.status}: {extract_error_message(body)}"
         elif self._event_parser is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from benchmarks.bench.load.http import ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest
 
 JsonBody = dict[str, Any]
@@ -47,7 +48,8 @@ class Dialect:
     parse_event: Callable[[Any], ParsedEvent] | None
     # body of POST /tokenize
     make_tokenize_body: Callable[[str, RequestOptions], JsonBody] = lambda text, _: {"inputs": text}
-    latency_header: str = ""  # response header with the request's seconds by the server's own clock
+    # seconds that the head of an answer reports, such as the request's latency by the server's own clock
+    parse_server_seconds: Callable[[ResponseHead], float | None] = lambda _: None
     stats_path: str = ""  # path of the server's own counters
 
 
@@ -106,6 +108,11 @@ def has_choice_tokens(choice: Mapping[str, Any]) -> bool:
 
 # -- the effective-batching study
 
+def parse_study_latency(head: ResponseHead) -> float | None:
+    seconds = head.headers.get("x-weft-seconds")
+    return float(seconds) if seconds else None
+
+
 def make_batching_study_body(request: PlannedRequest, _: RequestOptions) -> JsonBody:
     return {"prompt": request.prompt, "num_tokens": request.output_tokens}
 
@@ -127,8 +134,10 @@ DIALECTS: Mapping[str, Dialect] = {
                       make_tokenize_body=make_openai_tokenize_body),
     "openai-chat": Dialect("/v1/chat/completions", make_chat_body, parse_openai_event,
                            make_tokenize_body=make_openai_tokenize_body),
-    "batching": Dialect("/inference", make_batching_study_body, None, latency_header="x-weft-seconds",
+    "batching": Dialect("/inference", make_batching_study_body, None, parse_server_seconds=parse_study_latency,
                         stats_path="/stats"),}
+# TGI's route without a stream, which no flag names: experiments use it
+UNSTREAMED_TGI_DIALECT = Dialect("/generate", make_tgi_body, None)
 
 
 class EventStreamParser:

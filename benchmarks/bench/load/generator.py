@@ -15,8 +15,9 @@ async def run_load(target: Target, requests: Iterable[PlannedRequest], concurren
                    records: list[RequestRecord] | None = None) -> list[RequestRecord]:
     """Send the requests and return their records in the order of sending.
 
-    With a concurrency, that many clients take the requests in order until `seconds` are over (closed loop); without,
-    each request is sent at its own time (open loop). A list given as `records` is filled even on cancellation."""
+    With a concurrency, that many clients take the requests in order until `seconds` are over (closed loop), none before
+    its time if it has one; without, each request is sent at its own time (open loop). A list given as `records` is
+    filled even on cancellation."""
     all_records = [] if records is None else records
     client = LoadClient(target, observer)
     try:
@@ -36,8 +37,7 @@ async def run_open_loop(client: LoadClient, requests: Iterable[PlannedRequest], 
         records.append(await client.send_request(request))
     async with asyncio.TaskGroup() as group:
         for request in requests:
-            if (seconds_left := (request.at or 0.0) - client.elapsed_seconds()) > 0:
-                await asyncio.sleep(seconds_left)
+            await client.wait_until_due(request)
             group.create_task(send_one(request))
 
 
@@ -52,9 +52,18 @@ async def run_closed_loop(client: LoadClient, requests: Iterable[PlannedRequest]
 
 async def run_client(client: LoadClient, requests: Iterator[PlannedRequest], deadline: float | None,
                      records: list[RequestRecord]) -> None:
+    """Send requests one after the other, with a pause after a failed one unless they have times of their own."""
     for request in requests:
         if deadline is not None and perf_counter() >= deadline:
             break
+        await client.wait_until_due(request)
         records.append(await client.send_request(request))
-        if records[-1].error:
+        if records[-1].error and request.at is None:
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+
+def raise_first_failure(records: Iterable[RequestRecord]) -> None:
+    """Raise ValueError if a request failed, in a measurement in which none may."""
+    for record in records:
+        if record.error:
+            raise ValueError(f"a request failed: {record.error}")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request to send. `at` is None in a closed loop, where its time is not known in advance."""
+    """A request to send, not before `at`, if it has a time of its own."""
 
     number: int
     prompt: str

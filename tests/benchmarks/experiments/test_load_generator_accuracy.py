@@ -10,8 +10,8 @@ from benchmarks.experiments.load_generator_accuracy import (
     LoadGeneratorAccuracyPoint,
     compare_with_step_log,
     format_table,
-    median_point,
 )
+from benchmarks.harness.experiment import median_point
 
 STEP_SECONDS, TOKENS_PER_REQUEST, TOTAL_SECONDS = 0.02, 10, 5.0
 STARTED_AT = 100.0  # start of the records, on the clock of the steps

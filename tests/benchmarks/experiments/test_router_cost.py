@@ -12,10 +12,9 @@ from benchmarks.experiments.router_cost import (
     format_table,
     make_point,
     make_summary,
-    median_point,
-    percentile,
     select_steps_within,
 )
+from benchmarks.harness.experiment import median_point
 from benchmarks.harness.stream_load import InvalidAnswerError
 
 DEFAULT_SETTINGS = RouterCostSettings()
@@ -56,12 +55,6 @@ def test_only_steps_within_the_window_count() -> None:
 def test_idle_share_is_the_time_between_steps() -> None:
     assert compute_idle_share([(1.0, 2.0), (3.0, 4.0), (4.0, 5.0)]) == pytest.approx(0.25)
     assert compute_idle_share([(1.0, 2.0)]) == 0.0
-
-
-def test_percentiles_are_observed_values() -> None:
-    values = [float(value) for value in range(100, 0, -1)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (51.0, 100.0, 100.0)
-    assert percentile([], 0.5) == 0.0
 
 
 def test_point_is_the_difference_of_two_readings() -> None:

@@ -1,13 +1,24 @@
 from array import array
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.study.plan import StudyRun
 from benchmarks.study.records import RunRecords
-from benchmarks.study.timeline import TIME_AXIS_MARGIN, plot_timeline
+from benchmarks.study.timeline import (
+    TIME_AXIS_MARGIN,
+    assign_timeline_rows,
+    list_streaming_intervals,
+    plot_timeline,
+)
+
+RANDOM_STAYS = st.lists(st.tuples(st.integers(0, 50),
+                                  st.integers(1, 20)).map(lambda stay: (stay[0], stay[0] + stay[1])))
 
 
 def make_run_records(policy: str, seed: int, *stays: tuple[float, float]) -> RunRecords:
@@ -45,3 +56,18 @@ def test_panel_without_batching_is_cut_and_shows_its_end(figures: list[Figure]) 
 def test_unmeasured_policies_have_no_panel(figures: list[Figure]) -> None:
     plot_timeline(Path("x"), [make_run_records("static-4", 0, (0.0, 2.0))])
     assert [axes.get_title() for axes in figures[0].axes] == ["static, window 4 of a request"]
+
+
+@given(RANDOM_STAYS)
+def test_stays_in_a_slot_do_not_overlap_and_slots_are_minimal(stays: list[tuple[float, float]]) -> None:
+    rows = assign_timeline_rows(stays)
+    assert sorted((row.start, row.end) for row in rows) == sorted(stays)
+    for one, other in combinations(rows, 2):
+        assert one.slot != other.slot or one.end <= other.start or other.end <= one.start
+    max_overlap = max((sum(begin <= at < end for begin, end in stays) for at, _ in stays), default=0)
+    assert len({row.slot for row in rows}) == max_overlap
+
+
+def test_stay_is_from_the_first_to_the_last_token() -> None:
+    streamed = RequestRecord(PlannedRequest(0, "", 2), 0.0, 3.0, array("d", [1.0, 2.0]))
+    assert list_streaming_intervals([streamed, RequestRecord(PlannedRequest(0, "", 1), 0.0, 3.0)]) == [(1.0, 2.0)]

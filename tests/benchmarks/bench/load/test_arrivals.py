@@ -1,5 +1,6 @@
 """Tests of benchmarks/bench/load/arrivals.py."""
 
+from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from benchmarks.bench.load.arrivals import (
     iter_burst_times,
     iter_even_times,
     iter_poisson_times,
+    iter_random_burst_times,
     iter_times_with_uniform_pauses,
     read_trace,
 )
@@ -30,6 +32,14 @@ def test_random_arrivals_rise_and_keep_the_rate(seed: int) -> None:
 def test_bursts_arrive_at_once_and_keep_the_rate(seed: int) -> None:
     times = list(islice(iter_burst_times(4.0, 8, Random(seed)), 8000))
     assert all(len(set(times[at:at + 8])) == 1 for at in range(0, 8000, 8))
+    assert times[-1] == pytest.approx(2000, rel=0.2)
+
+
+@given(SEEDS)
+def test_bursts_of_random_size_keep_their_rate(seed: int) -> None:
+    times = list(islice(iter_random_burst_times(2.0, 3, Random(seed)), 8000))
+    assert max(Counter(times[:-3]).values()) == 3
+    assert len(set(times)) == pytest.approx(4000, rel=0.1)
     assert times[-1] == pytest.approx(2000, rel=0.2)
 
 

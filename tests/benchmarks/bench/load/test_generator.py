@@ -11,7 +11,7 @@ from aiohttp import web
 from benchmarks.bench.load import generator
 from benchmarks.bench.load.client import ResponseReader, Target, check_is_json, escape_surrogates
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import raise_first_failure, run_load
 from benchmarks.bench.load.http import RequestFailedError, ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 
@@ -220,3 +220,22 @@ def test_observer_sees_every_event() -> None:
     observer = RecordingObserver()
     run_generator(make_requests(1), concurrency=1, observer=observer)
     assert observer.calls == ["sent", *["token"] * 5, "ended"]
+
+
+def test_clients_keep_the_times_of_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their requests have times, so that a failure is no reason to wait longer."""
+    pauses = []
+
+    async def record_pause(seconds: float) -> None:
+        pauses.append(seconds)
+    monkeypatch.setattr(generator.asyncio, "sleep", record_pause)
+    requests = make_requests(2, due_at=lambda number: 100.0 * number)
+    asyncio.run(run_load(Target("127.0.0.1:1", DIALECTS["tgi"]), requests, 1))
+    assert pauses == [pytest.approx(100.0, abs=5.0)]
+
+
+def test_first_failure_is_raised() -> None:
+    records = [RequestRecord(PlannedRequest(0, "a", 1), 0.0), RequestRecord(PlannedRequest(1, "a", 1), 0.0, error="no")]
+    raise_first_failure(records[:1])
+    with pytest.raises(ValueError, match="a request failed: no"):
+        raise_first_failure(records)

@@ -1,25 +1,18 @@
-"""The `weft adapters` command: lists, loads and unloads adapters of a running server.
-
-Run as `python -P -m router.client.adapters JSON`; the JSON object holds the fields of `AdaptersCommand`. Secrets come
-from environment variables: WEFT_API_KEY is the key for the server, WEFT_ADAPTER_TOKEN the token for the adapter's
-source. The exit code is 1 if the server rejects the command or cannot be reached.
-"""
+"""The `weft adapters` command: lists, loads and unloads adapters of a running server."""
 
 import asyncio
 import json
-import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 
-from router.client.chat import ChatRequestFailed, check_status, translate_connection_errors
-from router.client.terminal import REMOVED_CONTROL_CHARACTERS
-from router.config import ADAPTER_TOKEN_ENV, API_KEY_ENV
-from router.simulation.run_stats import align_columns
+from launcher.client.chat import ChatRequestFailed, check_status, translate_connection_errors
+from launcher.client.terminal import REMOVED_CONTROL_CHARACTERS
 
 # No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -86,6 +79,13 @@ def adapter_row(adapter: dict[str, Any], now: float) -> list[str]:
     return [str(cell).translate(REMOVED_CONTROL_CHARACTERS) for cell in cells]
 
 
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return a text table; the first column is aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
+
+
 def format_bytes(num_bytes: float) -> str:
     unit, scale = next(((unit, scale) for unit, scale in BYTE_UNITS if num_bytes >= scale), ("B", 1))
     return f"{num_bytes / scale:.{0 if scale == 1 else 1}f} {unit}"
@@ -96,18 +96,12 @@ def format_age(seconds: float) -> str:
     return f"{max(seconds, 0) / scale:.0f} {unit} ago"
 
 
-def main() -> None:
-    command = AdaptersCommand(**json.loads(sys.argv[1]))
+def run_adapters_command(command: AdaptersCommand, api_key: str, source_token: str) -> int:
+    """Carry out the command and print the answer. Return 1 if the server rejects it or cannot be reached."""
     try:
-        answer = asyncio.run(send_command(command, os.environ.get(API_KEY_ENV, ""),
-                                          os.environ.get(ADAPTER_TOKEN_ENV, "")))
+        answer = asyncio.run(send_command(command, api_key, source_token))
     except ChatRequestFailed as error:
         sys.stderr.write(f"weft: {error}\n")
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        return 1
     sys.stdout.write(format_answer(command, answer, time.time()) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,13 +1,11 @@
-"""Chat in a terminal with any server that has OpenAI's API: `python -P -m router.client.terminal JSON`.
+"""Chat in a terminal with any server that has OpenAI's API.
 
-The JSON object holds the fields of `ChatSettings`; the key for the server is in the environment variable WEFT_API_KEY.
 Answers are streamed to standard output, statistics and errors go to standard error. On a terminal Ctrl-C stops the
 answer and the chat continues; otherwise every line of standard input is a question, and the first failure ends the
 program.
 """
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -15,8 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TextIO
 
-from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
-from router.config import API_KEY_ENV
+from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings
 
 ANSI_DIM, ANSI_RESET = "\x1b[2m", "\x1b[0m"
 INPUT_PROMPT = "> "
@@ -120,21 +117,15 @@ class TerminalSession:
         return True
 
 
-def main() -> None:
-    settings = ChatSettings(**json.loads(sys.argv[1]))
+def run_chat(settings: ChatSettings, api_key: str) -> int:
+    """Run a chat on the standard streams and return the exit code."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if is_interactive:
         with suppress(ImportError):
             import_module("readline")  # line editing and history for `input`
     terminal = TerminalIO(input, sys.stdout, sys.stderr, is_interactive=is_interactive)
     try:
-        raise SystemExit(TerminalSession(ChatConversation(settings, os.environ.get(API_KEY_ENV, "")), terminal).run())
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        return TerminalSession(ChatConversation(settings, api_key), terminal).run()
     except BrokenPipeError:  # the reader of standard output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()
+        return 1

@@ -1,6 +1,6 @@
 """Search for settings under which a trace reaches latency goals, by simulation.
 
-`python -P -m router.simulation.tune JSON`, an object as `simulate.py` takes it, with a `goal` such as
+`python -P -m benchmarks.tune JSON`, an object as `router/simulation/simulate.py` takes it, with a `goal` such as
 `ttft=500ms,itl=50ms`: 99th percentiles, unless another is given (`ttft.p50=...`). Settings are varied one after the
 other, as long as that improves the result, in at most `MAX_ROUNDS` rounds.
 """
@@ -30,7 +30,7 @@ REJECTION_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyGoal:
+class PercentileGoal:
     """Upper bound for a percentile of a latency."""
 
     latency_kind: str
@@ -42,11 +42,11 @@ class LatencyGoal:
         return f"{self.latency_kind}.p{self.percent:g}"
 
     @classmethod
-    def parse_all(cls, text: str) -> list["LatencyGoal"]:
+    def parse_all(cls, text: str) -> list["PercentileGoal"]:
         return [cls._parse(part.strip()) for part in text.split(",")]
 
     @classmethod
-    def _parse(cls, text: str) -> "LatencyGoal":
+    def _parse(cls, text: str) -> "PercentileGoal":
         match = GOAL_PATTERN.fullmatch(text)
         if match is None or match[1] not in LATENCY_KINDS:
             raise ValueError(
@@ -70,7 +70,7 @@ class TuningAttempt:
 class SettingsSearch:
     """Coordinate search over CANDIDATE_VALUES for the settings with the lowest score."""
 
-    def __init__(self, case: SimulationCase, goals: list[LatencyGoal]) -> None:
+    def __init__(self, case: SimulationCase, goals: list[PercentileGoal]) -> None:
         self._case = case
         self._goals = goals
         self._attempts: dict[str, TuningAttempt] = {}
@@ -104,7 +104,7 @@ class SettingsSearch:
         return max(goal.ratio_to_goal(stats) for goal in self._goals) + REJECTION_PENALTY * rejects_more
 
 
-def format_report(goals: list[LatencyGoal], attempts: list[TuningAttempt]) -> str:
+def format_report(goals: list[PercentileGoal], attempts: list[TuningAttempt]) -> str:
     rows = [["", *(f"{goal.name}, ms" for goal in goals), "refused", "tokens per second"]]
     for attempt in attempts[:NUM_SHOWN_ATTEMPTS]:
         stats = attempt.stats
@@ -123,7 +123,7 @@ def format_report(goals: list[LatencyGoal], attempts: list[TuningAttempt]) -> st
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     try:
-        goals, case = LatencyGoal.parse_all(arguments["goal"]), case_from_arguments(arguments)
+        goals, case = PercentileGoal.parse_all(arguments["goal"]), case_from_arguments(arguments)
         if not case.trace.arrivals:
             raise BadRecording("the trace has no requests")
         sys.stdout.write(format_report(goals, SettingsSearch(case, goals).run()) + "\n")

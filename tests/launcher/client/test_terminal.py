@@ -1,14 +1,13 @@
 """Terminal chat: input, output and exit codes."""
 
 import io
-import json
 import subprocess
 import sys
 
 import pytest
 
-from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer
-from router.client.terminal import HELP_TEXT, TerminalIO, TerminalSession
+from launcher.client.chat import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer
+from launcher.client.terminal import HELP_TEXT, TerminalIO, TerminalSession
 
 
 class ScriptedChat(ChatConversation):
@@ -127,7 +126,7 @@ def test_terminal_control_characters_are_removed():
 
 @pytest.mark.slow
 def test_invalid_server_address_prints_one_line_and_exits_with_1():
-    ended = subprocess.run([sys.executable, "-P", "-m", "router.client.terminal", json.dumps({"url": "nowhere"})],
+    ended = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "chat", "--url", "nowhere"],
                            input="hi\n", capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"

@@ -7,7 +7,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.client.chat import ChatConversation, ChatRequestFailed, ChatSettings, StreamedAnswer, extract_error_message
+from launcher.client.chat import (
+    ChatConversation,
+    ChatRequestFailed,
+    ChatSettings,
+    StreamedAnswer,
+    extract_error_message,
+)
 
 SERVER_URL = "http://127.0.0.1:3000"
 USER_MESSAGE = {"role": "user", "content": "hi"}

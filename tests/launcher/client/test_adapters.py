@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.client.adapters import AdaptersCommand, format_age, format_answer, format_bytes, send_command
-from router.client.chat import ChatRequestFailed
+from launcher.client.adapters import AdaptersCommand, format_age, format_answer, format_bytes, send_command
+from launcher.client.chat import ChatRequestFailed
 
 NOW = 1_000_000.0
 ADAPTER_JSON = {
@@ -98,8 +98,7 @@ def test_elapsed_times_are_formatted_with_units(seconds: float, text: str) -> No
 
 @pytest.mark.slow
 def test_invalid_server_address_prints_one_line_and_exits_with_1() -> None:
-    command = json.dumps({"do": "ls", "url": "nowhere"})
-    process = subprocess.run([sys.executable, "-P", "-m", "router.client.adapters", command], capture_output=True,
-                             text=True, check=False)
+    process = subprocess.run([sys.executable, "-P", "-m", "launcher.cli", "adapters", "ls", "--url", "nowhere"],
+                             capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr == "weft: nowhere is no address of a server, such as http://127.0.0.1:3000\n"
