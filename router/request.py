@@ -103,10 +103,9 @@ class Request:
     adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
     kind: RequestKind = RequestKind.GENERATE
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
+    needed_resources: tuple[LoadableResource, ...] = field(init=False, repr=False)  # adapter and grammar, if given
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
-
-    @property
-    def needed_resources(self) -> tuple[LoadableResource, ...]:
-        return tuple(resource for resource in (self.adapter, self.grammar) if resource is not None)
+        object.__setattr__(self, "needed_resources",
+                           tuple([resource for resource in (self.adapter, self.grammar) if resource is not None]))

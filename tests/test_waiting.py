@@ -4,7 +4,7 @@ import pytest
 from test_simulation import make_random_world
 
 from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance, TimeAllowance
-from router.scheduler.step_policies import PausePolicy
+from router.scheduler.policies import PausePolicy
 
 SEEDS = range(40)
 

@@ -150,7 +150,8 @@ class ClientStreams:
 
     def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
         delivered_at = now()
-        first_token_ids = self._metrics.requests.record_delivery(token_counts.keys(), self._builders, delivered_at)
+        first_token_ids = self._metrics.requests.inter_token_latency.record_delivery(
+            token_counts.keys(), self._builders, delivered_at)
         for sequence_id in first_token_ids:
             if (builder := self._builders.get(sequence_id)) is not None:
                 self._metrics.requests.observe_first_token(builder.record, delivered_at)

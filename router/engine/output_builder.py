@@ -36,7 +36,8 @@ class OutputBuilder:
     def detokenize_row(self, row: StepResultRow) -> int | None:
         """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row_events = []
-        for index, token in enumerate(self._truncate_at_finish(row.tokens)):
+        tokens = row.tokens if len(row.tokens) == 1 else self._truncate_at_finish(row.tokens)
+        for index, token in enumerate(tokens):
             piece = self._detokenizer.step(token)
             self._text_pieces.append(piece)
             is_special = token in self._special_tokens
@@ -63,9 +64,7 @@ class OutputBuilder:
 
     def _truncate_at_finish(self, tokens: GenericSequence[int]) -> GenericSequence[int]:
         """Cut a row after an end token and at the length limit. The first token of a row always counts."""
-        num_generated = self.record.num_generated
-        return (tokens if len(tokens) == 1
-                else tokens[:find_finish_point(self.request, num_generated, tokens, None)[0]])
+        return tokens[:find_finish_point(self.request, self.record.num_generated, tokens, None)[0]]
 
     def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""

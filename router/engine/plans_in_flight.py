@@ -35,16 +35,11 @@ class PlansInFlight:
     @property
     def total_predicted_seconds(self) -> float:
         """Predicted duration of all plans together."""
-        return sum(sent.plan.predicted_seconds for sent in self._plans)
+        return sum([sent.plan.predicted_seconds for sent in self._plans])
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether the oldest plan has its answer."""
-        return bool(self._plans) and self._plans[0].answer.done()
-
-    @property
-    def oldest(self) -> SentPlan:
-        return self._plans[0]
+    def get_answered(self) -> SentPlan | None:
+        """Return the oldest plan if it has its answer."""
+        return self._plans[0] if self._plans and self._plans[0].answer.done() else None
 
     @property
     def oldest_sent_at(self) -> float:

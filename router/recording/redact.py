@@ -12,7 +12,7 @@ from router.request import LoadableResource, Request, RequestKind, Tenant
 PLACEHOLDER_TOKEN, PLACEHOLDER_END_TOKEN = 0, 1
 PLACEHOLDER_END_TOKENS = frozenset({PLACEHOLDER_END_TOKEN})
 OMITTED_FIELDS = frozenset({"prompt", "sampling_key", "sampling", "end_tokens", "stop_strings", "max_length",
-                            "adapter_name"})
+                            "needed_resources", "adapter_name"})
 KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "cache_namespace",
                "block_hashes", "adapter", "grammar", "kind")
 

@@ -21,13 +21,13 @@ DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicte
 class AdmissionControl:
     """Checks of a new request against limits on the number of requests, on tokens and on the predicted wait."""
 
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
-                 wait_forecast: WaitForecast) -> None:
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,
+                 fair_shares: FairShares, wait_forecast: WaitForecast) -> None:
         self._settings = settings
         self._queue = queue
         self._fair_shares = fair_shares
         self._wait_forecast = wait_forecast
-        self._running: RunningSequences  # set by `use_running_sequences`
+        self._running = running
         self.num_left_waiting = 0  # sequences that the last step left waiting
 
     def predict_wait(self, tenant: Tenant) -> float:
@@ -53,10 +53,6 @@ class AdmissionControl:
                                                            self._running)
         return min(self._wait_forecast.estimate_raw_wait(self._queue, self._queue.demand, self._running),
                    wait_alone * (sum(other_weights) + tenant.weight) / tenant.weight)
-
-    def use_running_sequences(self, running: RunningSequences) -> None:
-        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
-        self._running = running
 
     def find_rejection(self, request: Request, num_unfinished: int, raw_wait: float) -> RequestRejected | None:
         """Return the rejection of a new request, or None if it may wait. Of several limits that it exceeds, the first

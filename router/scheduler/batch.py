@@ -11,32 +11,30 @@ class Batch:
 
     def __init__(self, batch_id: int) -> None:
         self.id = batch_id
-        self._sequences: dict[int, Sequence] = {}
-        self._needs_filter = False
+        self.sequences: dict[int, Sequence] = {}
+        self.needs_filter = False
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences.values())
+        return iter(self.sequences.values())
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.id in self._sequences
+        return sequence.id in self.sequences
 
     def add(self, sequence: Sequence) -> None:
-        self._sequences[sequence.id] = sequence
+        self.sequences[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove the sequence here; the shards remove it by the Filter that is owed from now on
-        (`take_pending_filter`)."""
-        del self._sequences[sequence.id]
-        self._needs_filter = True
+        """Remove the sequence here; the shards remove it by the Filter that is owed from now on."""
+        del self.sequences[sequence.id]
+        self.needs_filter = True
 
     def absorb(self, other: "Batch") -> None:
-        self._sequences |= other._sequences
+        self.sequences |= other.sequences
 
-    def take_pending_filter(self) -> Filter | None:
-        if not self._needs_filter:
-            return None
-        self._needs_filter = False
-        return Filter(self.id, tuple(self._sequences))
+    def take_filter(self) -> Filter:
+        """Return the Filter that is owed (`needs_filter`)."""
+        self.needs_filter = False
+        return Filter(self.id, tuple(self.sequences))

@@ -19,6 +19,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hash_by_block: list[bytes | None] = [None] * num_blocks  # of cached blocks
         self._block_by_hash: dict[bytes, int] = {}
+        self.contents_version = 0  # changes whenever a hash is cached or evicted
         # Cached and not held, least recently used first. Not a dict: finding its first entry takes time
         # proportional to the entries deleted before it.
         self._evictable_blocks = OrderedDict[int, None]()
@@ -81,6 +82,7 @@ class BlockPool:
         return sum(not self._ref_counts[block] for block in blocks)
 
     def _evict(self, num_blocks: int) -> None:
+        self.contents_version += 1
         for _ in range(num_blocks):
             block, _ = self._evictable_blocks.popitem(last=False)
             block_hash, self._hash_by_block[block] = self._hash_by_block[block], None
@@ -105,6 +107,7 @@ class BlockPool:
 
     def cache_full_blocks(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
         """Cache full blocks, so that `find_cached_prefix` returns them. A cached hash keeps its block."""
+        self.contents_version += 1
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._reserved_hashes.get(block_hash) == block:
                 del self._reserved_hashes[block_hash]

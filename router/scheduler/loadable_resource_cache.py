@@ -82,6 +82,7 @@ class LoadableResourceCache:
         # to be unloaded once no unfinished sequence needs them
         self._requested_unloads: dict[LoadableResource, None] = {}
         self._max_adapter_bytes = 0
+        self.is_in_use = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
         self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
@@ -93,6 +94,7 @@ class LoadableResourceCache:
 
     def add_sequence(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
+            self.is_in_use = True
             self._num_users[resource] = self._num_users.get(resource, 0) + 1
             self._requested_unloads.pop(resource, None)
             self._idle_by_kind[resource.kind].pop(resource, None)
@@ -113,6 +115,7 @@ class LoadableResourceCache:
 
     def request_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
+        self.is_in_use = True
         self._requested_unloads.pop(resource, None)
         if resource not in self._available:
             self._queue.request_load(resource)
@@ -152,6 +155,7 @@ class LoadableResourceCache:
 
     def record_loaded(self, resource: LoadableResource, now: float) -> None:
         """Record that every rank has loaded the resource, even if it was not requested here."""
+        self.is_in_use = True
         self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
         self._make_available(resource, now)
 

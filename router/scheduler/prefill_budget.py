@@ -24,6 +24,10 @@ class PrefillBudget:
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
 
+    def limit_seconds(self, allowance: "TimeAllowance", cost_model: CostModel) -> None:
+        self.seconds, self.first_chunk_seconds, self.single_block_seconds = allowance
+        self.cost_model = cost_model
+
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
         limit = min(num_left, self.tokens)
@@ -112,7 +116,11 @@ class PrefillTimeAllowance:
         """Record a planned step: the earned seconds are kept only if it left out all waiting prompts
         (`left_out_all_prompts`)."""
         if not left_out_all_prompts:
-            self._decode_seconds_since_prefill = 0.0
+            self.reset()
+
+    def reset(self) -> None:
+        """Drop the earned seconds: no prompt waits for them."""
+        self._decode_seconds_since_prefill = 0.0
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:

@@ -12,7 +12,7 @@ from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
-from router.scheduler.step_in_flight import StepInFlight
+from router.scheduler.step import StepInFlight
 
 
 class ResultProcessor:
@@ -20,15 +20,12 @@ class ResultProcessor:
     sequences.
     """
 
-    def __init__(self, sequences: SequenceTable, fair_shares: FairShares, fault_isolation: FaultIsolation) -> None:
+    def __init__(self, sequences: SequenceTable, running: RunningSequences, fair_shares: FairShares,
+                 fault_isolation: FaultIsolation) -> None:
         self._sequences = sequences
+        self._running = running
         self._fair_shares = fair_shares
         self._fault_isolation = fault_isolation
-        self._running: RunningSequences  # set by `use_running_sequences`
-
-    def use_running_sequences(self, running: RunningSequences) -> None:
-        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
-        self._running = running
 
     def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
                      now: float) -> list[SchedulerEvent]:
@@ -53,8 +50,10 @@ class ResultProcessor:
                                                                 stop_token_counts.get(sequence_id), events, now)
                 if sequence.state is SequenceState.PREEMPTED:
                     self._sequences.requeue_if_answered(sequence)
-        if self._fault_isolation:
+        if self._fault_isolation.suspect_sets:
             self._fault_isolation.clear_suspicions(token_counts)
+        if not failures:
+            return events
         return events + [self._sequences.fail(self._sequences[sequence_id], why, now)
                          for sequence_id, why in failures.items() if sequence_id in self._sequences]
 
@@ -74,7 +73,8 @@ class ResultProcessor:
                        events: list[SchedulerEvent], now: float) -> int:
         request = sequence.request
         num_accepted, reason = find_finish_point(request, len(sequence.generated), tokens, stop_token_count)
-        sequence.append_tokens(tokens if num_accepted == len(tokens) else tokens[:num_accepted])
+        sequence.generated += tokens if num_accepted == len(tokens) else tokens[:num_accepted]
+        sequence.length += num_accepted
         sequence.num_shard_deaths = 0
         if self._fair_shares.has_competition:
             self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)

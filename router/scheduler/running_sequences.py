@@ -26,10 +26,16 @@ class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
     def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
-                 hasher: BlockHasher = hash_blocks) -> None:
+                 hasher: BlockHasher = hash_blocks, *, reuses_cache: bool = True) -> None:
+        """Without `reuses_cache` no sequence finds cached blocks."""
         self.settings = settings
-        self.block_pool = block_pool
         self._hasher = hasher
+        self._reuses_cache = reuses_cache
+        self.reset(block_pool, tokens_per_step)
+
+    def reset(self, block_pool: BlockPool, tokens_per_step: int) -> None:
+        """Begin with other shards: nothing runs, every block is free."""
+        self.block_pool = block_pool
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
         self._batch_ids = count(1)
@@ -127,11 +133,15 @@ class RunningSequences:
     # -- prefix cache
 
     def find_cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks that the sequence could use if it entered now.
+        """Return the cached blocks that the waiting sequence could use if it entered now.
 
-        Its last token is always computed, because the next one is sampled from its logits.
+        They are looked up once for each version of the cache's contents. Its last token is always computed, because the next one is sampled from its logits.
         """
-        return self.block_pool.find_cached_prefix(islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
+        if sequence.cached_prefix_version != self.block_pool.contents_version:
+            sequence.cached_prefix = self.block_pool.find_cached_prefix(
+                islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
+            sequence.cached_prefix_version = self.block_pool.contents_version
+        return sequence.cached_prefix
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's tokens are cached, if it entered now."""
@@ -146,10 +156,11 @@ class RunningSequences:
     def _max_cached_blocks(self, sequence: Sequence) -> int:
         """Return how many cached blocks the sequence may use at most.
 
-        None with `recompute`, or if it wants the logprobs of its prompt: those need the whole prompt computed.
+        None if the policy does not reuse the cache, or if it wants the logprobs of its prompt: those need the whole
+        prompt computed.
         """
         limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
-        return 0 if sequence.request.prompt_logprobs or self.settings.recompute else limit
+        return limit if self._reuses_cache and not sequence.request.prompt_logprobs else 0
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Cache the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
@@ -178,7 +189,7 @@ class RunningSequences:
 
     def _may_share_blocks(self, sequence: Sequence) -> bool:
         """Return whether other sequences may share the blocks that this one computes."""
-        return bool(sequence.request.cache_namespace) and not self.settings.recompute
+        return bool(sequence.request.cache_namespace) and self._reuses_cache
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""
@@ -194,6 +205,8 @@ class RunningSequences:
         per_step, size = self._tokens_per_step, self.block_pool.block_size
         needed_grants = [(s, self._num_blocks_to_grant(s)) for s in decoding
                          if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        if not needed_grants:
+            return [], []
         if sum(num_to_grant for _, num_to_grant in needed_grants) <= self.block_pool.num_free:
             return [self._grant_blocks(sequence, num_to_grant) for sequence, num_to_grant in needed_grants], []
         for finishing in list(self._finishing.values()):
@@ -280,6 +293,13 @@ class RunningSequences:
         sequence.state = new_state
         self.free_blocks(sequence)
 
+    def remove_finishing_sequences(self) -> None:
+        """Remove the sequences that reach their length limit with the tokens in flight."""
+        # `Sequence.num_tokens_left`, inline: this runs for every sequence in every step.
+        for sequence in [s for batch in self.batches for s in batch.sequences.values()
+                         if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
+            self.remove_finishing_sequence(sequence)
+
     def remove_finishing_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence whose last tokens are in flight.
 
@@ -315,6 +335,10 @@ class RunningSequences:
         return batch_ids
 
     def take_pending_filters(self) -> list[Filter]:
-        filters = [pending for batch in self.batches if (pending := batch.take_pending_filter()) is not None]
-        self.batches = [batch for batch in self.batches if len(batch)]
+        filters = []
+        for batch in self.batches:
+            if batch.needs_filter:
+                filters.append(batch.take_filter())
+        if filters:
+            self.batches = [batch for batch in self.batches if batch.sequences]
         return filters

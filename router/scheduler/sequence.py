@@ -1,7 +1,7 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
 The rules by which this state changes are in the modules that use it, mainly `running_sequences.py`,
-`step_in_flight.py`, `result_processor.py`, `sequence_table.py` and `scheduler.py`.
+`step.py`, `result_processor.py`, `sequence_table.py` and `scheduler.py`.
 """
 
 from collections.abc import Sequence as GenericSequence
@@ -47,6 +47,9 @@ class Sequence:
     # Number of its leading blocks that are in the prefix cache, and the hashes of all blocks hashed so far.
     num_cached_blocks: int = 0
     block_hashes: list[bytes] = field(init=False)
+    # Blocks found in the prefix cache while it waits, at this version of the cache's contents; None: not looked up.
+    cached_prefix: list[int] = field(default_factory=list)
+    cached_prefix_version: int | None = None
     num_charged_tokens: int = 0  # leading prompt tokens that its tenant is not charged for again
     num_preemptions: int = 0
     num_shard_deaths: int = 0
@@ -94,6 +97,7 @@ class Sequence:
         """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
         self.num_initial_tokens = self.num_sent_tokens = self.num_cached_blocks = 0
+        self.cached_prefix_version = None
         return blocks
 
     def tokens_between(self, start: int, end: int) -> list[int]:

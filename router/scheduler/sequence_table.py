@@ -55,21 +55,17 @@ class DeadlineHeap:
 class SequenceTable:
     """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
-    def __init__(self, queue: WaitingQueue, fault_isolation: FaultIsolation, fair_shares: FairShares,
-                 wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
+    def __init__(self, queue: WaitingQueue, running: RunningSequences, fault_isolation: FaultIsolation,
+                 fair_shares: FairShares, wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
         self._queue = queue
+        self._running = running
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
         self._wait_forecast = wait_forecast
         self._resource_cache = resource_cache
-        self._running: RunningSequences  # set by `use_running_sequences`
-        self._deadlines = DeadlineHeap()
+        self.deadlines = DeadlineHeap()
         self._next_ids = count(1)
         self._sequences: dict[int, Sequence] = {}
-
-    def use_running_sequences(self, running: RunningSequences) -> None:
-        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
-        self._running = running
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -90,17 +86,13 @@ class SequenceTable:
         sequence = Sequence(request, next(self._next_ids), now)
         self._sequences[sequence.id] = sequence
         self._fair_shares.add_sequence(request.tenant)
-        self._resource_cache.add_sequence(sequence)
-        self._deadlines.add(sequence)
+        if request.needed_resources:
+            self._resource_cache.add_sequence(sequence)
+        self.deadlines.add(sequence)
         return sequence
 
     def find_sequences_needing(self, resource: LoadableResource) -> list[Sequence]:
         return [sequence for sequence in self if resource in sequence.request.needed_resources]
-
-    @property
-    def wake_at(self) -> float | None:
-        """The earliest deadline; None if no sequence has one."""
-        return self._deadlines.earliest_deadline()
 
     def expire_sequences(self, now: float) -> list[SequenceFinished | SequenceExpired]:
         """End sequences whose deadline has passed: without a token they expire, waiting with tokens they finish.
@@ -108,7 +100,7 @@ class SequenceTable:
         Others, which run with a token generated or in flight, finish with their next token.
         """
         events: list[SequenceFinished | SequenceExpired] = []
-        for sequence in self._deadlines.pop_expired(now):
+        for sequence in self.deadlines.pop_expired(now):
             if sequence.generated and sequence.state is SequenceState.WAITING:
                 events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
             elif not sequence.generated and not sequence.num_outputs_in_flight:
@@ -122,7 +114,7 @@ class SequenceTable:
         """
         sequence.state = SequenceState.WAITING
         self._queue.push(sequence)
-        self._deadlines.add(sequence)
+        self.deadlines.add(sequence)
 
     def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""
@@ -148,12 +140,14 @@ class SequenceTable:
             self._running.remove_sequence(sequence, SequenceState.FINISHED)
         elif sequence.state is SequenceState.FINISHING:
             self._running.free_blocks(sequence)
-        self._fault_isolation.clear_suspicion_of(sequence)
+        if self._fault_isolation.suspect_sets:
+            self._fault_isolation.clear_suspicion_of(sequence)
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)
-        self._resource_cache.remove_sequence(sequence)
-        self._deadlines.discard_finished()
+        if sequence.request.needed_resources:
+            self._resource_cache.remove_sequence(sequence)
+        self.deadlines.discard_finished()
         del self._sequences[sequence.id]
 
     def _expire(self, sequence: Sequence, now: float) -> SequenceExpired:

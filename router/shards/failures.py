@@ -18,6 +18,8 @@ LOSS_REASON_BY_STATUS = {
     grpc.StatusCode.ALREADY_EXISTS: ShardLossReason.DEFECT,
 }
 REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
+ANSWER_TYPE_BY_REQUEST_TYPE = {request_type: ANSWER_TYPES[method]
+                               for request_type, method in METHOD_BY_REQUEST_TYPE.items()}
 EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
@@ -44,21 +46,17 @@ class ShardsLost(Exception):
 
 def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
     """Return the most severe loss among the results of all messages on all ranks; None if there is none."""
+    losses = []
     # `results` are rank by rank, each in the order of the messages.
-    losses = [loss for result, message in zip(results, cycle(messages), strict=False)
-              if (loss := loss_from_result(result, message, world_size)) is not None]
-    return max(losses, default=None,
-               key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))
-
-
-def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> ShardsLost | None:
-    """Return the loss that a result means, or None. Checks its type: a stream may return any outcome for a message."""
-    if isinstance(result, RpcFailure):
-        return loss_from_rpc_failure(result, message, world_size)
-    if not isinstance(result, ANSWER_TYPES[METHOD_BY_REQUEST_TYPE[type(message)]]):
-        return ShardsLost(ShardLossReason.DEFECT,
-                          f"{type(result).__name__} came as an answer to {type(message).__name__}")
-    return None
+    for result, message in zip(results, cycle(messages), strict=False):
+        if isinstance(result, RpcFailure):
+            losses.append(loss_from_rpc_failure(result, message, world_size))
+        elif not isinstance(result, ANSWER_TYPE_BY_REQUEST_TYPE[type(message)]):  # a stream may return any outcome
+            losses.append(ShardsLost(ShardLossReason.DEFECT,
+                                     f"{type(result).__name__} came as an answer to {type(message).__name__}"))
+    if not losses:
+        return None
+    return max(losses, key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))
 
 
 def loss_from_rpc_failure(failure: RpcFailure, message: Any, world_size: int) -> ShardsLost:

@@ -176,7 +176,7 @@ class ShardGroup:
         """
         serialized = [self._serialize(message) for message in messages]
         outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
-        return combine_outcomes(messages, outcomes, self.world_size)
+        return combine_outcomes(messages, outcomes, len(self._ranks))
 
     async def _call_outside_steps(self, request: Message) -> str:
         """Send a message that is not part of a step; return why some rank failed, or an empty string.

@@ -5,7 +5,7 @@ There is no work per token: metrics change once per step, and when a request beg
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 
 from router.request import Request
@@ -66,7 +66,7 @@ class RequestMetrics:
         self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
             "validation", "queue", "inference", "mean_time_per_token", "time_to_first_token")}
         self._total_seconds = histogram("tgi_request_duration")
-        self._inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
+        self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
         self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
                                                               counter("tgi_prefix_hit_tokens"))
@@ -77,11 +77,6 @@ class RequestMetrics:
         self._max_new_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
-
-    def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
-                        now: float) -> Sequence[int]:
-        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        return self._inter_token_latency.record_delivery(sequence_ids, unfinished_ids, now)
 
     def observe_first_token(self, record: RequestRecord, now: float) -> None:
         """Observe the time to the first token."""
@@ -103,7 +98,7 @@ class RequestMetrics:
 
     def count_closed(self, sequence_id: int, record: RequestRecord) -> None:
         """Count a request that ended, for whatever reason."""
-        self._inter_token_latency.remove_sequence(sequence_id)
+        self.inter_token_latency.remove_sequence(sequence_id)
         self._num_preemptions.add(record.timeline.num_preemptions)
         if self._adapters is not None and record.adapter_name is not None:
             self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
@@ -149,7 +144,7 @@ class StepMetrics:
     def count_sent(self, plan: StepPlan) -> None:
         step = plan.messages[-1]
         if (method := self._methods_by_step_type.get(type(step))) is not None:
-            method.num_sent.add()
+            method.num_sent.value += 1
         if isinstance(step, Prefill):
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.new_sequences:
@@ -167,7 +162,7 @@ class StepMetrics:
 
     def _join_reason(self) -> str:
         settings = self._scheduler.settings
-        if settings.mixed:
+        if not self._scheduler.policy.pauses_decodes:
             return "chunking"
         return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
@@ -179,17 +174,21 @@ class StepMetrics:
             standalone_duration.observe(round_trip_seconds)
             return
         method = self._methods_by_step_type[type(step)]
-        method.num_answered.add()
+        method.num_answered.value += 1
         method.duration_seconds.observe(round_trip_seconds + detokenize_seconds)
         method.forward_seconds.observe(result.seconds)
         method.detokenize_seconds.observe(detokenize_seconds)
-        self._observe_skipped_tokens(result)
+        if self._single_token_steps:
+            self._skipped_tokens.observe(0.0, len(result.rows))
+        else:
+            for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
+                self._skipped_tokens.observe(count - 1, times)
         if isinstance(step, Prefill):
             self._observe_stall(plan, step, result.seconds)
 
     def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
         """Count delivered tokens, given by sequence."""
-        self._generated_tokens.add(len(token_counts) if self._single_token_steps else sum(token_counts.values()))
+        self._generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
 
     def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:
         """Count a loss of the shards, and the steps that were in flight."""
@@ -197,13 +196,6 @@ class StepMetrics:
         for plan in plans:
             if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
                 method.num_lost.add()
-
-    def _observe_skipped_tokens(self, result: StepResult) -> None:
-        if self._single_token_steps:
-            self._skipped_tokens.observe(0.0, len(result.rows))
-            return
-        for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
-            self._skipped_tokens.observe(count - 1, times)
 
     def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:
         """Observe by how much prompts delayed the sequences that decode.
@@ -220,5 +212,5 @@ class StepMetrics:
             # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
             if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
                 self._num_stalls_exceeded.add()
-        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.member_ids):
+        elif self._scheduler.policy.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):
             self._stall_seconds.observe(seconds)

@@ -709,7 +709,7 @@ def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
         for rank in weft.ranks:
             await rank.start()
         assert "there are 500 for adapters" in await loading
-        assert weft.scheduler._queue.set_aside_by_resource == {}
+        assert weft.scheduler.waiting.set_aside_by_resource == {}
     play_scenario(scenario, tmp_path, adapter_bytes=1000)
 
 

@@ -22,8 +22,7 @@ from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step_in_flight import StepInFlight, advance_sequences
-from router.scheduler.step_policies import StepDraft
+from router.scheduler.step import StepDraft, StepInFlight
 from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import WaitingQueue
 
@@ -38,13 +37,11 @@ class ResultHarness:
     def __init__(self) -> None:
         settings, available = SchedulerSettings(), set[LoadableResource]()
         self.queue, self.fault_isolation, self.fair_shares = WaitingQueue(available), FaultIsolation(), FairShares()
-        self.sequences = SequenceTable(self.queue, self.fault_isolation, self.fair_shares,
+        self.running = RunningSequences(settings, BlockPool(20, 16), 1)
+        self.sequences = SequenceTable(self.queue, self.running, self.fault_isolation, self.fair_shares,
                                        WaitForecast(settings, 320, CostModel.from_measurements([])),
                                        LoadableResourceCache(settings, self.queue, self.fair_shares, available))
-        self.running = RunningSequences(settings, BlockPool(20, 16), 1)
-        self.processor = ResultProcessor(self.sequences, self.fair_shares, self.fault_isolation)
-        self.sequences.use_running_sequences(self.running)
-        self.processor.use_running_sequences(self.running)
+        self.processor = ResultProcessor(self.sequences, self.running, self.fair_shares, self.fault_isolation)
 
     def start(self, prompt: int = 16, output: int = 8, **fields: Any) -> Sequence:
         request = Request("r", tuple(range(prompt)), output, end_tokens=frozenset({END_TOKEN}), **fields)
@@ -75,8 +72,7 @@ def harness() -> ResultHarness:
 
 
 def send_draft(draft: StepDraft) -> StepInFlight:
-    step = StepInFlight.from_draft(draft, 1)
-    advance_sequences(draft)
+    step = draft.send(1)
     return step
 
 

@@ -266,7 +266,7 @@ class SimulatedWorld:
             self._scheduled_wake_up = wake_at
             self.schedule_at(max(wake_at, self.now), self._expire)
         for move in self._call_scheduler("take_resource_commands",
-                                         self.now) if self.scheduler._resource_cache.pending_commands else ():
+                                         self.now) if self.scheduler.resource_cache.pending_commands else ():
             if self.move_seconds is not None:
                 self.schedule_at(self.now + self.move_seconds, partial(self._apply_move, move, self.epoch))
 

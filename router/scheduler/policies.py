@@ -1,33 +1,24 @@
-"""Step policies: how prefill and decode are combined into steps.
+"""Policies: how prefill and decode are combined into steps.
 
 `MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
-batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards.
-`FullRecomputePolicy` does not reuse the KV cache. All see the scheduler only through `SchedulerView`, and return a
-`StepDraft`.
+batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. `RecomputePolicy` does
+not reuse the KV cache. `StaticPolicy` (static_batching.py) lets only the members of a group start, and leaves their
+steps to one of these. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from router.request import RequestKind
 from router.scheduler.batch import Batch
-from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.messages import (
-    BlockGrant,
-    Concat,
-    Decode,
-    Filter,
-    NewSequence,
-    PoolingStep,
-    Prefill,
-    PrefillChunk,
-    ShardMessage,
-)
-from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance, compute_chunk_load
+from router.scheduler.cost_model import CostModel
+from router.scheduler.messages import Concat
+from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.step import StepDraft, compute_decode_load
+from router.scheduler.waiting_queue import WaitingQueue
 
 
 class SchedulerView(Protocol):
@@ -35,81 +26,24 @@ class SchedulerView(Protocol):
 
     settings: SchedulerSettings
     running: RunningSequences
+    waiting: WaitingQueue
     cost_model: CostModel
 
     def next_request_kind(self) -> RequestKind: ...
     def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
     def num_waiting_for_room(self) -> int: ...
     def num_fitting(self) -> int: ...
-    def num_waiting_pooling(self) -> int: ...
     def start_sequence(self, candidate: Sequence) -> None: ...
     def record_over_budget(self, candidate: Sequence) -> None: ...
     def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
 
 
-@dataclass(slots=True)
-class StepDraft:
-    """A step being planned.
-
-    The messages in `messages_before` are sent ahead of it. Without a batch there is no step, except for a pooling step,
-    whose chunks are whole texts.
-    """
-
-    messages_before: list[Filter | Concat] = field(default_factory=list)
-    batch: Batch | None = None
-    decoding: list[Sequence] = field(default_factory=list)  # the ready sequences that decode in the step
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens of each
-    new_sequences: list[NewSequence] = field(default_factory=list)
-    grants: list[BlockGrant] = field(default_factory=list)
-    has_turned_new_sequence_away: bool = False  # the budget had no tokens for a sequence that could start otherwise
-    cached_decode_load: StepLoad | None = None  # load of the decodes without chunks, computed on demand
-    kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
-
-    def take_messages(self) -> list[ShardMessage]:
-        """Return the messages of the draft. To be called once, and before `advance_sequences`: chunks begin where the
-        sequences stand.
-        """
-
-        step = self._step_message()
-        return [*self.messages_before, step] if step is not None else list(self.messages_before)
-
-    def decode_load(self) -> StepLoad:
-        """Return the load of the decodes without chunks. To be called before `advance_sequences`."""
-        if self.cached_decode_load is None:
-            self.cached_decode_load = compute_decode_load(self.decoding)
-        return self.cached_decode_load
-
-    @property
-    def has_step(self) -> bool:
-        return bool(self.chunks or self.decoding)
-
-    def _step_message(self) -> Prefill | Decode | PoolingStep | None:
-        if self.kind is not RequestKind.GENERATE:
-            return PoolingStep(self.kind, tuple(self.new_sequences))
-        if self.batch is None or not self.has_step:
-            return None
-        batch_id = self.batch.id
-        grants = tuple(self.grants)
-        keep = self._pop_own_filter(self.batch)
-        if not self.chunks:
-            return Decode(batch_id, grants, keep)
-        chunks = tuple(PrefillChunk(s.id, s.num_sent_tokens, length) for s, length in self.chunks)
-        return Prefill(batch_id, tuple(self.new_sequences), chunks, bool(self.decoding), grants, keep)
-
-    def _pop_own_filter(self, batch: Batch) -> tuple[int, ...] | None:
-        """Remove a Filter of the step's own batch from the end of `messages_before` and return what it keeps.
-
-        The Filter is sent with the step, which saves a call.
-        """
-        last = self.messages_before[-1] if self.messages_before else None
-        if not isinstance(last, Filter) or last.batch != batch.id:
-            return None
-        del self.messages_before[-1]
-        return last.keep
-
-
 class StepPolicy:
-    """Base of the step policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
+    """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
+
+    reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
+    pauses_decodes: bool = False  # whether prompts run in steps without the decodes
+    wake_at: float | None = None  # when `prepare` must be called
 
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
@@ -117,16 +51,38 @@ class StepPolicy:
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
 
+    def prepare(self, now: float) -> None:
+        """Do what is due. Called before each step is drafted, and at `wake_at`."""
+
+    def after_step(self) -> None:
+        """React to a step that was drafted, whatever its kind."""
+
+    def on_start(self, sequence: Sequence) -> None:
+        """React to a sequence that was taken off the queue for the step that is being drafted."""
+
+    def admits(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """Return whether a waiting sequence may start, if there is room."""
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences that it does not admit should not be counted among those that are examined in a step."""
+        return False
+
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
         draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
-        self.scheduler.requeue_preempted(preempted)
-        draft.decoding = [s for s in decoding if s.state is SequenceState.RUNNING] if preempted else decoding
+        if preempted:
+            self.scheduler.requeue_preempted(preempted)
+            decoding = [s for s in decoding if s.state is SequenceState.RUNNING]
+        draft.decoding = decoding
 
-    def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget, may_start_next: Callable[[int], bool]) -> bool:
+    def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
+                          may_start_next: Callable[[int], bool] = bool) -> bool:
         """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out, be it one
         that is unfinished or that of a waiting sequence.
 
-        `may_start_next` says, given the tokens left in the budget, whether another sequence may start.
+        `may_start_next` says, given the tokens left in the budget, whether another sequence may start: by default, if
+        any are left.
         """
 
         assert draft.batch is not None
@@ -154,8 +110,10 @@ class StepPolicy:
             draft.chunks.append((sequence, length))
         return length
 
-    def block_size(self) -> int:
-        return self.scheduler.running.block_pool.block_size
+    def token_budget(self, num_decodes: int = 0) -> PrefillBudget:
+        """Return a budget of tokens alone, beside so many decodes."""
+        return PrefillBudget(self.scheduler.settings.max_prefill_tokens - num_decodes,
+                             self.scheduler.running.block_pool.block_size)
 
 
 class MixedPolicy(StepPolicy):
@@ -168,30 +126,34 @@ class MixedPolicy(StepPolicy):
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
         # `is_ready_to_decode`, inline: this runs for every sequence in every step.
-        decoding = [s for batch in running.batches for s in batch if s.num_sent_tokens >= s.num_initial_tokens]
-        self.draft_decodes(decoding, draft)
+        self.draft_decodes([s for batch in running.batches for s in batch.sequences.values()
+                            if s.num_sent_tokens >= s.num_initial_tokens], draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch),
-                                                 lambda tokens: tokens > 0)
-        self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
+        if len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences:
+            left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
+            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
+        else:
+            self._prompt_time_allowance.reset()
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
-        tokens_left = self.scheduler.settings.max_prefill_tokens - len(draft.decoding)
-        if not draft.decoding:
-            return PrefillBudget(tokens_left, self.block_size())
-        num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
-        allowance = self._prompt_time_allowance.update_allowance(
-            draft.decode_load(), num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
-        return PrefillBudget(tokens_left, self.block_size(), allowance.all_prompts, allowance.first_prompt,
-                             allowance.single_block, self.scheduler.cost_model)
+        budget = self.token_budget(len(draft.decoding))
+        if draft.decoding:
+            draft.decode_load = compute_decode_load(draft.decoding)
+            num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
+            allowance = self._prompt_time_allowance.update_allowance(
+                draft.decode_load, num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
+            budget.limit_seconds(allowance, self.scheduler.cost_model)
+        return budget
 
 
 class PausePolicy(StepPolicy):
     """Policy that prefills new sequences in a batch of their own, the prefill batch, with steps of the decode batch in
     between, and then merges it into the decode batch.
     """
+
+    pauses_decodes = True
 
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
@@ -260,8 +222,7 @@ class PausePolicy(StepPolicy):
 
     def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
         draft.batch = batch
-        self.add_prompt_chunks(draft, PrefillBudget(self.scheduler.settings.max_prefill_tokens, self.block_size()),
-                               may_start_next)
+        self.add_prompt_chunks(draft, self.token_budget(), may_start_next)
         self._decode_next = True
 
     def _draft_decode(self, draft: StepDraft) -> None:
@@ -278,26 +239,15 @@ def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:
     return [sequence for sequence in batch if not sequence.is_ready_to_decode]
 
 
-def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
-    """Return the load of decoding one token per sequence. To be called before `advance_sequences`."""
-    return StepLoad(rows=len(decoding), context=sum([s.length + s.num_outputs_in_flight for s in decoding]))
-
-
-def compute_step_load(draft: StepDraft) -> StepLoad:
-    """Return the load of the drafted step. To be called before `advance_sequences`."""
-    decode_load = draft.decode_load()
-    chunks = [compute_chunk_load(sequence.num_sent_tokens, length) for sequence, length in draft.chunks]
-    context = decode_load.context + sum(chunk.context for chunk in chunks)
-    return StepLoad(decode_load.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)
-
-
-class FullRecomputePolicy(StepPolicy):
+class RecomputePolicy(StepPolicy):
     """Policy that does not reuse the KV cache: each new token recomputes the prompt and all tokens generated so far.
 
     A sequence that got a token leaves its batch with the next step and enters it again, one token longer, as a
     preempted one would; so shards need no code for this policy. The cost of a step grows with the total length of its
     sequences. The policy is a baseline for comparisons.
     """
+
+    reuses_cache = False
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()
@@ -308,8 +258,7 @@ class FullRecomputePolicy(StepPolicy):
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
         self._reenter_sequences(returning, draft)
-        self.add_prompt_chunks(draft, PrefillBudget(self.scheduler.settings.max_prefill_tokens, self.block_size()),
-                               lambda left: left > 0)
+        self.add_prompt_chunks(draft, self.token_budget())
         return draft
 
     def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
@@ -325,3 +274,6 @@ class FullRecomputePolicy(StepPolicy):
                 self.scheduler.requeue_preempted(returning[index:])
                 return
             draft.new_sequences.append(running.enter_batch(sequence, draft.batch))
+
+
+POLICIES: dict[str, type[StepPolicy]] = {"mixed": MixedPolicy, "pause": PausePolicy, "recompute": RecomputePolicy}

@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/step_policies.py through the core: every step recomputes prompts and generated tokens."""
+"""Tests of router/scheduler/policies.py through the core: every step recomputes prompts and generated tokens."""
 
 from dataclasses import replace
 
