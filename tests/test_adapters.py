@@ -12,7 +12,7 @@ from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import LoadableResource, Request
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from router.config import RouterConfig
-from router.engine.output_builder import OutputBuilder
-from router.engine.stream import FailedEvent, RequestStream
+from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
 from router.errors import (
     Cancelled,
     ClassificationFailed,
@@ -25,8 +24,8 @@ from router.errors import (
 from router.request import Request, RequestKind
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.messages import StepResult
-from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestTimeline
 from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
 from router.telemetry.server_metrics import ServerMetrics
 from router.text.tokenizer import Tokenizer

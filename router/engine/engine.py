@@ -149,7 +149,8 @@ class Engine:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
         self._client_streams.dispatch_events(events[1:])  # directly: a new sequence has no queued events
-        self._wake_timer.set_deadline(self._scheduler.wake_at)
+        if request.timeout is not None:
+            self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
         return stream
 
@@ -218,7 +219,8 @@ class Engine:
             elif self._shards.is_disconnected and not self._plans_in_flight:
                 raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
             else:
-                self._wake_timer.set_deadline(self._scheduler.wake_at)
+                if (wake_at := self._scheduler.wake_at) != self._wake_timer.deadline:
+                    self._wake_timer.set_deadline(wake_at)
                 await self._wake_event.wait()
                 self._wake_event.clear()
                 was_woken = True

@@ -11,14 +11,13 @@ from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.block_hash import hash_blocks
 from router.model_info import ModelInfo
 from router.recording import decision_summary
 from router.recording.decision_summary import DecisionSummary
 from router.recording.introspection import field_names
 from router.recording.redact import get_resource_fields, redact_request
 from router.recording.snapshot import SchedulerSnapshot, take_snapshot
-from router.request import FinishReason, LoadableResource, Request
+from router.request import FinishReason, LoadableResource, Request, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult

@@ -1,7 +1,7 @@
 """Pool of KV cache blocks: free, held, or kept for requests with the same tokens.
 
 A block is held by any number of sequences; each has the list of its blocks and returns them here. A full block may be
-cached under its hash (see block_hash.py) and then be shared, since no sequence writes to it any more. Once
+cached under its hash (see `hash_blocks`) and then be shared, since no sequence writes to it any more. Once
 no sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
 """
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
-from router.scheduler.fairness import FairShares
 from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_IDLE_GRAMMARS = 32
 # An adapter that no request has started with since it was loaded stays for this much longer, or its load would be

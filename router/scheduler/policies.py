@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from router.request import RequestKind
-from router.scheduler.batch import Batch
 from router.scheduler.cost_model import CostModel
 from router.scheduler.messages import Concat
 from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
-from router.scheduler.running_sequences import RunningSequences
+from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.step import StepDraft, compute_decode_load

@@ -10,13 +10,46 @@ from collections.abc import Sequence as GenericSequence
 from itertools import count, islice
 from math import ceil
 
-from router.block_hash import hash_blocks
-from router.request import Tenant
-from router.scheduler.batch import Batch
+from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import BlockGrant, Filter, NewSequence
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+
+
+class Batch:
+    """Sequences that step together, known to router and shards by the same id."""
+
+    def __init__(self, batch_id: int) -> None:
+        self.id = batch_id
+        self.sequences: dict[int, Sequence] = {}
+        self.needs_filter = False
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences.values())
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.id in self.sequences
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove the sequence here; the shards remove it by the Filter that is owed from now on."""
+        del self.sequences[sequence.id]
+        self.needs_filter = True
+
+    def absorb(self, other: "Batch") -> None:
+        self.sequences |= other.sequences
+
+    def take_filter(self) -> Filter:
+        """Return the Filter that is owed (`needs_filter`)."""
+        self.needs_filter = False
+        return Filter(self.id, tuple(self.sequences))
+
 
 # (hash of the block before, tokens, block size) -> hashes of the full blocks.
 BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]
@@ -135,7 +168,8 @@ class RunningSequences:
     def find_cached_blocks(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks that the waiting sequence could use if it entered now.
 
-        They are looked up once for each version of the cache's contents. Its last token is always computed, because the next one is sampled from its logits.
+        They are looked up once for each version of the cache's contents. The last token is always computed, because
+        the next one is sampled from its logits.
         """
         if sequence.cached_prefix_version != self.block_pool.contents_version:
             sequence.cached_prefix = self.block_pool.find_cached_prefix(
@@ -335,10 +369,7 @@ class RunningSequences:
         return batch_ids
 
     def take_pending_filters(self) -> list[Filter]:
-        filters = []
-        for batch in self.batches:
-            if batch.needs_filter:
-                filters.append(batch.take_filter())
+        filters = [batch.take_filter() for batch in self.batches if batch.needs_filter]
         if filters:
             self.batches = [batch for batch in self.batches if batch.sequences]
         return filters

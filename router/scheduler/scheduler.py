@@ -10,29 +10,24 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from router.block_hash import hash_blocks
 from router.model_info import ModelInfo
-from router.request import LoadableResource, Request, RequestKind
-from router.scheduler.admission import AdmissionControl
+from router.request import LoadableResource, Request, RequestKind, hash_blocks
+from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.policies import POLICIES, StepPolicy
 from router.scheduler.pooling import PoolingPolicy
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.scheduler.result_processor import ResultProcessor
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.static_batching import StaticPolicy
-from router.scheduler.step import StepDraft, StepInFlight
-from router.scheduler.wait_forecast import WaitForecast
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
 
@@ -58,8 +53,9 @@ class Scheduler:
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
         self._selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
         self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
-        self.sequences = SequenceTable(waiting, running, self._fault_isolation, self._fair_shares, self._wait_forecast,
-                                       self.resource_cache)
+        self.sequences = SequenceTable(waiting, running, fault_isolation=self._fault_isolation,
+                                       fair_shares=self._fair_shares, wait_forecast=self._wait_forecast,
+                                       resource_cache=self.resource_cache)
         self._result_processor = ResultProcessor(self.sequences, running, self._fair_shares, self._fault_isolation)
         self._epoch: int | None = None
         self._planned_at = 0.0  # time of the last call of `plan` that drafted a step

@@ -6,14 +6,13 @@ from itertools import count
 from math import inf
 
 from router.request import FinishReason, LoadableResource, Request, RequestKind
+from router.scheduler.admission import WaitForecast
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.wait_forecast import WaitForecast
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 
 class DeadlineHeap:
@@ -55,7 +54,7 @@ class DeadlineHeap:
 class SequenceTable:
     """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
-    def __init__(self, queue: WaitingQueue, running: RunningSequences, fault_isolation: FaultIsolation,
+    def __init__(self, queue: WaitingQueue, running: RunningSequences, *, fault_isolation: FaultIsolation,
                  fair_shares: FairShares, wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
         self._queue = queue
         self._running = running

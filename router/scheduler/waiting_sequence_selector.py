@@ -9,14 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from router.request import POOLING_KINDS, RequestKind
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.policies import StepPolicy
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.running_sequences import RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_EXAMINED_SEQUENCES = 64  # sequences of a tenant that are examined to find one that can start
 ALL_KINDS, GENERATION_KINDS = tuple(RequestKind), (RequestKind.GENERATE,)

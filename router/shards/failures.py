@@ -1,13 +1,11 @@
 """Classification of the shards' failures: what was lost, and which of several failures is the most severe."""
 
-from itertools import cycle
 from typing import Any
 
 import grpc
 
 from router.scheduler.fault_isolation import ShardLossReason
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
-from router.shards.step_stream import RpcFailure, RpcOutcome
+from router.shards.step_stream import RpcFailure
 from shard.pb import shard_pb2 as pb
 
 LOSS_REASON_BY_STATUS = {
@@ -18,15 +16,9 @@ LOSS_REASON_BY_STATUS = {
     grpc.StatusCode.ALREADY_EXISTS: ShardLossReason.DEFECT,
 }
 REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
-ANSWER_TYPE_BY_REQUEST_TYPE = {request_type: ANSWER_TYPES[method]
-                               for request_type, method in METHOD_BY_REQUEST_TYPE.items()}
 EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
-# In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
-LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
-
-
 class ShardsLost(Exception):
     """The shards or their state are lost; `loss_reason` says how."""
 
@@ -42,21 +34,6 @@ class ShardsLost(Exception):
         self.needs_restart = needs_restart
         self.shard_reason = shard_reason or reason
         self.is_warmup_rejected = is_warmup_rejected
-
-
-def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
-    """Return the most severe loss among the results of all messages on all ranks; None if there is none."""
-    losses = []
-    # `results` are rank by rank, each in the order of the messages.
-    for result, message in zip(results, cycle(messages), strict=False):
-        if isinstance(result, RpcFailure):
-            losses.append(loss_from_rpc_failure(result, message, world_size))
-        elif not isinstance(result, ANSWER_TYPE_BY_REQUEST_TYPE[type(message)]):  # a stream may return any outcome
-            losses.append(ShardsLost(ShardLossReason.DEFECT,
-                                     f"{type(result).__name__} came as an answer to {type(message).__name__}"))
-    if not losses:
-        return None
-    return max(losses, key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))
 
 
 def loss_from_rpc_failure(failure: RpcFailure, message: Any, world_size: int) -> ShardsLost:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from router.request import FinishReason, Tenant
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestTimeline
+from router.scheduler.sequence import RUNNING_PHASES, RequestTimeline
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind
+from router.request import RequestKind, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer

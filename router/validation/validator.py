@@ -13,13 +13,20 @@ from typing import TypeVar
 
 from router.adapters.reference import RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
-from router.block_hash import hash_namespace
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.parameters import Grammar
 from router.grammars.resolver import GrammarResolver, ResourceLookup
 from router.model_info import ModelInfo
-from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, SamplingParams, Tenant
+from router.request import (
+    DEFAULT_TENANT,
+    LoadableResource,
+    Request,
+    RequestKind,
+    SamplingParams,
+    Tenant,
+    hash_namespace,
+)
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import (
     TGI_PARAMETER_NAMES,

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from router.http.transport.auth import TENANT
 from router.http.transport.body import json_response
-from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.sequence import RequestPhase
 from router.telemetry.request_record_store import MAX_FINISHED_RECORDS, RequestRecord
 
 VALIDATION_PHASE = "validation"

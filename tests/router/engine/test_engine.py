@@ -10,14 +10,14 @@ from support.servers.in_process_server import play_scenario, run_in_process_weft
 
 from router.engine import engine, health
 from router.engine.engine import Engine
-from router.engine.output_builder import OutputBuilder
+from router.engine.stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.recording.file import Recording
 from router.recording.folder import RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
 from router.scheduler.loadable_resource_cache import AdapterStatus
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer

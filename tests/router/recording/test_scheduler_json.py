@@ -9,7 +9,6 @@ import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
 from test_simulation import make_random_world
 
-from router.block_hash import hash_blocks
 from router.recording.scheduler_json import (
     ObjectTableReader,
     ObjectTableWriter,
@@ -18,7 +17,7 @@ from router.recording.scheduler_json import (
     table_differences,
 )
 from router.recording.snapshot import restore_scheduler, take_snapshot
-from router.request import LoadableResource, Tenant
+from router.request import LoadableResource, Tenant, hash_blocks
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings

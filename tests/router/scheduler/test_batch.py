@@ -1,6 +1,6 @@
 from router.request import Request
-from router.scheduler.batch import Batch
 from router.scheduler.messages import Filter
+from router.scheduler.running_sequences import Batch
 from router.scheduler.sequence import Sequence
 
 

@@ -16,8 +16,8 @@ from router.scheduler.events import SequenceFailed
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
 from router.scheduler.messages import LoadResource, StepResult, StepResultRow, UnloadResource
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb

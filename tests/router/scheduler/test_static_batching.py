@@ -10,8 +10,8 @@ from router.model_info import ModelInfo
 from router.request import Request, RequestKind
 from router.scheduler.events import SequenceFinished
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.waiting_queue import WaitingQueue
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request import Request, RequestKind
-from router.scheduler.batch import Batch
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.running_sequences import RunningSequences
+from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.step import ChunkWrite, StepDraft, StepInFlight

@@ -3,10 +3,10 @@
 import pytest
 
 from router.request import Request
+from router.scheduler.admission import WaitForecast
 from router.scheduler.cost_model import SPEED_CHANGE_STREAK, CostModel
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import QueueDemand
 
 COST_MODEL = CostModel((0.01, 0.0, 0.0001, 0.0))

@@ -3,7 +3,7 @@
 import pytest
 
 from router.request import DEFAULT_TENANT, Tenant
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
 
 

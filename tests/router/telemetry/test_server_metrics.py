@@ -18,8 +18,8 @@ from router.scheduler.messages import (
     StepResultRow,
 )
 from router.scheduler.messages import Prefill as PrefillMessage
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
 from router.telemetry.request_record_store import RequestRecord
 from router.telemetry.server_metrics import ServerMetrics

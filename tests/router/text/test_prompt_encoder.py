@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind
+from router.request import RequestKind, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
 from router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,

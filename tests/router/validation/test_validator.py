@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
-from router.request import LoadableResource, Tenant
+from router.request import LoadableResource, Tenant, hash_blocks
 from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import create_byte_tokenizer

@@ -17,8 +17,8 @@ from router.request import Request
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensGenerated
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RUNNING_PHASES, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
 
 

@@ -15,11 +15,18 @@ from typing import Any
 
 from support.scheduling.waiting_laws import WaitingLawChecker
 
-from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import POOLING_KINDS, FinishReason, LoadableResource, Request, RequestKind
+from router.request import (
+    POOLING_KINDS,
+    FinishReason,
+    LoadableResource,
+    Request,
+    RequestKind,
+    hash_blocks,
+    hash_namespace,
+)
 from router.scheduler.events import (
     RequestAccepted,
     RequestRejected,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.http.routes.request_timeline import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.telemetry.request_record_store import RequestRecord
 
 
