@@ -26,8 +26,7 @@ from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFai
 from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.tokenizer import Tokenizer
 
 FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,

@@ -39,8 +39,7 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb

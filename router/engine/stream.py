@@ -17,7 +17,7 @@ from router.request import FinishReason, Request
 from router.scheduler.messages import PromptLogprobs, StepResultRow
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.step import find_finish_point
-from router.telemetry.request_record_store import RequestRecord
+from router.telemetry.server_metrics import RequestRecord
 from router.text.stop_strings import StopStringMatcher
 from router.text.tokenizer import Tokenizer
 

@@ -1,7 +1,7 @@
 """Admission control: a request that would wait too long, or behind too many others, is rejected with a retry time.
 
 A request that can start with the next step does not wait, so the limits on the queue apply in full only while the step
-before left sequences waiting (`num_left_waiting`).
+before left sequences waiting (`num_left_waiting`). `WaitForecast` predicts the wait.
 """
 
 from collections.abc import Iterable
@@ -29,8 +29,13 @@ MIN_LEARNED_WAIT_SECONDS = 0.02  # seconds; nothing is learned from shorter wait
 
 
 class WaitForecast:
-    """Forecast of waits. `estimate_raw_wait` gives the raw one, to which `correct_bias` and `upper_bound` apply the
-    errors learned so far."""
+    """Forecast of a request's wait, from the requests before it, those that run, and past observations.
+
+    `estimate_raw_wait` simulates the known schedule: a running sequence ends after its expected number of steps and
+    frees its row of the batch and its slots of the cache, and then the next one may start. Three things are learned
+    while serving: the part of `max_new_tokens` that sequences really generate, the duration of steps and the speed of
+    prompts. `correct_bias` and `upper_bound` apply the error that remains, learned from the requests that started.
+    """
 
     def __init__(self, settings: SchedulerSettings, num_slots: int, cost_model: CostModel) -> None:
         """Predict step times by `cost_model` until steps were seen; the cache has `num_slots` slots."""
@@ -149,10 +154,6 @@ class AdmissionControl:
         self._wait_forecast = wait_forecast
         self._running = running
         self.num_left_waiting = 0  # sequences that the last step left waiting
-
-    def predict_wait(self, tenant: Tenant) -> float:
-        """Return the predicted seconds until a request that arrives now starts."""
-        return self._wait_forecast.correct_bias(self.predict_raw_wait(tenant))
 
     def predict_raw_wait(self, tenant: Tenant) -> float:
         """Return the predicted wait without bias correction, as the forecast learns from it."""

@@ -7,8 +7,7 @@ time with the decodes as prompts do (`PrefillTimeAllowance`), except that the wh
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.policies import SchedulerView
-from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
+from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, SchedulerView
 from router.scheduler.sequence import Sequence
 from router.scheduler.step import StepDraft, compute_decode_load
 

@@ -31,9 +31,6 @@ class Batch:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.sequences.values())
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.id in self.sequences
-
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
 
@@ -75,7 +72,7 @@ class RunningSequences:
         self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch in self.batches)
+        return sum([len(batch.sequences) for batch in self.batches])
 
     def __iter__(self) -> Iterator[Sequence]:
         for batch in self.batches:
@@ -127,8 +124,9 @@ class RunningSequences:
         sequence.num_initial_tokens = sequence.length
         sequence.num_sent_tokens = len(cached_blocks) * self.block_pool.block_size
         sequence.num_cached_blocks = len(cached_blocks)
-        for block, block_hash in self._blocks_to_cache(sequence):
-            self.block_pool.reserve_hash(block, block_hash)
+        if sequence.block_hashes:
+            for block, block_hash in self._blocks_to_cache(sequence):
+                self.block_pool.reserve_hash(block, block_hash)
         batch.add(sequence)
         if batch not in self.batches:
             self.batches.append(batch)
@@ -157,7 +155,7 @@ class RunningSequences:
     def _can_all_finish(self, candidate: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
         sequences = [*self, candidate]
-        unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
+        unpreemptible = [s for s in sequences if s.num_preemptions >= self.settings.max_preemptions]
         if not unpreemptible:
             return True
         largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
@@ -323,9 +321,16 @@ class RunningSequences:
 
     def remove_sequence(self, sequence: Sequence, new_state: SequenceState) -> None:
         """Remove the sequence from its batch and free its blocks; the batch's Filter removes it on the shards."""
-        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        self._remove_from_batch(sequence)
         sequence.state = new_state
         self.free_blocks(sequence)
+
+    def _remove_from_batch(self, sequence: Sequence) -> None:
+        for batch in self.batches:
+            if sequence.id in batch.sequences:
+                batch.remove(sequence)
+                return
+        raise AssertionError("the sequence is in no batch")
 
     def remove_finishing_sequences(self) -> None:
         """Remove the sequences that reach their length limit with the tokens in flight."""
@@ -340,7 +345,7 @@ class RunningSequences:
         If these tokens fill another block, the sequence holds its blocks until they are answered, to cache it then;
         `allocate_for_decodes` frees them earlier if blocks run short.
         """
-        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        self._remove_from_batch(sequence)
         sequence.state = SequenceState.FINISHING
         num_final_tokens = sequence.length + sequence.num_outputs_in_flight * self._tokens_per_step - 1
         self._cache_generated_blocks(sequence)
@@ -353,8 +358,9 @@ class RunningSequences:
     def free_blocks(self, sequence: Sequence) -> None:
         """Free the blocks that the sequence holds, if any. Full ones that others may share are cached first."""
         self._cache_generated_blocks(sequence)
-        for block, block_hash in self._blocks_to_cache(sequence):
-            self.block_pool.release_hash(block, block_hash)
+        if sequence.block_hashes:
+            for block, block_hash in self._blocks_to_cache(sequence):
+                self.block_pool.release_hash(block, block_hash)
         self.block_pool.free(sequence.reset_cache_state())
         self._finishing.pop(sequence.id, None)
 

@@ -19,13 +19,12 @@ from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policies import POLICIES, StepPolicy
+from router.scheduler.policy_table import POLICIES, make_policy
 from router.scheduler.pooling import PoolingPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.static_batching import StaticPolicy
 from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
@@ -73,10 +72,6 @@ class Scheduler:
         self.resource_cache.set_adapter_memory(model_info.adapter_bytes)
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
-
-    @property
-    def num_steps_in_flight(self) -> int:
-        return len(self._steps_in_flight)
 
     @property
     def num_unfinished(self) -> int:
@@ -395,9 +390,3 @@ class Scheduler:
             return (f"{length} tokens need {num_blocks} blocks of the cache, which has {block_pool.num_blocks} "
                     "(--max-batch-total-tokens)")
         return next(filter(None, map(self.resource_cache.why_never_fits, sequence.request.needed_resources)), "")
-
-
-def make_policy(scheduler: Scheduler) -> StepPolicy:
-    settings = scheduler.settings
-    policy = POLICIES[settings.policy_name](scheduler)
-    return StaticPolicy(scheduler, policy) if settings.static else policy

@@ -1,4 +1,4 @@
-"""State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
+"""State of one request being served: tokens so far, blocks held, tokens sent to the shards; and its timeline.
 
 The rules by which this state changes are in the modules that use it, mainly `running_sequences.py`,
 `step.py`, `sequence_table.py` and `scheduler.py`.

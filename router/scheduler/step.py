@@ -1,4 +1,4 @@
-"""Processing of the shards' results: accepts tokens, ends sequences, adds computed blocks to the prefix cache."""
+"""A step: drafted by a policy, sent to the shards, in flight until its answer arrives, and the answer applied."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as GenericSequence

@@ -1,4 +1,7 @@
-"""Waiting sequences by tenant, in priority order. Those that need a resource which is not loaded are set aside."""
+"""Waiting sequences by tenant, and the tenants' fair shares.
+
+Each tenant's sequences are in priority order. Those that need a resource which is not loaded are set aside.
+"""
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator
@@ -12,7 +15,11 @@ COST_PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
 
 
 class FairShares:
-    """Virtual counter of each tenant: the cost of its tokens over its weight."""
+    """Fair shares of tenants: a virtual counter per tenant of cost (in tokens) over weight. The smallest goes first.
+
+    A tenant that returns after it had no requests starts at the smallest counter of the active tenants, so that idle
+    time earns no credit.
+    """
 
     def __init__(self) -> None:
         self._virtual_counters: dict[str, float] = {}

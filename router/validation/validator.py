@@ -123,6 +123,7 @@ class RequestValidator:
         self._prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
         self._config = config
         self._model_info = model_info
+        self._supported_kinds = model_info.supported_kinds
         # Without those outside the model's vocabulary, which are no tokens to the shards.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < model_info.vocabulary_size)
 
@@ -138,8 +139,9 @@ class RequestValidator:
         prompt_input = PromptInput(generation_input.prompt, generation_input.truncate, generation_input.max_new_tokens,
                                    cache_namespace, generation_input.parameter_names, generation_input.kind)
         prompt = await self._prompt_encoder.encode(prompt_input)
-        grammar = await self._grammars.resolve_grammar(generation_input.parameter_names.grammar,
-                                                       generation_input.grammar)
+        grammar = (None if generation_input.grammar is None else
+                   await self._grammars.resolve_grammar(generation_input.parameter_names.grammar,
+                                                        generation_input.grammar))
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar, index=index)
                 for index in range(generation_input.best_of or 1)]
 
@@ -164,9 +166,8 @@ class RequestValidator:
         self._grammars.close()
 
     def _check_request_kind(self, kind: RequestKind) -> None:
-        supported_kinds = self._model_info.supported_kinds
-        if kind not in supported_kinds:
-            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in supported_kinds)
+        if kind not in self._supported_kinds:
+            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)
             raise InvalidRequest(f"this model does not {KIND_DESCRIPTIONS[kind][0]}; it {supported_text}")
 
     def _validate_parameters(self, generation_input: GenerationInput) -> SamplingParams:

@@ -36,8 +36,7 @@ from router.scheduler.messages import PromptLogprobs, StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer
 

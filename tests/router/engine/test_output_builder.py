@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from router.engine.stream import FinishedEvent, OutputBuilder, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.request import FinishReason, Request
 from router.scheduler.messages import PromptLogprobs, StepResultRow
-from router.telemetry.request_record_store import RequestRecord
+from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
 BYTE_TOKENIZER = create_byte_tokenizer()

@@ -25,8 +25,7 @@ from router.request import LoadableResource, Request, RequestKind, Tenant
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer

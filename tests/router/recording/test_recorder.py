@@ -107,7 +107,7 @@ def test_new_segment_starts_every_half_minute_with_a_snapshot():
     segments = core.copy_segments()
     assert [segment.started_at for segment in segments] == [0.0, 31.0, 70.0]
     assert [restore_scheduler(segment.snapshot).num_unfinished for segment in segments] == [0, 1, 1]
-    assert restore_scheduler(segments[1].snapshot).num_steps_in_flight == 1
+    assert len(restore_scheduler(segments[1].snapshot)._steps_in_flight) == 1
 
 
 def test_segment_is_dropped_when_the_next_one_is_old_enough():

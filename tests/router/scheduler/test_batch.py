@@ -1,3 +1,5 @@
+"""Tests of Batch in router/scheduler/running_sequences.py."""
+
 from router.request import Request
 from router.scheduler.messages import Filter
 from router.scheduler.running_sequences import Batch

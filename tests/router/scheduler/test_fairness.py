@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/fairness.py."""
+"""Tests of FairShares in router/scheduler/waiting_queue.py."""
 
 from router.request import Request, Tenant
 from router.scheduler.sequence import Sequence

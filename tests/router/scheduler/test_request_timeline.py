@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/request_timeline.py."""
+"""Tests of RequestTimeline in router/scheduler/sequence.py."""
 
 from itertools import pairwise
 

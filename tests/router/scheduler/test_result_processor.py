@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/result_processor.py."""
+"""Tests of ResultProcessor in router/scheduler/step.py."""
 
 from itertools import accumulate, pairwise
 from typing import Any

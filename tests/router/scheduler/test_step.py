@@ -1,4 +1,4 @@
-"""Tests of router.scheduler.step.py."""
+"""Tests of StepDraft and StepInFlight in router/scheduler/step.py."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/wait_forecast.py; the accuracy of forecasts is tested in tests/test_overload.py."""
+"""Tests of WaitForecast in router/scheduler/admission.py; its accuracy is tested in tests/test_overload.py."""
 
 import pytest
 

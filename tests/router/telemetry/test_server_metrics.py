@@ -21,8 +21,7 @@ from router.scheduler.messages import Prefill as PrefillMessage
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 
 # A step takes 10 ms, a prompt token 1 ms.

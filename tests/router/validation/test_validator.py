@@ -59,6 +59,11 @@ def test_ignore_eos_removes_the_end_tokens():
     assert validate_single(ignore_eos=True).end_tokens == set()
 
 
+def test_no_grammar_is_needed_where_grammars_are_off():
+    [choice] = validate(config=replace(CONFIG, disable_grammar_support=True))
+    assert choice.request.grammar is None
+
+
 @pytest.mark.slow
 def test_every_choice_uses_the_same_grammar_and_its_end_tokens():
     made = validate(facts=replace(MODEL_INFO, grammars=True),

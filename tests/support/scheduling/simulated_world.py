@@ -540,7 +540,7 @@ class SimulatedWorld:
             assert sequence.num_outputs_in_flight >= 0
         assert states[SequenceState.WAITING] == scheduler.num_waiting()
         assert states[SequenceState.RUNNING] == len(running)
-        assert scheduler.num_steps_in_flight <= self.settings.look_ahead
+        assert len(scheduler._steps_in_flight) <= self.settings.look_ahead
         expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
         assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
@@ -609,4 +609,4 @@ class SimulatedWorld:
         scheduler = self.scheduler
         return (tuple((s.id, s.state, tuple(s.blocks), s.num_sent_tokens, s.num_outputs_in_flight, tuple(s.generated))
                       for s in scheduler.sequences), tuple(scheduler.running.block_pool._free_blocks),
-                scheduler.num_steps_in_flight)
+                len(scheduler._steps_in_flight))

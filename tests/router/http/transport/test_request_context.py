@@ -10,7 +10,7 @@ from router.http.transport.response_headers import request_id_header
 from router.request import DEFAULT_TENANT, Tenant
 from router.scheduler.sequence import RequestTimeline
 from router.telemetry.instruments import Counter, MetricDefinition, MetricType
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore
 
 
 def make_context(request_ids=None, **headers):

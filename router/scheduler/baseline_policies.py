@@ -1,8 +1,9 @@
-"""Static batching: a group of sequences runs from its first step to its last while all others wait.
+"""Policies for comparisons: static batching, and a model without a KV cache.
 
-A group forms when no member of the one before runs. Its members are the sequences that wait at that time, in order of
-turn, up to the batch size; the earliest waits for others as long as the window allows. A member that ends is not
-replaced. Requests for embeddings or labels belong to no group.
+With static batching a group of sequences runs from its first step to its last while all others wait. A group forms when
+no member of the one before runs. Its members are the sequences that wait at that time, in order of turn, up to the
+batch size; the earliest waits for others as long as the window allows. A member that ends is not replaced. Requests for
+embeddings or labels belong to no group.
 """
 
 from collections import Counter
@@ -10,7 +11,7 @@ from math import inf
 
 from router.request import RequestKind
 from router.scheduler.policies import SchedulerView, StepPolicy
-from router.scheduler.sequence import Sequence
+from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.step import StepDraft
 
 RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
@@ -92,3 +93,40 @@ class StaticPolicy(StepPolicy):
 
 def request_lengths(sequence: Sequence) -> RequestLengths:
     return len(sequence.request.prompt), sequence.request.max_new_tokens
+
+
+class RecomputePolicy(StepPolicy):
+    """Policy that does not reuse the KV cache: each new token recomputes the prompt and all tokens generated so far.
+
+    A sequence that got a token leaves its batch with the next step and enters it again, one token longer, as a
+    preempted one would; so shards need no code for this policy. The cost of a step grows with the total length of its
+    sequences. The policy is a baseline for comparisons.
+    """
+
+    reuses_cache = False
+
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        returning = sorted((sequence for sequence in running if sequence.is_ready_to_decode),
+                           key=lambda sequence: sequence.priority_key)
+        for sequence in returning:
+            running.remove_sequence(sequence, SequenceState.PREEMPTED)
+        draft.messages_before += running.take_pending_filters()
+        draft.batch = running.batches[0] if running.batches else running.new_batch()
+        self._reenter_sequences(returning, draft)
+        self.add_prompt_chunks(draft, self.token_budget())
+        return draft
+
+    def _reenter_sequences(self, returning: list[Sequence], draft: StepDraft) -> None:
+        """Enter the sequences in priority order up to the first that does not fit with its new token; the rest wait.
+
+        Their chunks are added by `add_prompt_chunks`.
+        """
+
+        assert draft.batch is not None
+        running = self.scheduler.running
+        for index, sequence in enumerate(returning):
+            if not running.can_reenter(sequence):
+                self.scheduler.requeue_preempted(returning[index:])
+                return
+            draft.new_sequences.append(running.enter_batch(sequence, draft.batch))
