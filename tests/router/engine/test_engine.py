@@ -8,7 +8,7 @@ from support.metrics_page import parse_metrics
 from support.servers.expected_streams import ReceivedStream, make_text_request
 from support.servers.in_process_server import play_scenario, run_in_process_weft
 
-from router.engine import engine, health
+from router.engine import engine, plans_in_flight
 from router.engine.engine import Engine
 from router.engine.stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
@@ -607,8 +607,8 @@ def test_shards_that_never_finish_warmup_are_replaced(tmp_path, monkeypatch):
 
 
 def test_step_that_does_not_end_makes_the_server_unhealthy_until_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "MIN_STEP_LIMIT_SECONDS", 0.0)
-    monkeypatch.setattr(health, "SLOW_STEP_FACTOR", 0.0)
+    monkeypatch.setattr(plans_in_flight, "MIN_STEP_LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(plans_in_flight, "SLOW_STEP_FACTOR", 0.0)
 
     async def scenario(weft):
         assert not weft.engine.why_unavailable()
