@@ -92,14 +92,14 @@ def test_any_change_of_a_recording_is_found_and_named(recording, tmp_path, chang
 
 
 def test_recorded_crash_is_reproduced(tmp_path, monkeypatch):
-    usual = Scheduler._remove_finishing_sequences
+    usual = Scheduler._draft_step
 
-    def fail_with_two_unfinished(core):
+    def fail_with_two_unfinished(core, now):
         if core.num_unfinished == 2:
             raise AssertionError("two are too many")
-        usual(core)
+        return usual(core, now)
 
-    monkeypatch.setattr(Scheduler, "_remove_finishing_sequences", fail_with_two_unfinished)
+    monkeypatch.setattr(Scheduler, "_draft_step", fail_with_two_unfinished)
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
     core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (7,) * 20, 3), 0.0)
