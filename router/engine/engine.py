@@ -316,7 +316,7 @@ class Engine:
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
-        self._queued_events += self._scheduler.on_shards_lost(now(), lost.loss_reason)
+        self._queued_events += self._scheduler.on_shards_lost(lost.loss_reason, now())
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
         if lost.loss_reason is ShardLossReason.MEMORY:

@@ -37,6 +37,9 @@ class WaitForecast:
     prompts. `correct_bias` and `upper_bound` apply the error that remains, learned from the requests that started.
     """
 
+    __slots__ = ("_error_spread", "_max_batch_size", "_mean_log_error", "_num_usable_slots", "_previous_averages",
+                 "_prompt_token_seconds", "_recent_allowed_tokens", "_recent_generated_tokens", "_step_seconds")
+
     def __init__(self, settings: SchedulerSettings, num_slots: int, cost_model: CostModel) -> None:
         """Predict step times by `cost_model` until steps were seen; the cache has `num_slots` slots."""
         self._max_batch_size = rows = settings.max_batch_size
@@ -145,6 +148,8 @@ DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicte
 
 class AdmissionControl:
     """Checks of a new request against limits on the number of requests, on tokens and on the predicted wait."""
+
+    __slots__ = ("_fair_shares", "_queue", "_running", "_settings", "_wait_forecast", "num_left_waiting")
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,
                  fair_shares: FairShares, wait_forecast: WaitForecast) -> None:

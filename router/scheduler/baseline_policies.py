@@ -20,10 +20,11 @@ RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
 class StaticPolicy(StepPolicy):
     """Policy that lets only the members of the current group start, and leaves their steps to another policy."""
 
+    __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_num_places_left", "_step_policy")
+
     def __init__(self, scheduler: SchedulerView, step_policy: StepPolicy) -> None:
         super().__init__(scheduler)
         self._step_policy = step_policy
-        self.pauses_decodes = step_policy.pauses_decodes
         self._member_ids = set[int]()  # sequences that joined
         self._formed_at = -inf  # sequences that arrived later wait for the next group
         self._num_places_left = 0  # how many may still join
@@ -43,6 +44,10 @@ class StaticPolicy(StepPolicy):
             return True
         return (self._num_places_left > 0 and sequence.submitted_at <= self._formed_at
                 and (self._member_lengths is None or self._member_lengths == request_lengths(sequence)))
+
+    @property
+    def pauses_decodes(self) -> bool:
+        return self._step_policy.pauses_decodes
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +107,8 @@ class RecomputePolicy(StepPolicy):
     preempted one would; so shards need no code for this policy. The cost of a step grows with the total length of its
     sequences. The policy is a baseline for comparisons.
     """
+
+    __slots__ = ()
 
     reuses_cache = False
 

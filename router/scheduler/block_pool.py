@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 class BlockPool:
     """Pool of blocks, numbered from 0."""
 
+    __slots__ = ("_block_by_hash", "_evictable_blocks", "_free_blocks", "_hash_by_block", "_ref_counts",
+                 "_reserved_hashes", "block_size", "contents_version", "num_blocks")
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -54,6 +54,9 @@ ObservedStep = tuple[StepLoad, float]  # a step and its seconds
 class CostModel:
     """Predictor of step times that learns from every observed step."""
 
+    __slots__ = ("_coefficients", "_coefficients_before_streak", "_covariance", "_min_coefficients", "_ratios",
+                 "_streak", "_streak_sign")
+
     def __init__(self, coefficients: CostTerms) -> None:
         self._restart_learning(coefficients)
 
@@ -147,6 +150,8 @@ class CostModel:
 
 class PredictionRatios:
     """The last RATIO_WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
+
+    __slots__ = ("_recent", "_sorted")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()

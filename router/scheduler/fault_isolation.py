@@ -28,6 +28,8 @@ class FaultIsolation:
     found.
     """
 
+    __slots__ = ("suspect_sets",)
+
     def __init__(self) -> None:
         self.suspect_sets: list[dict[int, Sequence]] = []
 

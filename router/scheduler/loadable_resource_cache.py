@@ -64,6 +64,10 @@ class LoadableResourceCache:
     It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
     """
 
+    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_max_adapter_bytes",
+                 "_num_users", "_queue", "_requested_unloads", "_settings", "is_in_use", "pending_commands",
+                 "wake_at")
+
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
                  available: set[LoadableResource]) -> None:
         """Create an empty cache. `available` has the resources that new sequences may use; only this class changes

@@ -109,6 +109,8 @@ class PrefillTimeAllowance:
     first token later than prompts that finish together, and most get it sooner.
     """
 
+    __slots__ = ("_decode_seconds_since_prefill",)
+
     def __init__(self) -> None:
         # predicted seconds of decodes since prompts last ran, the next step's included
         self._decode_seconds_since_prefill = 0.0
@@ -166,12 +168,18 @@ class SchedulerView(Protocol):
 class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
+    __slots__ = ("scheduler", "wake_at")
+
     reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
-    pauses_decodes: bool = False  # whether prompts run in steps without the decodes
-    wake_at: float | None = None  # when `prepare` must be called
 
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
+        self.wake_at: float | None = None  # when `prepare` must be called
+
+    @property
+    def pauses_decodes(self) -> bool:
+        """Whether prompts run in steps without the decodes."""
+        return False
 
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
@@ -244,6 +252,8 @@ class StepPolicy:
 class MixedPolicy(StepPolicy):
     """Policy that runs chunks of prompts together with the decodes, in one batch."""
 
+    __slots__ = ("_prompt_time_allowance",)
+
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
         self._prompt_time_allowance = PrefillTimeAllowance()
@@ -278,13 +288,17 @@ class PausePolicy(StepPolicy):
     between, and then merges it into the decode batch.
     """
 
-    pauses_decodes = True
+    __slots__ = ("_decode_next", "_num_decode_steps", "_prefill_batch")
 
     def __init__(self, scheduler: SchedulerView) -> None:
         super().__init__(scheduler)
         self._prefill_batch: Batch | None = None
         self._decode_next = False
         self._num_decode_steps = 0  # decode steps since new sequences last started
+
+    @property
+    def pauses_decodes(self) -> bool:
+        return True
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()

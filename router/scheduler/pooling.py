@@ -17,6 +17,8 @@ BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 class PoolingPolicy:
     """Policy that drafts pooling steps: whether one is due, and which waiting texts fit into it."""
 
+    __slots__ = ("_last_step_was_pooling", "_prompt_time_allowance", "is_active", "scheduler")
+
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
         self.is_active = False  # whether texts waited when `draft_step` was last called

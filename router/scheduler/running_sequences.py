@@ -7,7 +7,7 @@ the next step of a batch (pooling steps use no blocks), and so before any other 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as GenericSequence
-from itertools import count, islice
+from itertools import islice
 from math import ceil
 
 from router.request import Tenant, hash_blocks
@@ -19,6 +19,8 @@ from router.scheduler.settings import SchedulerSettings
 
 class Batch:
     """Sequences that step together, known to router and shards by the same id."""
+
+    __slots__ = ("id", "needs_filter", "sequences")
 
     def __init__(self, batch_id: int) -> None:
         self.id = batch_id
@@ -55,6 +57,9 @@ BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes
 class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
+    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_reuses_cache", "_tokens_per_step", "batches",
+                 "block_pool", "settings")
+
     def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
                  hasher: BlockHasher = hash_blocks, *, reuses_cache: bool = True) -> None:
         """Without `reuses_cache` no sequence finds cached blocks."""
@@ -68,7 +73,7 @@ class RunningSequences:
         self.block_pool = block_pool
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
-        self._batch_ids = count(1)
+        self._last_batch_id = 0
         self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 
     def __len__(self) -> int:
@@ -80,7 +85,8 @@ class RunningSequences:
 
     def new_batch(self) -> Batch:
         """Return a new batch; it is registered when its first sequence enters."""
-        return Batch(next(self._batch_ids))
+        self._last_batch_id += 1
+        return Batch(self._last_batch_id)
 
     # -- entering
 

@@ -37,6 +37,11 @@ class Scheduler:
     `now` and returns events, even if it never has any, so that the recorder can treat all alike.
     """
 
+    __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
+                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_result_processor",
+                 "_selector", "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
+                 "running", "sequences", "settings", "waiting")
+
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         """`hasher` is replaced by the recorder, which notes every hash."""
         self.settings = settings
@@ -274,7 +279,7 @@ class Scheduler:
 
     # -- shards
 
-    def on_shards_lost(self, now: float, loss_reason: ShardLossReason) -> list[SchedulerEvent]:
+    def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
         """Put all sequences back into the queue with their tokens: the shards lost their state. Fail those to
         blame.
         """

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import count
 from math import inf
 
 from router.request import FinishReason, LoadableResource, Request, RequestKind
@@ -17,6 +16,8 @@ from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 class DeadlineHeap:
     """Heap of sequences by deadline."""
+
+    __slots__ = ("_heap", "_sequence_ids")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -54,6 +55,9 @@ class DeadlineHeap:
 class SequenceTable:
     """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
+    __slots__ = ("_fair_shares", "_fault_isolation", "_last_id", "_queue", "_resource_cache", "_running",
+                 "_sequences", "_wait_forecast", "deadlines")
+
     def __init__(self, queue: WaitingQueue, running: RunningSequences, *, fault_isolation: FaultIsolation,
                  fair_shares: FairShares, wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
         self._queue = queue
@@ -63,7 +67,7 @@ class SequenceTable:
         self._wait_forecast = wait_forecast
         self._resource_cache = resource_cache
         self.deadlines = DeadlineHeap()
-        self._next_ids = count(1)
+        self._last_id = 0
         self._sequences: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -82,7 +86,8 @@ class SequenceTable:
         return self._sequences.get(sequence_id)
 
     def create_sequence(self, request: Request, now: float) -> Sequence:
-        sequence = Sequence(request, next(self._next_ids), now)
+        self._last_id += 1
+        sequence = Sequence(request, self._last_id, now)
         self._sequences[sequence.id] = sequence
         self._fair_shares.add_sequence(request.tenant)
         if request.needed_resources:

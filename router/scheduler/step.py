@@ -132,6 +132,8 @@ class ResultProcessor:
     sequences.
     """
 
+    __slots__ = ("_fair_shares", "_fault_isolation", "_running", "_sequences")
+
     def __init__(self, sequences: SequenceTable, running: RunningSequences, fair_shares: FairShares,
                  fault_isolation: FaultIsolation) -> None:
         self._sequences = sequences

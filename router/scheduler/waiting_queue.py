@@ -21,6 +21,8 @@ class FairShares:
     time earns no credit.
     """
 
+    __slots__ = ("_num_unfinished", "_virtual_counters", "has_competition")
+
     def __init__(self) -> None:
         self._virtual_counters: dict[str, float] = {}
         self._num_unfinished: dict[str, int] = {}  # number of unfinished sequences; only of tenants that have any
@@ -86,6 +88,9 @@ class TenantQueue:
 
 class WaitingQueue:
     """All waiting sequences: by tenant, or if they lack a resource (set aside) by that resource."""
+
+    __slots__ = ("_available_resources", "_requested_loads", "_tenant_queues", "demand", "num_pooling",
+                 "set_aside_by_resource")
 
     def __init__(self, available_resources: Collection[LoadableResource] = ()) -> None:
         """Create an empty queue. `available_resources` is the live set of loaded resources; its owner changes it."""

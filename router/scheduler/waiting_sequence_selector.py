@@ -27,6 +27,9 @@ class WaitingSequenceSelector:
     A candidate is a sequence that waits for nothing but room in the batch and the cache.
     """
 
+    __slots__ = ("_fair_shares", "_fault_isolation", "_last_turned_away", "_preempted", "_queue", "_running",
+                 "_settings", "_waiting_for_suspects", "policy")
+
     policy: StepPolicy  # may refuse sequences; set whenever the shards' state is reset, and at the start
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,

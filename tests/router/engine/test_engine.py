@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from support.metrics_page import parse_metrics
+from support.scheduling.method_overrides import override_methods
 from support.servers.expected_streams import ReceivedStream, make_text_request
 from support.servers.in_process_server import play_scenario, run_in_process_weft
 
@@ -83,7 +84,7 @@ def test_stopping_fails_unfinished_requests(tmp_path):
     play_scenario(scenario, tmp_path, gated=True, max_batch_size=2)
 
 
-def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkeypatch):
+def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path):
     """The core completed the step, but its tokens were not delivered yet."""
     async def scenario(weft):
         receive_task = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 1)))
@@ -93,7 +94,7 @@ def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkey
             done.set()
             return complete(*args)
 
-        monkeypatch.setattr(weft.scheduler, "complete_step", complete_and_signal)
+        override_methods(weft.scheduler, complete_step=complete_and_signal)
         await weft.gate.wait_for_step()
         weft.gate.release_steps(1)
         await done.wait()
@@ -285,7 +286,7 @@ def test_closing_a_stream_before_its_end_is_delivered_is_harmless(tmp_path):
             asyncio.get_running_loop().call_soon(stream.close)
             return events
 
-        weft.scheduler.complete_step = complete_and_close_stream
+        override_methods(weft.scheduler, complete_step=complete_and_close_stream)
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -389,7 +390,7 @@ def test_scheduler_bug_fails_all_requests_and_is_reported(tmp_path):
         def failing_plan(now):
             raise ZeroDivisionError
 
-        weft.scheduler.plan = failing_plan
+        override_methods(weft.scheduler, plan=failing_plan)
         for stream in streams:
             assert isinstance((await ReceivedStream.from_stream(stream)).error, NotReady)
         await weft.engine.wait_until_crashed()
@@ -564,8 +565,8 @@ def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, mo
 def test_step_events_are_delivered_before_expirations(tmp_path):
     async def scenario(weft):
         dispatched = []
-        weft.engine._client_streams.dispatch_events, weft.scheduler.on_timer = dispatched.append, lambda now: [
-            "expired"]
+        weft.engine._client_streams.dispatch_events = dispatched.append
+        override_methods(weft.scheduler, on_timer=lambda now: ["expired"])
         weft.engine._queued_events = ["said"]
         weft.engine._on_timer()
         assert dispatched == [["said", "expired"]]

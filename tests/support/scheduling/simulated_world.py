@@ -445,7 +445,7 @@ class SimulatedWorld:
             self._loaded_resources.clear()
         lost_plans = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
-        self._apply_events(self._call_scheduler("on_shards_lost", self.now, loss_reason), None)
+        self._apply_events(self._call_scheduler("on_shards_lost", loss_reason, self.now), None)
         for plan in lost_plans:
             assert self.scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
                                                 self.now) == []
