@@ -5,6 +5,9 @@ JSON by `table_to_json`. Every class of the scheduler that may occur is listed i
 `__slots__`. Restoring creates built-in values and objects of these classes only, and sets their fields without calling
 their code.
 
+In the table a list is a tuple, and a string that begins with @ is an object (@ and its index), a member of an
+enumeration (@ClassName.MEMBER) or a string that begins so (@@...).
+
 Two classes are special: a `Request` is redacted (`redact.py`), and of a `Sequence` the number of generated tokens is
 kept instead of the tokens. What can be found again (DERIVED_FIELDS) is left out.
 """
@@ -14,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from router.model_info import ModelInfo, StepMeasurement
@@ -58,7 +62,8 @@ VALUE_CLASSES = {LoadResource, LoadableResource, ModelInfo, SchedulerSettings, S
 DERIVED_FIELDS: dict[type, dict[str, Callable[[], Any]]] = {
     Sequence: {"cached_prefix": list, "cached_prefix_version": lambda: None},
     RunningSequences: {"_hasher": lambda: None}}  # set by the reader
-ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+ATOMS = frozenset({type(None), bool, int, float, bytes})
+JSON_DECODERS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "request": request_from_json}
 CONTAINERS: dict[str, Callable[..., Any]] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict}
 
@@ -67,9 +72,24 @@ StateTable = list[Any]
 
 @cache
 def field_names(state_class: type) -> tuple[str, ...]:
+    """Return the fields of a class that belong to its state, in the order in which they are written."""
     derived = DERIVED_FIELDS.get(state_class, {})
     return tuple(name for base in reversed(state_class.__mro__) for name in vars(base).get("__slots__", ())
                  if name != "__weakref__" and name not in derived)
+
+
+def make_value_getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the tuple of these fields' values. (`attrgetter` of one name gives no tuple.)"""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda instance: tuple([getattr(instance, name) for name in names])
+
+
+VALUE_GETTERS = {state_class: make_value_getter(field_names(state_class)) for state_class in STATE_CLASSES.values()}
+VALUE_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    str: lambda text: f"@{text}" if text.startswith("@") else text,
+    Request: redact_request,
+    **dict.fromkeys(STATE_ENUMS.values(), lambda member: f"@{type(member).__name__}.{member.name}")}
 
 
 class TableWriter:
@@ -80,49 +100,43 @@ class TableWriter:
         self._indices: dict[int, int] = {}
 
     def encode(self, value: Any) -> Any:
-        value_type = type(value)
-        if value_type in ATOMS:
+        kind = type(value)
+        if kind in ATOMS:
             return value
-        if value_type is tuple:
-            return {"tuple": self._encode_all(value)}
-        if isinstance(value, Enum):
-            return {"enum": f"{value_type.__name__}.{value.name}"}
-        if value_type is Request:
-            return redact_request(value)
-        if value_type in VALUE_CLASSES:
-            return {value_type.__name__: self._encode_fields(value, value_type)}
+        if kind is tuple:
+            return self._encode_all(value)
+        if kind in VALUE_ENCODERS:
+            return VALUE_ENCODERS[kind](value)
+        if kind in VALUE_CLASSES:
+            return {kind.__name__: self._encode_all(VALUE_GETTERS[kind](value))}
         index = self._indices.get(id(value))
         if index is None:
             index = self._indices[id(value)] = len(self.table)
             self.table.append(None)
-            self.table[index] = self._encode_object(value, value_type)
-        return {"at": index}
+            self.table[index] = self._encode_object(value, kind)
+        return f"@{index}"
 
-    def _encode_object(self, value: Any, value_type: type) -> list[Any]:
-        if value_type in (list, deque):
-            return [value_type.__name__, self._encode_all(value)]
-        if value_type in (dict, OrderedDict):
-            return [value_type.__name__, [self._encode_all(value), self._encode_all(value.values())]]
-        if value_type in (set, frozenset):
-            return [value_type.__name__, sorted(self._encode_all(value), key=repr)]
-        state_class = Scheduler if isinstance(value, Scheduler) else value_type
-        return [state_class.__name__, self._encode_fields(value, state_class)]
+    def _encode_object(self, value: Any, kind: type) -> list[Any]:
+        if kind in (list, deque):
+            return [kind.__name__, self._encode_all(value)]
+        if kind is Sequence:
+            return ["Sequence", self._encode_all([len(part) if part is value.generated else part
+                                                  for part in VALUE_GETTERS[Sequence](value)])]
+        if kind in (dict, OrderedDict):
+            return [kind.__name__, [self._encode_all(value), self._encode_all(value.values())]]
+        if kind in (set, frozenset):
+            return [kind.__name__, sorted(self._encode_all(value), key=repr)]
+        state_class = Scheduler if isinstance(value, Scheduler) else kind
+        if state_class not in VALUE_GETTERS:
+            raise TypeError(f"the scheduler holds a {kind.__module__}.{kind.__qualname__}, which is not in "
+                            "STATE_CLASSES")
+        return [state_class.__name__, self._encode_all(VALUE_GETTERS[state_class](value))]
 
     def _encode_all(self, values: Any) -> list[Any]:
         if ATOMS.issuperset(map(type, values)):
             return [*values]
         encode = self.encode
         return [value if type(value) in ATOMS else encode(value) for value in values]
-
-    def _encode_fields(self, instance: Any, state_class: type) -> dict[str, Any]:
-        if STATE_CLASSES.get(state_class.__name__) is not state_class:
-            raise TypeError(f"the scheduler holds a {state_class.__module__}.{state_class.__qualname__}, which is not "
-                            "in STATE_CLASSES")
-        fields = {name: getattr(instance, name) for name in field_names(state_class)}
-        if state_class is Sequence:
-            fields["generated"] = len(fields["generated"])
-        encode = self.encode
-        return {name: value if type(value) in ATOMS else encode(value) for name, value in fields.items()}
 
 
 class TableReader:
@@ -132,17 +146,27 @@ class TableReader:
         self._table = table
         self._hasher = hasher
         self._objects: dict[int, Any] = {}
-        self._decoders: dict[str, Callable[[Any], Any]] = {
-            "tuple": lambda items: tuple(map(self.decode, items)), "enum": decode_enum_member,
-            "bytes": bytes.fromhex, "request": request_from_json, "at": self.get_object}
 
     def decode(self, encoded: Any) -> Any:
-        if type(encoded) is RedactedRequest:
+        kind = type(encoded)
+        if kind is str and encoded.startswith("@"):
+            return self._decode_marked(encoded[1:])
+        if kind is list:
+            return tuple(map(self.decode, encoded))
+        if kind is RedactedRequest:
             return rebuild_request(encoded)
-        if type(encoded) is not dict:
+        if kind is not dict:
             return encoded
         (name, content), = encoded.items()
-        return self._decoders[name](content) if name in self._decoders else self._create(name, content)
+        return JSON_DECODERS[name](content) if name in JSON_DECODERS else self._create(name, content)
+
+    def _decode_marked(self, content: str) -> Any:
+        if content.startswith("@"):
+            return content
+        if content.isdecimal():
+            return self.get_object(int(content))
+        enum, _, member = content.partition(".")
+        return STATE_ENUMS[enum][member]
 
     def get_object(self, index: int) -> Any:
         """Return the object at this index. All that may be part of a cycle is registered before it is filled."""
@@ -162,12 +186,12 @@ class TableReader:
             self._create(name, content, index)
         return self._objects[index]
 
-    def _create(self, name: str, fields: dict[str, Any], index: int | None = None) -> Any:
+    def _create(self, name: str, values: list[Any], index: int | None = None) -> Any:
         state_class = STATE_CLASSES[name]
         instance: Any = object.__new__(state_class)
         if index is not None:
             self._objects[index] = instance
-        for field, value in fields.items():
+        for field, value in zip(field_names(state_class), values, strict=True):
             object.__setattr__(instance, field, self.decode(value))
         for field, make_default in DERIVED_FIELDS.get(state_class, {}).items():
             object.__setattr__(instance, field, make_default())
@@ -176,11 +200,6 @@ class TableReader:
         elif state_class is RunningSequences:
             instance._hasher = self._hasher
         return instance
-
-
-def decode_enum_member(qualified_name: str) -> Enum:
-    kind, _, member = qualified_name.partition(".")
-    return STATE_ENUMS[kind][member]
 
 
 def take_snapshot(scheduler: Scheduler) -> StateTable:
@@ -221,8 +240,8 @@ def table_differences(recorded: StateTable, replayed: StateTable) -> Iterator[st
 
 
 def _describe_difference(before: list[Any], after: list[Any]) -> str:
-    if before[0] == after[0] and isinstance(before[1], dict):
-        names = [name for name in {**before[1], **after[1]} if before[1].get(name) != after[1].get(name)]
-        return f"a {before[0]}: " + ", ".join(
-            f"{name} was {before[1].get(name)!r} and is {after[1].get(name)!r}" for name in names)
+    if before[0] == after[0] and before[0] in STATE_CLASSES:
+        fields = zip(field_names(STATE_CLASSES[before[0]]), before[1], after[1], strict=False)
+        return f"a {before[0]}: " + ", ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in fields
+                                              if old != new)
     return f"a {before[0]}: was {str(before[1])[:80]} and is a {after[0]}: {str(after[1])[:80]}"

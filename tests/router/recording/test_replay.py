@@ -20,6 +20,7 @@ from test_simulation import make_random_world
 from router.recording.file import BadRecording
 from router.recording.recorder import RecordingScheduler
 from router.recording.replay import Replay, format_report
+from router.recording.state import field_names
 from router.request import Request
 from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
@@ -61,9 +62,9 @@ def find_call(lines, call, number=0):
 
 def change_max_batch_size(lines):
     """Change a setting, as if the replaying core decided by another one."""
-    for _, content in [row for line in lines for row in line.get("core", ())]:
-        if "settings" in content:
-            content["settings"]["SchedulerSettings"]["max_batch_size"] = 2
+    for value in [value for line in lines for _, content in line.get("core", ()) for value in content]:
+        if isinstance(value, dict) and "SchedulerSettings" in value:
+            value["SchedulerSettings"][field_names(SchedulerSettings).index("max_batch_size")] = 2
 
 
 RECORDING_CHANGES = {
@@ -76,8 +77,8 @@ RECORDING_CHANGES = {
             "complete_step"),
     "names": (lambda lines: next(line for line in lines if line.get("names"))["names"].append("00"), "complete_step"),
     "fewer names": (lambda lines: next(line for line in lines if line.get("names")).pop("names"), "complete_step"),
-    "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].update(_last_message_number=0),
-              "state"),
+    "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].__setitem__(
+        field_names(Scheduler).index("_last_message_number"), 0), "state"),
 }
 
 
