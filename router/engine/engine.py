@@ -319,6 +319,7 @@ class Engine:
         self._queued_events += self._scheduler.on_shards_lost(lost.loss_reason, now())
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
+        self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)

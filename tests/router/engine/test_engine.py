@@ -543,6 +543,25 @@ def test_request_times_out_while_the_shards_are_lost(tmp_path):
     play_scenario(scenario, tmp_path)
 
 
+def test_running_request_past_its_deadline_times_out_when_the_shards_are_lost(tmp_path):
+    """While it ran it would have ended with its next token; now there is none to wait for."""
+    async def scenario(weft):
+        on_timer, deadline_passed = weft.scheduler.on_timer, asyncio.Event()
+
+        def on_timer_and_signal(now):
+            deadline_passed.set()
+            return on_timer(now)
+
+        override_methods(weft.scheduler, on_timer=on_timer_and_signal)
+        stream = weft.submit("a loom", 100, timeout=0.02)
+        await weft.gate.wait_for_step()
+        await deadline_passed.wait()
+        weft.gate.release_all()
+        await weft.ranks.pop().kill()
+        assert isinstance((await ReceivedStream.from_stream(stream)).error, TimedOut)
+    play_scenario(scenario, tmp_path, gated=True, faults="die@prefill:1")
+
+
 def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, monkeypatch):
     async def scenario(weft):
         time = 0.0
