@@ -72,7 +72,7 @@ help:
 	make bench         what the router costs per token (ARGS="flags of benchmarks.experiments.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
-	make stats         sizes of files and functions
+	make stats         sizes of files and functions, and how many a request passes through
 	make clean         remove what make has made here
 	run and test set everything up by themselves; PIP_ARGS=... passes options to pip, PYTHON=... names a Python
 	TEXT
@@ -231,6 +231,8 @@ dist: .venv/ready
 
 stats: .venv/ready
 	@$(VENV) tests/support/code_stats.py
+	echo
+	PYTHONPATH=tests GRPC_VERBOSITY=none $(VENV) -m support.hops
 
 clean:
 	@rm -rf .venv .venv-proto .clients .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,7 +1,14 @@
 """Validated, tokenised and immutable requests. The server creates them in `validation/validator.py` only."""
 
+import secrets
+from array import array
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
+
+DIGEST_SIZE = 16  # bytes of a block hash
+SALT = secrets.token_bytes(16)
 
 
 class FinishReason(StrEnum):
@@ -103,10 +110,37 @@ class Request:
     adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
     kind: RequestKind = RequestKind.GENERATE
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
+    needed_resources: tuple[LoadableResource, ...] = field(init=False, repr=False)  # adapter and grammar, if given
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
+        object.__setattr__(self, "needed_resources",
+                           tuple([resource for resource in (self.adapter, self.grammar) if resource is not None]))
 
-    @property
-    def needed_resources(self) -> tuple[LoadableResource, ...]:
-        return tuple(resource for resource in (self.adapter, self.grammar) if resource is not None)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hashes of KV cache blocks are chained over a namespace and all tokens up to the end of a block: two blocks have the
+# same hash only if their tokens, all tokens before them and their namespaces are the same. They are salted per process,
+# so that tokens cannot be guessed from recorded hashes by trial.
+
+
+def hash_namespace(*parts: str, salt: bytes = SALT) -> bytes:
+    """Return the start of the hash chain for requests that may share blocks.
+
+    Each part is hashed with its length before it, so that two different lists of parts are never hashed as equal bytes.
+    """
+    digest = sha256(b"weft cache namespace" + salt)
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()[:DIGEST_SIZE]
+
+
+def hash_blocks(parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
+    """Return the hashes of all blocks that the tokens fill, after the block or namespace of `parent_hash`."""
+    data, block_bytes = array("I", tokens).tobytes(), block_size * array("I").itemsize
+    hashes, last_hash = [], parent_hash
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        last_hash = sha256(last_hash + data[start:start + block_bytes]).digest()[:DIGEST_SIZE]
+        hashes.append(last_hash)
+    return tuple(hashes)

@@ -12,7 +12,7 @@ from support.scheduling.simulated_world import SimulatedClient, SimulatedWorld
 
 from router.config import RouterConfig
 from router.request import LoadableResource, Request
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 
@@ -101,5 +101,5 @@ def test_failed_adapter_loads_occupy_neither_slots_nor_bytes() -> None:
     assert [one.tokens for one in good] == [one.tokens for one in undisturbed]
     delays = [one.ended_at - other.ended_at for one, other in zip(good, undisturbed, strict=True)]
     assert max(delays) < 2 * CYCLE_SECONDS
-    assert world.scheduler._resource_cache._num_users == {}
-    assert {resource.id for resource in world.scheduler._resource_cache._cached} == {10, 11, 12, 13}
+    assert world.scheduler.resource_cache._num_users == {}
+    assert {resource.id for resource in world.scheduler.resource_cache._cached} == {10, 11, 12, 13}

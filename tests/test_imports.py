@@ -18,7 +18,7 @@ ALLOWED_IMPORTS = {
     "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.tracing"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "block_hash", "model_info", "recording", "request", "scheduler", "simulation"))},
+        "model_info", "recording", "request", "scheduler", "simulation"))},
     "shard": set(),
 }
 ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may import them
@@ -36,7 +36,7 @@ ALLOWED_IMPORTERS = {  # libraries, and the only modules and packages that may i
 # Packages, and modules directly in the top-level folder, each of which may import those before it, and itself.
 # Packages inside a package belong to it.
 IMPORT_ORDER = {
-    "router": ["config", "errors", "request", "block_hash", "model_info", "pooling_output", "api_keys",
+    "router": ["config", "errors", "request", "model_info", "pooling_output", "api_keys",
                "launcher_protocol", "adapters", "scheduler", "text", "grammars", "shards", "validation",
                "recording", "simulation", "telemetry", "engine", "http.transport", "http.tgi",
                "http.openai", "http.routes", "http.lorax", "http.docs", "http", "__main__"],

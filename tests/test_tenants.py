@@ -10,8 +10,8 @@ import pytest
 from support.scheduling.cost_model_clock import RequestHistory, SchedulerSimulation, TrueCosts
 
 from router.request import Request, Tenant
-from router.scheduler.fairness import COST_PER_GENERATED_TOKEN
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN
 
 GPU_8B_COSTS = TrueCosts(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 CPU_HALF_B_COSTS = TrueCosts(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")

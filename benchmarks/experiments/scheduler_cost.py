@@ -17,11 +17,10 @@ from cyclopts.validators import Number
 
 from benchmarks.harness.experiment import ExperimentSettings, PositiveInt, run_experiment
 from benchmarks.harness.results import report_results
-from router.block_hash import hash_blocks, hash_namespace
 from router.model_info import ModelInfo
 from router.recording.recorder import RecordingScheduler
-from router.recording.snapshot import take_snapshot
-from router.request import Request
+from router.recording.state import take_snapshot
+from router.request import Request, hash_blocks, hash_namespace
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from router.config import RouterConfig
-from router.engine.output_builder import OutputBuilder
-from router.engine.stream import FailedEvent, RequestStream
+from router.engine.stream import FailedEvent, OutputBuilder, RequestStream
 from router.errors import (
     Cancelled,
     ClassificationFailed,
@@ -25,10 +24,9 @@ from router.errors import (
 from router.request import Request, RequestKind
 from router.scheduler.events import SchedulerEvent, SequenceExpired, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.messages import StepResult
-from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
-from router.telemetry.server_metrics import ServerMetrics
+from router.scheduler.sequence import RequestTimeline
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.tokenizer import Tokenizer
 
 FAILURE_ERRORS = {RequestKind.GENERATE: GenerationFailed, RequestKind.EMBED: EmbeddingFailed,
@@ -150,7 +148,8 @@ class ClientStreams:
 
     def _deliver_tokens(self, token_counts: Mapping[int, int]) -> None:
         delivered_at = now()
-        first_token_ids = self._metrics.requests.record_delivery(token_counts.keys(), self._builders, delivered_at)
+        first_token_ids = self._metrics.requests.inter_token_latency.record_delivery(
+            token_counts.keys(), self._builders, delivered_at)
         for sequence_id in first_token_ids:
             if (builder := self._builders.get(sequence_id)) is not None:
                 self._metrics.requests.observe_first_token(builder.record, delivered_at)

@@ -39,8 +39,7 @@ from router.shards.failures import ShardsLost
 from router.shards.handshake import perform_handshake
 from router.shards.request_encoding import encode_plan
 from router.shards.shard_group import ShardGroup
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
@@ -149,7 +148,8 @@ class Engine:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
         self._client_streams.dispatch_events(events[1:])  # directly: a new sequence has no queued events
-        self._wake_timer.set_deadline(self._scheduler.wake_at)
+        if request.timeout is not None:
+            self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
         return stream
 
@@ -202,32 +202,38 @@ class Engine:
                 await self._recover_shards(lost)
 
     async def _run_steps(self) -> None:
-        self._send_plans()
+        was_woken = True  # whether something other than an answer may have changed what to plan
         while True:
-            while self._plans_in_flight.has_answer:
-                self._queued_events += self._receive_answer(self._plans_in_flight.oldest)
+            if (answered_plan := self._plans_in_flight.get_answered()) is not None:
+                self._queued_events += self._receive_answer(answered_plan)
                 self._send_plans()
                 # `_send_plans` only queued the messages. Yield once, so that the streams' writer tasks send them before
                 # this answer's tokens are rendered: the shards do not idle meanwhile.
                 await asyncio.sleep(0)
                 self._flush_events()
-            if self._shards.is_disconnected and not self._plans_in_flight:
+                was_woken = False
+            elif was_woken:
+                self._send_plans()
+                was_woken = False
+            elif self._shards.is_disconnected and not self._plans_in_flight:
                 raise ShardsLost(ShardLossReason.DEATH, "a shard went away while there was nothing to do")
-            await self._wake_event.wait()
-            self._wake_event.clear()
-            self._send_plans()
+            else:
+                if (wake_at := self._scheduler.wake_at) != self._wake_timer.deadline:
+                    self._wake_timer.set_deadline(wake_at)
+                await self._wake_event.wait()
+                self._wake_event.clear()
+                was_woken = True
 
     def _send_plans(self) -> None:
         while (plan := self._scheduler.plan(now())) is not None:
             self._send_plan(plan)
-        self.resource_controller.send_resource_commands()
-        self._wake_timer.set_deadline(self._scheduler.wake_at)
+        if self._scheduler.resource_cache.is_in_use:
+            self.resource_controller.send_resource_commands()
 
     def _flush_events(self) -> None:
         """Dispatch the queued events to the clients' streams."""
         events, self._queued_events = self._queued_events, []
         self._client_streams.dispatch_events(events)
-        self._wake_timer.set_deadline(self._scheduler.wake_at)
 
     def _on_timer(self) -> None:
         """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
@@ -237,10 +243,13 @@ class Engine:
         """Queue events that do not come from an answer, and dispatch them after those that are queued already."""
         self._queued_events += events
         self._flush_events()
+        self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
 
     def _send_plan(self, plan: StepPlan) -> None:
-        timeout = self._plans_in_flight.total_predicted_seconds + self._step_timeout(plan)
+        timeout = self._plans_in_flight.total_predicted_seconds + (
+            max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)
+            if self.config.step_timeout is None else self.config.step_timeout)
         messages = encode_plan(plan, self._client_streams.get_traceparent)
         self._plans_in_flight.add(plan, self._shards.send(messages, timeout), now())
         self.health.watchdog.add_step(plan.predicted_seconds, now())
@@ -307,9 +316,10 @@ class Engine:
         self.has_shards = False
         self.health.set_unready(f"the shards are lost ({lost.loss_reason.name.lower()}) and not back yet")
         self.server_metrics.steps.count_shard_loss(lost.loss_reason, [sent.plan for sent in self._plans_in_flight])
-        self._queued_events += self._scheduler.on_shards_lost(now(), lost.loss_reason)
+        self._queued_events += self._scheduler.on_shards_lost(lost.loss_reason, now())
         self.resource_controller.loader.end_epoch(resources_lost=lost.loss_reason is ShardLossReason.DEATH)
         self._flush_events()
+        self._wake_timer.set_deadline(self._scheduler.wake_at)  # requeued sequences may be past their deadline
         if lost.loss_reason is ShardLossReason.MEMORY:
             logger.warning("steps have at most %d tokens from now on", self._scheduler.settings.max_prefill_tokens)
         self._restart_shards_if_needed(lost)
@@ -331,8 +341,3 @@ class Engine:
         if lost.needs_restart or has_repeated_defects:
             self._defect_times.clear()
             self._on_restart_needed(str(lost))
-
-    def _step_timeout(self, plan: StepPlan) -> float:
-        if self.config.step_timeout is not None:
-            return self.config.step_timeout
-        return max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * plan.predicted_seconds)

@@ -14,20 +14,20 @@ class MovableTimer:
     def __init__(self, callback: Callable[[], object]) -> None:
         """`callback` is called at the deadline or soon after it; it must call `set_deadline` for the next deadline."""
         self._callback = callback
-        self._deadline: float | None = None
+        self.deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def set_deadline(self, deadline: float | None) -> None:
-        if deadline == self._deadline:
+        if deadline == self.deadline:
             return
         self.cancel()
         if deadline is not None:
-            self._deadline = deadline
+            self.deadline = deadline
             self._timer = asyncio.get_running_loop().call_later(max(deadline - now(), 0.0) + TIMER_SLACK_SECONDS,
                                                                 self._fire)
 
     def cancel(self) -> None:
-        self._deadline = None
+        self.deadline = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -27,13 +27,11 @@ class GrammarResolver:
         self._get_resource = get_resource
         self._compiler = GrammarCompiler(lambda: tokenizer.path_or_content)
 
-    async def resolve_grammar(self, parameter: str, grammar: Grammar | None) -> LoadableResource | None:
+    async def resolve_grammar(self, parameter: str, grammar: Grammar) -> LoadableResource:
         """Return the resource of a grammar; `parameter` is its name in the request.
 
         Raises InvalidRequest or Overloaded.
         """
-        if grammar is None:
-            return None
         if self._why_unsupported:
             raise InvalidRequest(f"`{parameter}` is given, but {self._why_unsupported}; leave it out")
         compiled = await self._compiler.compile(grammar)

@@ -18,8 +18,7 @@ from router.config import RouterConfig
 from router.model_info import ModelInfo, StepMeasurement
 from router.recording.recorder import CallEntry, RecordingSegment
 from router.recording.redact import redacted_request_to_json
-from router.recording.scheduler_json import scheduler_to_json
-from router.recording.snapshot import restore_scheduler
+from router.recording.state import StateTable, table_to_json
 
 FORMAT_VERSION = 2
 
@@ -33,7 +32,7 @@ class SegmentStart:
     """First line of a segment."""
 
     recorded_at: float
-    scheduler_table: list[Any]
+    scheduler_table: StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ def non_secret_settings(config: RouterConfig) -> dict[str, Any]:
 def write_recording(file: TextIO, header: dict[str, Any], segments: Iterable[RecordingSegment]) -> None:
     file.write(json.dumps(header) + "\n")
     for segment in segments:
-        file.write(json.dumps({"at": segment.started_at,
-                               "core": scheduler_to_json(restore_scheduler(segment.snapshot))}) + "\n")
+        file.write(f'{{"at": {json.dumps(segment.started_at)}, "core": {table_to_json(segment.snapshot)}}}\n')
         file.writelines(f"{json.dumps(line)}\n" for line in map(call_to_json, segment.entries))
 
 

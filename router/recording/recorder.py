@@ -6,21 +6,18 @@ whole scheduler at its beginning, so that a recording can be replayed from the o
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.block_hash import hash_blocks
 from router.model_info import ModelInfo
 from router.recording import decision_summary
 from router.recording.decision_summary import DecisionSummary
-from router.recording.introspection import field_names
 from router.recording.redact import get_resource_fields, redact_request
-from router.recording.snapshot import SchedulerSnapshot, take_snapshot
-from router.request import FinishReason, LoadableResource, Request
+from router.recording.state import StateTable, take_snapshot
+from router.request import FinishReason, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
-from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
@@ -38,7 +35,7 @@ CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...
 class RecordingSegment:
     """A snapshot of the scheduler and the calls recorded since."""
 
-    snapshot: SchedulerSnapshot
+    snapshot: StateTable
     started_at: float
     entries: GenericSequence[CallEntry]
 
@@ -53,7 +50,7 @@ class RecordingBuffer:
         self.pending_hashes: list[bytes] = []  # block hashes computed during the current call
         self.next_segment_at = 0.0  # when the next segment begins
 
-    def start_segment(self, snapshot: SchedulerSnapshot, now: float) -> None:
+    def start_segment(self, snapshot: StateTable, now: float) -> None:
         self.entries = []
         self.segments.append(RecordingSegment(snapshot, now, self.entries))
         self.next_segment_at = now + max(SEGMENT_SECONDS, SEGMENT_FRACTION * self.kept_seconds)
@@ -71,95 +68,22 @@ class RecordingBuffer:
                 for segment in self.segments]
 
 
-class RecordingBlockHasher:
-    """Block hasher that records every hash in the buffer."""
-
-    def __init__(self, buffer: RecordingBuffer) -> None:
-        self._buffer = buffer
-
-    def __call__(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
-        hashes = hash_blocks(parent_hash, tokens, block_size)
-        self._buffer.pending_hashes += hashes
-        return hashes
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle as the plain `hash_blocks`: the buffer is not part of a snapshot."""
-        return get_plain_hasher, ()
-
-
-def get_plain_hasher() -> object:
-    return hash_blocks
-
-
 class RecordingScheduler(Scheduler):
     """Scheduler that records the arguments and outcome of every call that can change its state."""
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
         """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
-        self._buffer = buffer = RecordingBuffer(kept_seconds)
-        self._has_multi_token_steps = model_info.tokens_per_step > 1
-        super().__init__(settings, model_info, RecordingBlockHasher(buffer))
-        buffer.start_segment(take_snapshot(self), now)
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle as a plain `Scheduler`, without the buffer."""
-        fields = {name: getattr(self, name) for name in field_names(Scheduler) if hasattr(self, name)}
-        return object.__new__, (Scheduler,), fields
+        self._buffer = RecordingBuffer(kept_seconds)
+        super().__init__(settings, model_info, self._hash_blocks)
+        self._buffer.start_segment(take_snapshot(self), now)
 
     def copy_segments(self) -> list[RecordingSegment]:
         return self._buffer.copy_segments()
 
-    # -- requests
-
-    def submit(self, request: Request, now: float) -> list[SchedulerEvent]:
-        events = super().submit(request, now)
-        self._buffer.add_call("submit", now, (redact_request(request),), decision_summary.summarize_events(events))
-        return events
-
-    def cancel(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        events = super().cancel(sequence_id, now)
-        self._buffer.add_call("cancel", now, (sequence_id,), decision_summary.summarize_events(events))
-        return events
-
-    def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        events = super().suspend(sequence_id, now)
-        self._buffer.add_call("suspend", now, (sequence_id,), decision_summary.summarize_events(events))
-        return events
-
-    def resume(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
-        events = super().resume(sequence_id, now)
-        self._buffer.add_call("resume", now, (sequence_id,), decision_summary.summarize_events(events))
-        return events
-
-    def on_resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().on_resource_loaded(resource, now)
-        self._buffer.add_call("on_resource_loaded", now, get_resource_fields(resource),
-                              decision_summary.summarize_events(events))
-        return events
-
-    def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
-        events = super().on_resource_failed(resource, reason, now)
-        self._buffer.add_call("on_resource_failed", now, (*get_resource_fields(resource), reason),
-                              decision_summary.summarize_events(events))
-        return events
-
-    def on_resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().on_resource_unloaded(resource, now)
-        self._buffer.add_call("on_resource_unloaded", now, get_resource_fields(resource),
-                              decision_summary.summarize_events(events))
-        return events
-
-    def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().request_load(resource, now)
-        self._buffer.add_call("request_load", now, get_resource_fields(resource),
-                              decision_summary.summarize_events(events))
-        return events
-
-    def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
-        events = super().request_unload(resource, now)
-        self._buffer.add_call("request_unload", now, get_resource_fields(resource),
-                              decision_summary.summarize_events(events))
-        return events
+    def _hash_blocks(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
+        hashes = hash_blocks(parent_hash, tokens, block_size)
+        self._buffer.pending_hashes += hashes
+        return hashes
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:
         commands = super().take_resource_commands(now)
@@ -167,8 +91,6 @@ class RecordingScheduler(Scheduler):
             self._buffer.add_call("take_resource_commands", now, (),
                                   decision_summary.summarize_resource_commands(commands))
         return commands
-
-    # -- steps
 
     def plan(self, now: float) -> StepPlan | None:
         buffer = self._buffer
@@ -187,36 +109,51 @@ class RecordingScheduler(Scheduler):
 
     def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
                       now: float) -> list[SchedulerEvent]:
+        arguments: tuple[Any, ...] = (last_message_number, result.epoch, result.seconds)
         try:
             events = super().complete_step(last_message_number, result, stop_token_counts, now)
         except Exception as error:
-            self._buffer.add_call("crash", now, ("complete_step", last_message_number, result.epoch, result.seconds),
-                                  (repr(error),))
+            self._buffer.add_call("crash", now, ("complete_step", *arguments), (repr(error),))
             raise
         outcome = decision_summary.summarize_events(events)
-        arguments: tuple[Any, ...] = (last_message_number, result.epoch, result.seconds)
-        if outcome or stop_token_counts or self._has_multi_token_steps or result.failures:
+        if outcome or stop_token_counts or self._model_info.tokens_per_step > 1 or result.failures:
             arguments += summarize_unusual_result(result, stop_token_counts, events)
         self._buffer.add_call("complete_step", now, arguments, outcome)
         return events
 
-    # -- time and shards
 
-    def on_timer(self, now: float) -> list[SchedulerEvent]:
-        events = super().on_timer(now)
-        self._buffer.add_call("on_timer", now, (), decision_summary.summarize_events(events))
+# How the arguments of the other calls are recorded, without the time.
+RECORDED_CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "submit": lambda request: (redact_request(request),),
+    "cancel": lambda sequence_id: (sequence_id,),
+    "suspend": lambda sequence_id: (sequence_id,),
+    "resume": lambda sequence_id: (sequence_id,),
+    "on_timer": lambda: (),
+    "on_resource_loaded": get_resource_fields,
+    "on_resource_failed": lambda resource, reason: (*get_resource_fields(resource), reason),
+    "on_resource_unloaded": get_resource_fields,
+    "request_load": get_resource_fields,
+    "request_unload": get_resource_fields,
+    "on_shards_lost": lambda loss_reason: (loss_reason.name,),
+    "on_shards_ready": lambda model_info, epoch: (model_info, epoch),
+}
+
+
+def make_recorded_call(name: str, describe_arguments: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """Return the method of RecordingScheduler that makes a call and records it. The last argument is the time."""
+    make_call = getattr(Scheduler, name)
+
+    def call(self: RecordingScheduler, *arguments: Any) -> list[SchedulerEvent]:
+        events: list[SchedulerEvent] = make_call(self, *arguments)
+        *others, now = arguments
+        self._buffer.add_call(name, now, describe_arguments(*others), decision_summary.summarize_events(events))
         return events
 
-    def on_shards_lost(self, now: float, loss_reason: ShardLossReason) -> list[SchedulerEvent]:
-        events = super().on_shards_lost(now, loss_reason)
-        self._buffer.add_call("on_shards_lost", now, (loss_reason.name,), decision_summary.summarize_events(events))
-        return events
+    return call
 
-    def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
-        self._has_multi_token_steps = model_info.tokens_per_step > 1
-        events = super().on_shards_ready(model_info, epoch, now)
-        self._buffer.add_call("on_shards_ready", now, (model_info, epoch), decision_summary.summarize_events(events))
-        return events
+
+for call_name, describe in RECORDED_CALLS.items():
+    setattr(RecordingScheduler, call_name, make_recorded_call(call_name, describe))
 
 
 def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> Scheduler:

@@ -4,6 +4,7 @@ The rest is all that scheduling depends on. When requests are rebuilt every toke
 token that ended a sequence is `PLACEHOLDER_END_TOKEN`.
 """
 
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -12,11 +13,18 @@ from router.request import LoadableResource, Request, RequestKind, Tenant
 PLACEHOLDER_TOKEN, PLACEHOLDER_END_TOKEN = 0, 1
 PLACEHOLDER_END_TOKENS = frozenset({PLACEHOLDER_END_TOKEN})
 OMITTED_FIELDS = frozenset({"prompt", "sampling_key", "sampling", "end_tokens", "stop_strings", "max_length",
-                            "adapter_name"})
+                            "needed_resources", "adapter_name"})
 KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "cache_namespace",
                "block_hashes", "adapter", "grammar", "kind")
 
-RedactedRequest = tuple[int, tuple[Any, ...]]  # number of prompt tokens, and the values of KEPT_FIELDS
+
+@dataclass(frozen=True, slots=True)
+class RedactedRequest:
+    """A request without tokens, text and sampling parameters."""
+
+    num_prompt_tokens: int
+    kept_values: tuple[Any, ...]  # of KEPT_FIELDS
+
 
 get_kept_fields = attrgetter(*KEPT_FIELDS)
 get_tenant_fields = attrgetter(*Tenant.__slots__)
@@ -24,23 +32,23 @@ get_resource_fields = attrgetter("kind", "id", "max_bytes", "is_pinned")  # of a
 
 
 def redact_request(request: Request) -> RedactedRequest:
-    return len(request.prompt), get_kept_fields(request)
+    return RedactedRequest(len(request.prompt), get_kept_fields(request))
 
 
-def rebuild_request(num_prompt_tokens: int, kept_values: tuple[Any, ...]) -> Request:
-    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
-                   **dict(zip(KEPT_FIELDS, kept_values, strict=True)))
+def rebuild_request(redacted: RedactedRequest) -> Request:
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * redacted.num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
+                   **dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True)))
 
 
 def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
     """Return a redacted request as a JSON object."""
-    values = dict(zip(KEPT_FIELDS, redacted[1], strict=True))
+    values = dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True))
     values["tenant"] = list(get_tenant_fields(values["tenant"]))
     values["cache_namespace"] = values["cache_namespace"].hex()
     values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
     for name in ("adapter", "grammar"):
         values[name] = values[name] and list(get_resource_fields(values[name]))
-    return {"prompt_tokens": redacted[0], **values}
+    return {"prompt_tokens": redacted.num_prompt_tokens, **values}
 
 
 def request_from_json(values: dict[str, Any]) -> Request:

@@ -19,7 +19,7 @@ from typing import Any
 from router.recording import decision_summary
 from router.recording.file import BadRecording, RecordedCall, Recording, SegmentStart, model_info_from_json
 from router.recording.redact import PLACEHOLDER_END_TOKEN, PLACEHOLDER_TOKEN, request_from_json
-from router.recording.scheduler_json import scheduler_from_json, scheduler_to_json, table_differences
+from router.recording.state import restore_scheduler, table_differences, table_to_json, take_snapshot
 from router.request import LoadableResource
 from router.scheduler.events import SchedulerEvent
 from router.scheduler.fault_isolation import ShardLossReason
@@ -115,12 +115,13 @@ class Replay:
             self._scheduler = self._restore_scheduler(segment)
             self._observer.on_start(self._scheduler, segment.recorded_at)
             return None
-        difference = next(table_differences(segment.scheduler_table, scheduler_to_json(self._scheduler)), None)
+        replayed_table = json.loads(table_to_json(take_snapshot(self._scheduler)))
+        difference = next(table_differences(segment.scheduler_table, replayed_table), None)
         return None if difference is None else ("state", "the core as it stood when the next segment began", difference)
 
     def _restore_scheduler(self, segment: SegmentStart) -> Scheduler:
         try:
-            return scheduler_from_json(segment.scheduler_table, self._next_block_hashes)
+            return restore_scheduler(segment.scheduler_table, self._next_block_hashes)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise BadRecording(
                 f"{self._recording.path} was written by weft {self._recording.weft_version}, whose core does "
@@ -209,7 +210,7 @@ CALL_REPLAYERS: Mapping[str, Callable[[Scheduler, RecordedCall], CallResult]] = 
     "take_resource_commands": lambda core, call: tuple(core.take_resource_commands(call.recorded_at)),
     "plan": lambda core, call: core.plan(call.recorded_at), "complete_step": replay_complete_call,
     "on_timer": lambda core, call: core.on_timer(call.recorded_at),
-    "on_shards_lost": lambda core, call: core.on_shards_lost(call.recorded_at, ShardLossReason[call.arguments[0]]),
+    "on_shards_lost": lambda core, call: core.on_shards_lost(ShardLossReason[call.arguments[0]], call.recorded_at),
     "on_shards_ready": lambda core, call: core.on_shards_ready(model_info_from_json(call.arguments[0]),
                                                                call.arguments[1],
                                                                call.recorded_at), "crash": replay_crashed_call,}

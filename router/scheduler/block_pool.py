@@ -1,7 +1,7 @@
 """Pool of KV cache blocks: free, held, or kept for requests with the same tokens.
 
 A block is held by any number of sequences; each has the list of its blocks and returns them here. A full block may be
-cached under its hash (see block_hash.py) and then be shared, since no sequence writes to it any more. Once
+cached under its hash (see `hash_blocks`) and then be shared, since no sequence writes to it any more. Once
 no sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
 """
 
@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 class BlockPool:
     """Pool of blocks, numbered from 0."""
 
+    __slots__ = ("_block_by_hash", "_evictable_blocks", "_free_blocks", "_hash_by_block", "_ref_counts",
+                 "_reserved_hashes", "block_size", "contents_version", "num_blocks")
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -19,6 +22,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hash_by_block: list[bytes | None] = [None] * num_blocks  # of cached blocks
         self._block_by_hash: dict[bytes, int] = {}
+        self.contents_version = 0  # changes whenever a hash is cached or evicted
         # Cached and not held, least recently used first. Not a dict: finding its first entry takes time
         # proportional to the entries deleted before it.
         self._evictable_blocks = OrderedDict[int, None]()
@@ -81,6 +85,7 @@ class BlockPool:
         return sum(not self._ref_counts[block] for block in blocks)
 
     def _evict(self, num_blocks: int) -> None:
+        self.contents_version += 1
         for _ in range(num_blocks):
             block, _ = self._evictable_blocks.popitem(last=False)
             block_hash, self._hash_by_block[block] = self._hash_by_block[block], None
@@ -105,6 +110,7 @@ class BlockPool:
 
     def cache_full_blocks(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
         """Cache full blocks, so that `find_cached_prefix` returns them. A cached hash keeps its block."""
+        self.contents_version += 1
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._reserved_hashes.get(block_hash) == block:
                 del self._reserved_hashes[block_hash]

@@ -42,22 +42,20 @@ class StepLoad:
     chunk_tokens: int = 0
     context: int = 0
 
-    @property
-    def terms(self) -> CostTerms:
-        return (1.0, float(self.rows), float(self.chunk_tokens), float(self.context))
+    def predict_seconds(self, coefficients: CostTerms) -> float:
+        """Return the seconds of a step with this load, by these coefficients."""
+        a, b, c, d = coefficients
+        return a + b * self.rows + c * self.chunk_tokens + d * self.context
 
 
 ObservedStep = tuple[StepLoad, float]  # a step and its seconds
 
 
-def predict_seconds(coefficients: CostTerms, load: StepLoad) -> float:
-    """Return the seconds of a step with this load, by these coefficients."""
-    a, b, c, d = coefficients
-    return a + b * load.rows + c * load.chunk_tokens + d * load.context
-
-
 class CostModel:
     """Predictor of step times that learns from every observed step."""
+
+    __slots__ = ("_coefficients", "_coefficients_before_streak", "_covariance", "_min_coefficients", "_ratios",
+                 "_streak", "_streak_sign")
 
     def __init__(self, coefficients: CostTerms) -> None:
         self._restart_learning(coefficients)
@@ -85,59 +83,75 @@ class CostModel:
         return self._ratios.safety_quantile
 
     def predict(self, load: StepLoad) -> float:
-        return predict_seconds(self._coefficients, load)
+        a, b, c, d = self._coefficients
+        return a + b * load.rows + c * load.chunk_tokens + d * load.context
 
     def observe(self, load: StepLoad, seconds: float) -> float:
         """Learn from a step; return the factor by which all steps take longer now: 1 unless the speed has changed."""
-        if self.predict(load) <= 0.0:
+        predicted = self.predict(load)
+        if predicted <= 0.0:
             return 1.0
-        self._update_streak(load, seconds)
+        self._update_streak(load, seconds, predicted)
         if len(self._streak) < SPEED_CHANGE_STREAK:
-            self._update_coefficients(load, seconds)
+            self._update_coefficients(load, seconds, predicted)
             return 1.0
         streak = self._streak
-        factor = median(took / predict_seconds(self._coefficients_before_streak, of) for of, took in streak)
+        factor = median(took / of.predict_seconds(self._coefficients_before_streak) for of, took in streak)
         a, b, c, d = self._coefficients_before_streak
         self._restart_learning((a * factor, b * factor, c * factor, d * factor))
         for past_load, past_seconds in streak:
-            self._update_coefficients(past_load, past_seconds)
+            self._update_coefficients(past_load, past_seconds, past_load.predict_seconds(self._coefficients))
         return factor
 
-    def _update_streak(self, load: StepLoad, seconds: float) -> None:
+    def _update_streak(self, load: StepLoad, seconds: float, predicted: float) -> None:
         if not self._streak:
             self._coefficients_before_streak = self._coefficients
-        ratio = seconds / predict_seconds(self._coefficients_before_streak, load)
+        else:
+            predicted = load.predict_seconds(self._coefficients_before_streak)
+        ratio = seconds / predicted
         sign = (ratio > SURPRISE_RATIO) - (ratio < 1.0 / SURPRISE_RATIO)
         if sign != self._streak_sign:
             self._streak, self._streak_sign, self._coefficients_before_streak = [], sign, self._coefficients
         if sign:
             self._streak.append((load, seconds))
 
-    def _update_coefficients(self, load: StepLoad, seconds: float) -> None:
-        """Take one step of recursive least squares for the multipliers, which are folded into the coefficients."""
-        predicted = self.predict(load)
+    def _update_coefficients(self, load: StepLoad, seconds: float, predicted: float) -> None:
+        """Take one step of recursive least squares for the multipliers, which are folded into the coefficients.
+
+        Written out for the four terms: this runs after every step.
+        """
         ratio = seconds / predicted
         error = min(max(ratio, 1.0 / RATIO_CLIP), RATIO_CLIP) - 1.0
-        s0, s1, s2, s3 = (c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True))
-        covariance_times_shares = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
-        v0, v1, v2, v3 = covariance_times_shares
-        prediction_variance = v0 * s0 + v1 * s1 + v2 * s2 + v3 * s3  # variance of the prediction
+        a, b, c, d = self._coefficients
+        s0, s1 = a / predicted, b * load.rows / predicted  # each term's share of the prediction
+        s2, s3 = c * load.chunk_tokens / predicted, d * load.context / predicted
+        row0, row1, row2, row3 = covariance = self._covariance
+        v0 = row0[0] * s0 + row0[1] * s1 + row0[2] * s2 + row0[3] * s3  # covariance times shares
+        v1 = row1[0] * s0 + row1[1] * s1 + row1[2] * s2 + row1[3] * s3
+        v2 = row2[0] * s0 + row2[1] * s1 + row2[2] * s2 + row2[3] * s3
+        v3 = row3[0] * s0 + row3[1] * s1 + row3[2] * s2 + row3[3] * s3
+        prediction_variance = v0 * s0 + v1 * s1 + v2 * s2 + v3 * s3
         if prediction_variance <= RATIO_NOISE_VARIANCE:
             self._ratios.add(ratio)  # such steps have been learned, so the remaining error is noise
-        gains = [term / (RATIO_NOISE_VARIANCE + prediction_variance) for term in covariance_times_shares]
-        a, b, c, d = (max(value * (1.0 + g * error), least)
-                      for value, g, least in zip(self._coefficients, gains, self._min_coefficients, strict=True))
-        self._coefficients = (a, b, c, d)
-        if 1.0 / RATIO_CLIP < ratio < RATIO_CLIP:  # a clipped error does not make the coefficients more certain
-            self._covariance = [
-                [p0 - g * v0, p1 - g * v1, p2 - g * v2, p3 - g * v3]
-                for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
-        for i, row in enumerate(self._covariance):
+        total_variance = RATIO_NOISE_VARIANCE + prediction_variance
+        gains = (v0 / total_variance, v1 / total_variance, v2 / total_variance, v3 / total_variance)
+        least = self._min_coefficients
+        self._coefficients = (max(a * (1.0 + gains[0] * error), least[0]), max(b * (1.0 + gains[1] * error), least[1]),
+                              max(c * (1.0 + gains[2] * error), least[2]), max(d * (1.0 + gains[3] * error), least[3]))
+        is_clipped = not 1.0 / RATIO_CLIP < ratio < RATIO_CLIP  # then the coefficients become no more certain
+        for i, (row, gain) in enumerate(zip(covariance, gains, strict=True)):
+            if not is_clipped:
+                row[0] -= gain * v0
+                row[1] -= gain * v1
+                row[2] -= gain * v2
+                row[3] -= gain * v3
             row[i] = min(row[i] + VARIANCE_GROWTH_PER_STEP, MAX_MULTIPLIER_VARIANCE)
 
 
 class PredictionRatios:
     """The last RATIO_WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
+
+    __slots__ = ("_recent", "_sorted")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -165,7 +179,8 @@ def fit_coefficients(measurements: GenericSequence[StepMeasurement]) -> CostTerm
     A term whose best coefficient is negative is dropped and the rest solved again. Without any measurement a
     millisecond per step is assumed, which `observe` then corrects.
     """
-    rows = [(StepLoad(m.rows, m.chunk_tokens, m.context).terms, m.seconds) for m in measurements if m.seconds > 0.0]
+    rows = [((1.0, float(m.rows), float(m.chunk_tokens), float(m.context)), m.seconds) for m in measurements
+            if m.seconds > 0.0]
     kept_terms = [0, 1, 2, 3]
     while rows and kept_terms:
         solution = _solve_least_squares([[terms[i] / seconds for i in kept_terms] for terms, seconds in rows])

@@ -28,18 +28,20 @@ class FaultIsolation:
     found.
     """
 
+    __slots__ = ("suspect_sets",)
+
     def __init__(self) -> None:
-        self._suspect_sets: list[dict[int, Sequence]] = []
+        self.suspect_sets: list[dict[int, Sequence]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._suspect_sets)
+        return bool(self.suspect_sets)
 
     def current_suspects(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.
 
         A set of which no member may start (`is_unstartable`) is skipped.
         """
-        return next((suspects for suspects in self._suspect_sets
+        return next((suspects for suspects in self.suspect_sets
                      if not all(map(is_unstartable, suspects.values()))), None)
 
     def clear_suspicion_of(self, sequence: Sequence) -> None:
@@ -49,9 +51,9 @@ class FaultIsolation:
     def clear_suspicions(self, sequence_ids: Iterable[int]) -> None:
         """Remove sequences from all sets: they produced a token."""
         for sequence_id in sequence_ids:
-            for suspects in self._suspect_sets:
+            for suspects in self.suspect_sets:
                 suspects.pop(sequence_id, None)
-        self._suspect_sets = [suspects for suspects in self._suspect_sets if suspects]
+        self.suspect_sets = [suspects for suspects in self.suspect_sets if suspects]
 
     def bisect_suspects(self, members: list[Sequence], *, ran_alone: bool) -> Sequence | None:
         """Return the sequence to blame for a failed step if it ran alone; otherwise halve the suspects, return None.
@@ -62,7 +64,7 @@ class FaultIsolation:
         if ran_alone and members:
             self.clear_suspicion_of(members[0])
             return members[0]
-        known_suspects = [s for s in members if any(s.id in suspects for suspects in self._suspect_sets)]
+        known_suspects = [s for s in members if any(s.id in suspects for suspects in self.suspect_sets)]
         suspects = known_suspects or members
         half = (len(suspects) + 1) // 2
         self.isolate_suspects([suspects[:half], suspects[half:]])
@@ -74,7 +76,7 @@ class FaultIsolation:
         for suspects in new_sets:
             for suspect in suspects.values():
                 self.clear_suspicion_of(suspect)
-        self._suspect_sets = new_sets + self._suspect_sets
+        self.suspect_sets = new_sets + self.suspect_sets
 
     def assign_blame(self, loss_reason: ShardLossReason,
                      steps: GenericSequence[GenericSequence[Sequence]]) -> list[tuple[Sequence, str]]:

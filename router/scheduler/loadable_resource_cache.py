@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
-from router.scheduler.fairness import FairShares
 from router.scheduler.messages import LoadResource, ResourceCommand, UnloadResource
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_IDLE_GRAMMARS = 32
 # An adapter that no request has started with since it was loaded stays for this much longer, or its load would be
@@ -65,6 +64,10 @@ class LoadableResourceCache:
     It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
     """
 
+    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_max_adapter_bytes",
+                 "_num_users", "_queue", "_requested_unloads", "_settings", "is_in_use", "pending_commands",
+                 "wake_at")
+
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
                  available: set[LoadableResource]) -> None:
         """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
@@ -82,6 +85,7 @@ class LoadableResourceCache:
         # to be unloaded once no unfinished sequence needs them
         self._requested_unloads: dict[LoadableResource, None] = {}
         self._max_adapter_bytes = 0
+        self.is_in_use = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
         self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
@@ -93,6 +97,7 @@ class LoadableResourceCache:
 
     def add_sequence(self, sequence: Sequence) -> None:
         for resource in sequence.request.needed_resources:
+            self.is_in_use = True
             self._num_users[resource] = self._num_users.get(resource, 0) + 1
             self._requested_unloads.pop(resource, None)
             self._idle_by_kind[resource.kind].pop(resource, None)
@@ -113,6 +118,7 @@ class LoadableResourceCache:
 
     def request_load(self, resource: LoadableResource) -> None:
         """Load the resource even if no request needs it."""
+        self.is_in_use = True
         self._requested_unloads.pop(resource, None)
         if resource not in self._available:
             self._queue.request_load(resource)
@@ -152,6 +158,7 @@ class LoadableResourceCache:
 
     def record_loaded(self, resource: LoadableResource, now: float) -> None:
         """Record that every rank has loaded the resource, even if it was not requested here."""
+        self.is_in_use = True
         self._cached[resource] = CachedResource(resource, ResourceState.LOADED, now)
         self._make_available(resource, now)
 

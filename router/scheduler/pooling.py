@@ -7,9 +7,9 @@ time with the decodes as prompts do (`PrefillTimeAllowance`), except that the wh
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance
+from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, SchedulerView
 from router.scheduler.sequence import Sequence
-from router.scheduler.step_policies import SchedulerView, StepDraft, compute_decode_load
+from router.scheduler.step import StepDraft, compute_decode_load
 
 BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 
@@ -17,17 +17,21 @@ BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 class PoolingPolicy:
     """Policy that drafts pooling steps: whether one is due, and which waiting texts fit into it."""
 
+    __slots__ = ("_last_step_was_pooling", "_prompt_time_allowance", "is_active", "scheduler")
+
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
+        self.is_active = False  # whether texts waited when `draft_step` was last called
         self._last_step_was_pooling = False  # the step before was a pooling step
         self._prompt_time_allowance = PrefillTimeAllowance()
 
     def draft_step(self) -> StepDraft | None:
-        """Return a pooling step; None if the next step generates text."""
+        """Return a pooling step; None if the next step generates text. To be called while texts wait, and once after
+        that (`is_active`)."""
+        self.is_active = bool(self.scheduler.waiting.num_pooling)
         kind = self.scheduler.next_request_kind()
-        if kind is RequestKind.GENERATE and not self.scheduler.num_waiting_pooling():
-            # no pooling request waits any more: the earned seconds expire
-            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=False)
+        if not self.is_active:
+            self._prompt_time_allowance.reset()
         may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
                                                              and len(self.scheduler.running))
         draft = self._draft_pooling_step(kind) if may_pool else None

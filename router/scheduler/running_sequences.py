@@ -7,16 +7,48 @@ the next step of a batch (pooling steps use no blocks), and so before any other 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as GenericSequence
-from itertools import count, islice
+from itertools import islice
 from math import ceil
 
-from router.block_hash import hash_blocks
-from router.request import Tenant
-from router.scheduler.batch import Batch
+from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import BlockGrant, Filter, NewSequence
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
+
+
+class Batch:
+    """Sequences that step together, known to router and shards by the same id."""
+
+    __slots__ = ("id", "needs_filter", "sequences")
+
+    def __init__(self, batch_id: int) -> None:
+        self.id = batch_id
+        self.sequences: dict[int, Sequence] = {}
+        self.needs_filter = False
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences.values())
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove the sequence here; the shards remove it by the Filter that is owed from now on."""
+        del self.sequences[sequence.id]
+        self.needs_filter = True
+
+    def absorb(self, other: "Batch") -> None:
+        self.sequences |= other.sequences
+
+    def take_filter(self) -> Filter:
+        """Return the Filter that is owed (`needs_filter`)."""
+        self.needs_filter = False
+        return Filter(self.id, tuple(self.sequences))
+
 
 # (hash of the block before, tokens, block size) -> hashes of the full blocks.
 BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]
@@ -25,18 +57,27 @@ BlockHasher = Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes
 class RunningSequences:
     """Running sequences in their batches, and the blocks allocated to them."""
 
+    __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_reuses_cache", "_tokens_per_step", "batches",
+                 "block_pool", "settings")
+
     def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
-                 hasher: BlockHasher = hash_blocks) -> None:
+                 hasher: BlockHasher = hash_blocks, *, reuses_cache: bool = True) -> None:
+        """Without `reuses_cache` no sequence finds cached blocks."""
         self.settings = settings
-        self.block_pool = block_pool
         self._hasher = hasher
+        self._reuses_cache = reuses_cache
+        self.reset(block_pool, tokens_per_step)
+
+    def reset(self, block_pool: BlockPool, tokens_per_step: int) -> None:
+        """Begin with other shards: nothing runs, every block is free."""
+        self.block_pool = block_pool
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
-        self._batch_ids = count(1)
+        self._last_batch_id = 0
         self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch in self.batches)
+        return sum([len(batch.sequences) for batch in self.batches])
 
     def __iter__(self) -> Iterator[Sequence]:
         for batch in self.batches:
@@ -44,7 +85,8 @@ class RunningSequences:
 
     def new_batch(self) -> Batch:
         """Return a new batch; it is registered when its first sequence enters."""
-        return Batch(next(self._batch_ids))
+        self._last_batch_id += 1
+        return Batch(self._last_batch_id)
 
     # -- entering
 
@@ -88,8 +130,9 @@ class RunningSequences:
         sequence.num_initial_tokens = sequence.length
         sequence.num_sent_tokens = len(cached_blocks) * self.block_pool.block_size
         sequence.num_cached_blocks = len(cached_blocks)
-        for block, block_hash in self._blocks_to_cache(sequence):
-            self.block_pool.reserve_hash(block, block_hash)
+        if sequence.block_hashes:
+            for block, block_hash in self._blocks_to_cache(sequence):
+                self.block_pool.reserve_hash(block, block_hash)
         batch.add(sequence)
         if batch not in self.batches:
             self.batches.append(batch)
@@ -118,7 +161,7 @@ class RunningSequences:
     def _can_all_finish(self, candidate: Sequence) -> bool:
         """Return whether the largest other sequence can still finish beside those that cannot be preempted."""
         sequences = [*self, candidate]
-        unpreemptible = [s for s in sequences if self._is_unpreemptible(s)]
+        unpreemptible = [s for s in sequences if s.num_preemptions >= self.settings.max_preemptions]
         if not unpreemptible:
             return True
         largest = max((self.max_num_blocks(s) for s in sequences if not self._is_unpreemptible(s)), default=0)
@@ -127,11 +170,16 @@ class RunningSequences:
     # -- prefix cache
 
     def find_cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks that the sequence could use if it entered now.
+        """Return the cached blocks that the waiting sequence could use if it entered now.
 
-        Its last token is always computed, because the next one is sampled from its logits.
+        They are looked up once for each version of the cache's contents. The last token is always computed, because
+        the next one is sampled from its logits.
         """
-        return self.block_pool.find_cached_prefix(islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
+        if sequence.cached_prefix_version != self.block_pool.contents_version:
+            sequence.cached_prefix = self.block_pool.find_cached_prefix(
+                islice(sequence.block_hashes, self._max_cached_blocks(sequence)))
+            sequence.cached_prefix_version = self.block_pool.contents_version
+        return sequence.cached_prefix
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of the sequence's tokens are cached, if it entered now."""
@@ -146,10 +194,11 @@ class RunningSequences:
     def _max_cached_blocks(self, sequence: Sequence) -> int:
         """Return how many cached blocks the sequence may use at most.
 
-        None with `recompute`, or if it wants the logprobs of its prompt: those need the whole prompt computed.
+        None if the policy does not reuse the cache, or if it wants the logprobs of its prompt: those need the whole
+        prompt computed.
         """
         limit = min(len(sequence.block_hashes), (sequence.length - 1) // self.block_pool.block_size)
-        return 0 if sequence.request.prompt_logprobs or self.settings.recompute else limit
+        return limit if self._reuses_cache and not sequence.request.prompt_logprobs else 0
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Cache the sequence's full blocks, after its first `num_computed_tokens` tokens were computed."""
@@ -178,7 +227,7 @@ class RunningSequences:
 
     def _may_share_blocks(self, sequence: Sequence) -> bool:
         """Return whether other sequences may share the blocks that this one computes."""
-        return bool(sequence.request.cache_namespace) and not self.settings.recompute
+        return bool(sequence.request.cache_namespace) and self._reuses_cache
 
     def _blocks_to_cache(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """Return the blocks that its prefill will fill and that are not cached yet, with their hashes."""
@@ -194,6 +243,8 @@ class RunningSequences:
         per_step, size = self._tokens_per_step, self.block_pool.block_size
         needed_grants = [(s, self._num_blocks_to_grant(s)) for s in decoding
                          if s.length + (s.num_outputs_in_flight + 1) * per_step - 1 > len(s.blocks) * size]
+        if not needed_grants:
+            return [], []
         if sum(num_to_grant for _, num_to_grant in needed_grants) <= self.block_pool.num_free:
             return [self._grant_blocks(sequence, num_to_grant) for sequence, num_to_grant in needed_grants], []
         for finishing in list(self._finishing.values()):
@@ -276,9 +327,23 @@ class RunningSequences:
 
     def remove_sequence(self, sequence: Sequence, new_state: SequenceState) -> None:
         """Remove the sequence from its batch and free its blocks; the batch's Filter removes it on the shards."""
-        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        self._remove_from_batch(sequence)
         sequence.state = new_state
         self.free_blocks(sequence)
+
+    def _remove_from_batch(self, sequence: Sequence) -> None:
+        for batch in self.batches:
+            if sequence.id in batch.sequences:
+                batch.remove(sequence)
+                return
+        raise AssertionError("the sequence is in no batch")
+
+    def remove_finishing_sequences(self) -> None:
+        """Remove the sequences that reach their length limit with the tokens in flight."""
+        # `Sequence.num_tokens_left`, inline: this runs for every sequence in every step.
+        for sequence in [s for batch in self.batches for s in batch.sequences.values()
+                         if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
+            self.remove_finishing_sequence(sequence)
 
     def remove_finishing_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence whose last tokens are in flight.
@@ -286,7 +351,7 @@ class RunningSequences:
         If these tokens fill another block, the sequence holds its blocks until they are answered, to cache it then;
         `allocate_for_decodes` frees them earlier if blocks run short.
         """
-        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        self._remove_from_batch(sequence)
         sequence.state = SequenceState.FINISHING
         num_final_tokens = sequence.length + sequence.num_outputs_in_flight * self._tokens_per_step - 1
         self._cache_generated_blocks(sequence)
@@ -299,8 +364,9 @@ class RunningSequences:
     def free_blocks(self, sequence: Sequence) -> None:
         """Free the blocks that the sequence holds, if any. Full ones that others may share are cached first."""
         self._cache_generated_blocks(sequence)
-        for block, block_hash in self._blocks_to_cache(sequence):
-            self.block_pool.release_hash(block, block_hash)
+        if sequence.block_hashes:
+            for block, block_hash in self._blocks_to_cache(sequence):
+                self.block_pool.release_hash(block, block_hash)
         self.block_pool.free(sequence.reset_cache_state())
         self._finishing.pop(sequence.id, None)
 
@@ -315,6 +381,7 @@ class RunningSequences:
         return batch_ids
 
     def take_pending_filters(self) -> list[Filter]:
-        filters = [pending for batch in self.batches if (pending := batch.take_pending_filter()) is not None]
-        self.batches = [batch for batch in self.batches if len(batch)]
+        filters = [batch.take_filter() for batch in self.batches if batch.needs_filter]
+        if filters:
+            self.batches = [batch for batch in self.batches if batch.sequences]
         return filters

@@ -10,29 +10,23 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from router.block_hash import hash_blocks
 from router.model_info import ModelInfo
-from router.request import LoadableResource, Request, RequestKind
-from router.scheduler.admission import AdmissionControl
+from router.request import LoadableResource, Request, RequestKind, hash_blocks
+from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
+from router.scheduler.policy_table import POLICIES, make_policy
 from router.scheduler.pooling import PoolingPolicy
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.scheduler.result_processor import ResultProcessor
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.static_batching import StaticGroups
-from router.scheduler.step_in_flight import StepInFlight, advance_sequences, get_sequence_ids
-from router.scheduler.step_policies import FullRecomputePolicy, MixedPolicy, PausePolicy, StepPolicy
-from router.scheduler.wait_forecast import WaitForecast
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
 
@@ -43,25 +37,30 @@ class Scheduler:
     `now` and returns events, even if it never has any, so that the recorder can treat all alike.
     """
 
+    __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
+                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_result_processor",
+                 "_selector", "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
+                 "running", "sequences", "settings", "waiting")
+
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         """`hasher` is replaced by the recorder, which notes every hash."""
         self.settings = settings
-        self._hasher = hasher
         self.cost_model = CostModel.from_measurements(model_info.measurements)
         self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
-        self._queue = WaitingQueue(self._available_resources)
+        self.waiting = waiting = WaitingQueue(self._available_resources)
+        self.running = running = RunningSequences(
+            settings, BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step, hasher,
+            reuses_cache=POLICIES[settings.policy_name].reuses_cache)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
-        self._admission = AdmissionControl(settings, self._queue, self._fair_shares, self._wait_forecast)
-        self._static_groups = StaticGroups(settings)
-        self._selector = WaitingSequenceSelector(settings, self._queue, self._fault_isolation, self._fair_shares,
-                                                 self._static_groups)
-        self._resource_cache = LoadableResourceCache(settings, self._queue, self._fair_shares,
-                                                     self._available_resources)
-        self.sequences = SequenceTable(self._queue, self._fault_isolation, self._fair_shares, self._wait_forecast,
-                                       self._resource_cache)
-        self._result_processor = ResultProcessor(self.sequences, self._fair_shares, self._fault_isolation)
+        self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
+        self._selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
+        self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
+        self.sequences = SequenceTable(waiting, running, fault_isolation=self._fault_isolation,
+                                       fair_shares=self._fair_shares, wait_forecast=self._wait_forecast,
+                                       resource_cache=self.resource_cache)
+        self._result_processor = ResultProcessor(self.sequences, running, self._fair_shares, self._fault_isolation)
         self._epoch: int | None = None
         self._planned_at = 0.0  # time of the last call of `plan` that drafted a step
         self._model_info = model_info
@@ -70,31 +69,21 @@ class Scheduler:
     def _reset_shard_state(self) -> None:
         """Reset the state that mirrors the shards: nothing runs, every block is free. The queue is kept."""
         model_info = self._model_info
-        block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
-        self.running = RunningSequences(self.settings, block_pool, model_info.tokens_per_step, self._hasher)
-        self._step_policy: StepPolicy = (FullRecomputePolicy(self) if self.settings.recompute
-                                         else MixedPolicy(self) if self.settings.mixed else PausePolicy(self))
+        self.running.reset(BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step)
+        self.policy = make_policy(self)
         self._pooling_policy = PoolingPolicy(self)
+        self._selector.reset(self.policy)
         self._steps_in_flight: deque[StepInFlight] = deque()
-        self._selector.use_running_sequences(self.running)
-        self._static_groups.use_running_sequences(self.running)
-        self._admission.use_running_sequences(self.running)
-        self.sequences.use_running_sequences(self.running)
-        self._result_processor.use_running_sequences(self.running)
-        self._resource_cache.set_adapter_memory(model_info.adapter_bytes)
+        self.resource_cache.set_adapter_memory(model_info.adapter_bytes)
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
-
-    @property
-    def num_steps_in_flight(self) -> int:
-        return len(self._steps_in_flight)
 
     @property
     def num_unfinished(self) -> int:
         return len(self.sequences)
 
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return len(self.waiting)
 
     # -- requests
 
@@ -105,7 +94,7 @@ class Scheduler:
             return [rejection]
         sequence = self.sequences.create_sequence(request, now)
         sequence.predicted_raw_wait = raw_wait
-        self._queue.push(sequence)
+        self.waiting.push(sequence)
         sequence.timeline.enter_phase(RequestPhase.NO_SHARDS if self._epoch is None else sequence.waiting_phase, now)
         return [RequestAccepted(sequence.id), *self._fail_never_fitting([sequence], now)]
 
@@ -128,8 +117,8 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """Time at which `on_timer` must be called if nothing else happens before; None if no timer runs."""
-        times = (self.sequences.wake_at, self._resource_cache.wake_at, self._static_groups.wake_at)
-        return min((moment for moment in times if moment is not None), default=None)
+        times = (self.sequences.deadlines.earliest_deadline(), self.resource_cache.wake_at, self.policy.wake_at)
+        return min([moment for moment in times if moment is not None], default=None)
 
     def on_timer(self, now: float) -> list[SchedulerEvent]:
         """Process what is due at `now`: end sequences whose deadline has passed, plan loads and unloads, and form the
@@ -138,8 +127,8 @@ class Scheduler:
 
         events = list[SchedulerEvent](self.sequences.expire_sequences(now))
         if self._epoch is not None:
-            self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
-            self._static_groups.form_group_if_idle(self._queue, now)
+            self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
+            self.policy.prepare(now)
         return events
 
     def suspend(self, sequence_id: int, now: float) -> list[SchedulerEvent]:
@@ -165,31 +154,31 @@ class Scheduler:
 
     def on_resource_loaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has loaded the resource: requests that need it may start."""
-        self._resource_cache.record_loaded(resource, now)
+        self.resource_cache.record_loaded(resource, now)
         return []
 
     def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
-        self._resource_cache.record_unloaded(resource, now)
+        self.resource_cache.record_unloaded(resource, now)
         failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
                                         for s in self.sequences.find_sequences_needing(resource)]
-        self._queue.cancel_load_request(resource)
+        self.waiting.cancel_load_request(resource)
         return failed
 
     def on_resource_unloaded(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:
         """Record that every rank has unloaded the resource, after an `UnloadResource`."""
-        self._resource_cache.record_unloaded(resource, now)
+        self.resource_cache.record_unloaded(resource, now)
         return []
 
     def request_load(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Load the resource even if no request needs it."""
-        self._resource_cache.request_load(resource)
+        self.resource_cache.request_load(resource)
         return []
 
     def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
         """Unload the resource once no unfinished request needs it; a new request for it, or `request_load`, cancels
         this."""
-        self._resource_cache.request_unload(resource)
+        self.resource_cache.request_unload(resource)
         return []
 
     def is_resource_available(self, resource: LoadableResource) -> bool:
@@ -198,19 +187,19 @@ class Scheduler:
 
     def is_load_requested(self, resource: LoadableResource) -> bool:
         """Return whether a `request_load` stands: neither fulfilled, nor dropped by a failure or an unload."""
-        return self._queue.is_load_requested(resource)
+        return self.waiting.is_load_requested(resource)
 
     def why_resource_never_fits(self, resource: LoadableResource) -> str:
         """Return why the resource can never be loaded, or an empty string if it can."""
-        return self._resource_cache.why_never_fits(resource)
+        return self.resource_cache.why_never_fits(resource)
 
     @property
     def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
-        return self._resource_cache.adapter_statuses
+        return self.resource_cache.adapter_statuses
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002
         """Return the loads and unloads that the shards should do; each is returned once."""
-        commands, self._resource_cache.pending_commands = self._resource_cache.pending_commands, []
+        commands, self.resource_cache.pending_commands = self.resource_cache.pending_commands, []
         return commands
 
     def _find_resources_in_use(self) -> set[LoadableResource]:
@@ -228,32 +217,44 @@ class Scheduler:
 
         if self._epoch is None:
             return None
-        self._resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
+        if self.resource_cache.is_in_use:
+            self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
         if len(self._steps_in_flight) >= self.settings.look_ahead:
             return None
+        if not self.running.batches and not self.waiting.demand.num_sequences:
+            self._admission.num_left_waiting = 0
+            return None
         self._planned_at = now
-        self._remove_finishing_sequences()
-        self._static_groups.form_group_if_idle(self._queue, now)
-        self._preempt_for_fair_share()
-        draft = self._pooling_policy.draft_step() or self._step_policy.draft_step()
-        if self.settings.static:
-            self._static_groups.close_unless_joinable(self._queue, can_start_more=self.peek_next_sequence() is not None)
-        self._admission.num_left_waiting = len(self._queue) - self._queue.num_set_aside
+        draft = self._draft_step(now)
+        num_waiting = self.waiting.demand.num_sequences
+        self._admission.num_left_waiting = num_waiting - self.waiting.num_set_aside if num_waiting else 0
         # Messages first: they hold the progress before this step. Charging last: it reads the progress after.
         messages = draft.take_messages()
         if not messages:
             return None
         self._last_message_number += len(messages)
-        step = StepInFlight.from_draft(draft, self._last_message_number)
-        advance_sequences(draft)
+        step = draft.send(self._last_message_number)
         for sequence, length in draft.chunks:
             self._fair_shares.charge_prompt(sequence, length)
         self._steps_in_flight.append(step)
         seconds = self.cost_model.predict(step.load) if step.load is not None else 0.0
-        members = get_sequence_ids(step.members)
-        members_with_output = (members if step.members_with_output is step.members
-                               else get_sequence_ids(step.members_with_output))
-        return StepPlan(self._epoch, self._last_message_number, tuple(messages), members, members_with_output, seconds)
+        member_ids = output_ids = tuple([sequence.id for sequence in step.members])
+        if step.members_with_output is not step.members:
+            output_ids = tuple([sequence.id for sequence in step.members_with_output])
+        return StepPlan(self._epoch, self._last_message_number, tuple(messages), member_ids, output_ids, seconds)
+
+    def _draft_step(self, now: float) -> StepDraft:
+        self.running.remove_finishing_sequences()
+        self.policy.prepare(now)
+        if self._fair_shares.has_competition:
+            self._preempt_for_fair_share()
+        draft = None
+        if self.waiting.num_pooling or self._pooling_policy.is_active:
+            draft = self._pooling_policy.draft_step()
+        if draft is None:
+            draft = self.policy.draft_step()
+        self.policy.after_step()
+        return draft
 
     def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
                       now: float) -> list[SchedulerEvent]:
@@ -267,13 +268,18 @@ class Scheduler:
             return []
         step = self._steps_in_flight.popleft()
         if step.load is not None:
-            self._wait_forecast.scale_step_times(self.cost_model.observe(step.load, result.seconds))
-            self._learn_step_interval(step.load, step.has_turned_new_sequence_away, now)
+            slowdown = self.cost_model.observe(step.load, result.seconds)
+            if slowdown != 1.0:
+                self._wait_forecast.scale_step_times(slowdown)
+            if self._answered_at is not None:  # a step was in flight all the time since then
+                self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
+                                                has_turned_new_sequence_away=step.has_turned_new_sequence_away)
+            self._answered_at = now if self._steps_in_flight else None
         return self._result_processor.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
-    def on_shards_lost(self, now: float, loss_reason: ShardLossReason) -> list[SchedulerEvent]:
+    def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
         """Put all sequences back into the queue with their tokens: the shards lost their state. Fail those to
         blame.
         """
@@ -283,9 +289,10 @@ class Scheduler:
         self._reset_shard_state()
         for sequence in self.sequences:
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS, now)
+            sequence.cached_prefix_version = None
             if sequence.state is not SequenceState.WAITING:
                 self._requeue_after_loss(sequence)
-        self._resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
+        self.resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
         if loss_reason is ShardLossReason.MEMORY and not self._halve_prefill_limit():
             loss_reason = ShardLossReason.STEP_ERROR
         culprits = self._fault_isolation.assign_blame(loss_reason, [step.members for step in steps])
@@ -295,9 +302,9 @@ class Scheduler:
         """Start an epoch: the shards are empty and wait for its first message."""
         self._model_info, self._epoch = model_info, epoch
         self._reset_shard_state()
-        for sequence in self._queue:
+        for sequence in self.waiting:
             sequence.timeline.enter_phase(sequence.waiting_phase, now)
-        return self._fail_never_fitting(list(self._queue), now)
+        return self._fail_never_fitting(list(self.waiting), now)
 
     def _halve_prefill_limit(self) -> bool:
         """Halve the token limit of steps, but keep room for one block of a prompt beside a full batch of decodes.
@@ -310,39 +317,38 @@ class Scheduler:
             self.settings = replace(self.settings, max_prefill_tokens=new_limit)
         return new_limit < limit
 
-    # -- for the step policies (see `SchedulerView` in step_policies.py)
+    # -- for the policies (see `SchedulerView` in policies.py)
 
     def next_request_kind(self) -> RequestKind:
         return self._selector.next_request_kind(self._planned_at)
 
     def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
         """Return, without removing it, the next sequence that can start; record for others why they wait."""
+        if not self.waiting.demand.num_sequences:
+            return None
         return self._selector.peek_next_sequence(self._planned_at, kind)
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.is_suspended and sequence.request.kind is RequestKind.GENERATE
-                   for tenant in self._queue.tenants for sequence in self._queue.get_sequences_not_set_aside(tenant))
+                   for tenant in self.waiting.tenants for sequence in self.waiting.get_sequences_not_set_aside(tenant))
 
     def num_fitting(self) -> int:
         """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
-        demand = self._queue.demand
+        demand = self.waiting.demand
         block_pool = self.running.block_pool
         if not demand.num_sequences:
             return 0
         num_in_cache = block_pool.num_free * block_pool.block_size * demand.num_sequences // max(demand.num_tokens, 1)
-        return max(0, min(self._queue.num_generation_not_set_aside, num_in_cache,
+        return max(0, min(self.waiting.num_generation_not_set_aside, num_in_cache,
                           self.settings.max_batch_size - len(self.running)))
-
-    def num_waiting_pooling(self) -> int:
-        """Return how many requests for embeddings or labels wait."""
-        return self._queue.num_pooling
 
     def start_sequence(self, candidate: Sequence) -> None:
         """Start a waiting sequence: take it off the queue and record its wait. The caller adds it to the step."""
-        self._queue.remove(candidate)
-        self._resource_cache.mark_used(candidate)
-        self._static_groups.add_member(candidate)
+        self.waiting.remove(candidate)
+        if candidate.request.needed_resources:
+            self.resource_cache.mark_used(candidate)
+        self.policy.on_start(candidate)
         if candidate.predicted_raw_wait is not None:
             self._wait_forecast.record_wait(candidate.predicted_raw_wait,
                                             self._planned_at - candidate.submitted_at)
@@ -364,22 +370,10 @@ class Scheduler:
 
     def _preempt_for_fair_share(self) -> None:
         """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
-        preempted = self._selector.find_fair_preemptions(self._planned_at)
-        for sequence in preempted:
-            self.running.preempt(sequence)
-        self.requeue_preempted(preempted)
-
-    def _remove_finishing_sequences(self) -> None:
-        """Remove sequences from their batches that reach their length limit with the tokens in flight."""
-        for sequence in [s for s in self.running if s.num_tokens_left <= 0]:
-            self.running.remove_finishing_sequence(sequence)
-
-    def _learn_step_interval(self, load: StepLoad, has_turned_new_sequence_away: bool, now: float) -> None:
-        """Learn the interval between two answers, if a step was in flight all the time in between."""
-        if self._answered_at is not None:
-            self._wait_forecast.record_step(now - self._answered_at, load.chunk_tokens,
-                                            has_turned_new_sequence_away=has_turned_new_sequence_away)
-        self._answered_at = now if self._steps_in_flight else None
+        if preempted := self._selector.find_fair_preemptions(self._planned_at):
+            for sequence in preempted:
+                self.running.preempt(sequence)
+            self.requeue_preempted(preempted)
 
     def _requeue_after_loss(self, sequence: Sequence) -> None:
         sequence.reset_cache_state()
@@ -400,4 +394,4 @@ class Scheduler:
         elif (num_blocks := self.running.max_num_blocks(sequence)) > block_pool.num_blocks:
             return (f"{length} tokens need {num_blocks} blocks of the cache, which has {block_pool.num_blocks} "
                     "(--max-batch-total-tokens)")
-        return next(filter(None, map(self._resource_cache.why_never_fits, sequence.request.needed_resources)), "")
+        return next(filter(None, map(self.resource_cache.why_never_fits, sequence.request.needed_resources)), "")

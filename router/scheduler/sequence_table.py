@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import count
 from math import inf
 
 from router.request import FinishReason, LoadableResource, Request, RequestKind
+from router.scheduler.admission import WaitForecast
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.wait_forecast import WaitForecast
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 
 class DeadlineHeap:
     """Heap of sequences by deadline."""
+
+    __slots__ = ("_heap", "_sequence_ids")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -55,21 +55,20 @@ class DeadlineHeap:
 class SequenceTable:
     """Unfinished sequences by id. Every sequence ends in `end_sequence`, whatever the reason."""
 
-    def __init__(self, queue: WaitingQueue, fault_isolation: FaultIsolation, fair_shares: FairShares,
-                 wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
+    __slots__ = ("_fair_shares", "_fault_isolation", "_last_id", "_queue", "_resource_cache", "_running",
+                 "_sequences", "_wait_forecast", "deadlines")
+
+    def __init__(self, queue: WaitingQueue, running: RunningSequences, *, fault_isolation: FaultIsolation,
+                 fair_shares: FairShares, wait_forecast: WaitForecast, resource_cache: LoadableResourceCache) -> None:
         self._queue = queue
+        self._running = running
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
         self._wait_forecast = wait_forecast
         self._resource_cache = resource_cache
-        self._running: RunningSequences  # set by `use_running_sequences`
-        self._deadlines = DeadlineHeap()
-        self._next_ids = count(1)
+        self.deadlines = DeadlineHeap()
+        self._last_id = 0
         self._sequences: dict[int, Sequence] = {}
-
-    def use_running_sequences(self, running: RunningSequences) -> None:
-        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
-        self._running = running
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -87,20 +86,17 @@ class SequenceTable:
         return self._sequences.get(sequence_id)
 
     def create_sequence(self, request: Request, now: float) -> Sequence:
-        sequence = Sequence(request, next(self._next_ids), now)
+        self._last_id += 1
+        sequence = Sequence(request, self._last_id, now)
         self._sequences[sequence.id] = sequence
         self._fair_shares.add_sequence(request.tenant)
-        self._resource_cache.add_sequence(sequence)
-        self._deadlines.add(sequence)
+        if request.needed_resources:
+            self._resource_cache.add_sequence(sequence)
+        self.deadlines.add(sequence)
         return sequence
 
     def find_sequences_needing(self, resource: LoadableResource) -> list[Sequence]:
         return [sequence for sequence in self if resource in sequence.request.needed_resources]
-
-    @property
-    def wake_at(self) -> float | None:
-        """The earliest deadline; None if no sequence has one."""
-        return self._deadlines.earliest_deadline()
 
     def expire_sequences(self, now: float) -> list[SequenceFinished | SequenceExpired]:
         """End sequences whose deadline has passed: without a token they expire, waiting with tokens they finish.
@@ -108,7 +104,7 @@ class SequenceTable:
         Others, which run with a token generated or in flight, finish with their next token.
         """
         events: list[SequenceFinished | SequenceExpired] = []
-        for sequence in self._deadlines.pop_expired(now):
+        for sequence in self.deadlines.pop_expired(now):
             if sequence.generated and sequence.state is SequenceState.WAITING:
                 events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
             elif not sequence.generated and not sequence.num_outputs_in_flight:
@@ -122,7 +118,7 @@ class SequenceTable:
         """
         sequence.state = SequenceState.WAITING
         self._queue.push(sequence)
-        self._deadlines.add(sequence)
+        self.deadlines.add(sequence)
 
     def requeue_if_answered(self, sequence: Sequence) -> None:
         """Return a preempted sequence to the queue if none of its tokens is in flight."""
@@ -148,12 +144,14 @@ class SequenceTable:
             self._running.remove_sequence(sequence, SequenceState.FINISHED)
         elif sequence.state is SequenceState.FINISHING:
             self._running.free_blocks(sequence)
-        self._fault_isolation.clear_suspicion_of(sequence)
+        if self._fault_isolation.suspect_sets:
+            self._fault_isolation.clear_suspicion_of(sequence)
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)
-        self._resource_cache.remove_sequence(sequence)
-        self._deadlines.discard_finished()
+        if sequence.request.needed_resources:
+            self._resource_cache.remove_sequence(sequence)
+        self.deadlines.discard_finished()
         del self._sequences[sequence.id]
 
     def _expire(self, sequence: Sequence, now: float) -> SequenceExpired:

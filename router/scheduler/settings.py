@@ -42,6 +42,11 @@ class SchedulerSettings:
     static_equal_lengths: bool = False
     recompute: bool = False  # each new token recomputes its whole sequence, as if there were no KV cache
 
+    @property
+    def policy_name(self) -> str:
+        """Name of the policy in POLICIES; with `static`, of the one that StaticPolicy leaves the steps to."""
+        return "recompute" if self.recompute else "mixed" if self.mixed else "pause"
+
     @classmethod
     def from_config(cls, config: RouterConfig, model_info: ModelInfo) -> "SchedulerSettings":
         max_stall_ms = config.max_decode_stall_ms

@@ -2,21 +2,19 @@
 
 The tenant that has received least goes first. Within a tenant the highest priority goes first, unless a later sequence
 finds most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before
-all others. How many of the sequence's tokens run in a step is decided in step_policies.py.
+all others. How many of the sequence's tokens run in a step is decided in policies.py.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from router.request import POOLING_KINDS, RequestKind
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
-from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.policies import StepPolicy
 from router.scheduler.running_sequences import RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.static_batching import StaticGroups
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 MAX_EXAMINED_SEQUENCES = 64  # sequences of a tenant that are examined to find one that can start
 ALL_KINDS, GENERATION_KINDS = tuple(RequestKind), (RequestKind.GENERATE,)
@@ -29,22 +27,27 @@ class WaitingSequenceSelector:
     A candidate is a sequence that waits for nothing but room in the batch and the cache.
     """
 
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fault_isolation: FaultIsolation,
-                 fair_shares: FairShares, static_groups: StaticGroups) -> None:
+    __slots__ = ("_fair_shares", "_fault_isolation", "_last_turned_away", "_preempted", "_queue", "_running",
+                 "_settings", "_waiting_for_suspects", "policy")
+
+    policy: StepPolicy  # may refuse sequences; set whenever the shards' state is reset, and at the start
+
+    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, running: RunningSequences,
+                 fault_isolation: FaultIsolation, fair_shares: FairShares) -> None:
         self._settings = settings
         self._queue = queue
+        self._running = running
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
-        self._static_groups = static_groups
-        self._running: RunningSequences  # set by `use_running_sequences`
+        self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
         # the last sequence turned away; its phase becomes QUEUE when another one is
         self._last_turned_away: Sequence | None = None
         self._waiting_for_suspects: dict[int, Sequence] = {}  # in the phase FAULT_ISOLATION, unless they left it
 
-    def use_running_sequences(self, running: RunningSequences) -> None:
-        """Use this RunningSequences from now on; called whenever the shards' state is reset, and at the start."""
-        self._running = running
-        self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
+    def reset(self, policy: StepPolicy) -> None:
+        """Begin with other shards: nothing runs or is preempted."""
+        self.policy = policy
+        self._preempted = []
 
     def add_preempted(self, preempted: list[Sequence]) -> None:
         self._preempted = [sequence for sequence in (*self._preempted, *preempted) if is_awaiting_requeue(sequence)]
@@ -80,7 +83,7 @@ class WaitingSequenceSelector:
 
     def find_fair_preemptions(self, now: float) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can start another one; usually none."""
-        if not self._fair_shares.has_competition or self._fault_isolation or not len(self._queue):
+        if self._fault_isolation.suspect_sets or not len(self._queue):
             return []
         first = self._first_candidate(now, GENERATION_KINDS)
         if first is None or self._why_no_room(first) is None:
@@ -103,7 +106,8 @@ class WaitingSequenceSelector:
 
     def _first_candidate(self, now: float, kinds: Collection[RequestKind]) -> Sequence | None:
         """Return the first candidate of these kinds."""
-        suspects = self._fault_isolation.current_suspects(self.is_unstartable)
+        suspects = (self._fault_isolation.current_suspects(self.is_unstartable) if self._fault_isolation.suspect_sets
+                    else None)
         if suspects is not None:
             self._record_fault_isolation(suspects, now)
             by_priority = sorted(suspects.values(), key=lambda sequence: sequence.priority_key)
@@ -146,7 +150,7 @@ class WaitingSequenceSelector:
                 yield sequence
             else:
                 sequence.timeline.enter_phase(phase, now)
-            num_examined += phase is not RequestPhase.STATIC_GROUP or not self._static_groups.is_open
+            num_examined += phase is not RequestPhase.STATIC_GROUP or not self.policy.is_open
             if num_examined == MAX_EXAMINED_SEQUENCES:
                 return
 
@@ -158,7 +162,7 @@ class WaitingSequenceSelector:
             return RequestPhase.SLOW_CLIENT
         if sequence.missing_resource is not None:
             return RequestPhase(sequence.missing_resource.kind)
-        return None if self._static_groups.admits(sequence) else RequestPhase.STATIC_GROUP
+        return None if self.policy.admits(sequence) else RequestPhase.STATIC_GROUP
 
     def _why_no_room(self, first: Sequence) -> RequestPhase | None:
         if first.request.kind is not RequestKind.GENERATE:
@@ -174,7 +178,7 @@ class WaitingSequenceSelector:
 
     def _prefer_cached(self, first: Sequence, now: float) -> Sequence:
         """Return a mostly cached sequence of the same tenant, to start before its blocks are evicted, else `first`."""
-        if (self._fault_isolation or now - first.submitted_at >= self._settings.max_passed_over_seconds
+        if (self._fault_isolation.suspect_sets or now - first.submitted_at >= self._settings.max_passed_over_seconds
             or self._is_mostly_cached(first)):
             return first
         is_cached = self._running.block_pool.is_cached

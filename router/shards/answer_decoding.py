@@ -64,8 +64,7 @@ def loaded_resources(info: pb.InfoAnswer) -> frozenset[LoadableResource]:
 
 def decode_step_answer(answer: pb.StepAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
     """Decode rank 0's answer to the last message of a plan. Raises InvalidShardAnswer."""
-    check_epoch_and_number(answer, plan)
-    check_forward_seconds(answer)
+    check_answer(answer, plan)
     rows = _decode_rows(answer, model_info)
     failed = decode_failure_reasons(answer)
     if (not set(plan.output_ids) <= rows.keys() | failed.keys()
@@ -111,18 +110,16 @@ def _decode_top_tokens(answer: pb.StepAnswer, num_tokens: int, model_info: Model
 
 def decode_acknowledgement(answer: pb.Acknowledgement, plan: StepPlan) -> StepResult:
     """Decode the answer to a plan without a step. Raises InvalidShardAnswer."""
-    check_epoch_and_number(answer, plan)
+    check_answer(answer, plan)
     return StepResult(plan.epoch, 0.0, {}, {})
 
 
-def check_epoch_and_number(answer: pb.StepAnswer | pb.EmbedAnswer | pb.Acknowledgement, plan: StepPlan) -> None:
+def check_answer(answer: pb.StepAnswer | pb.EmbedAnswer | pb.Acknowledgement, plan: StepPlan) -> None:
+    """Check epoch, message number and duration of an answer. Raises InvalidShardAnswer."""
     if (answer.epoch, answer.order) != (plan.epoch, plan.last_message_number):
         raise InvalidShardAnswer(
             f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.last_message_number}")
-
-
-def check_forward_seconds(answer: pb.StepAnswer | pb.EmbedAnswer) -> None:
-    if not 0.0 <= answer.forward_seconds < 1e6:
+    if not isinstance(answer, pb.Acknowledgement) and not 0.0 <= answer.forward_seconds < 1e6:
         raise InvalidShardAnswer(f"a step that took {answer.forward_seconds} seconds")
 
 
@@ -130,6 +127,8 @@ def decode_failure_reasons(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, 
     """Return the reasons of failures, by sequence id (for an EmbedAnswer, by index)."""
     if len(answer.failed) != len(answer.failures):
         raise InvalidShardAnswer(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
+    if not answer.failed:
+        return {}
     reasons = [FAILURE_REASONS.get(failure, "the shard gave no reason") for failure in answer.failures]
     return dict(zip(answer.failed, reasons, strict=True))
 
@@ -139,6 +138,8 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
     if not len(sequence_ids) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
         raise InvalidShardAnswer(
             f"{len(sequence_ids)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
+    if not sequence_ids:
+        return []
     if not set(sequence_ids) <= set(plan.member_ids):
         raise InvalidShardAnswer(f"logprobs of the prompts of {[*sequence_ids]} in a step of {[*plan.member_ids]}")
     pieces = split_by_counts(list(answer.prompt_logprobs), counts)
@@ -147,8 +148,7 @@ def _decode_prompt_logprobs(answer: pb.StepAnswer, plan: StepPlan) -> list[Promp
 
 def decode_embed_answer(answer: pb.EmbedAnswer, plan: StepPlan, model_info: ModelInfo) -> StepResult:
     """Decode rank 0's answer to a plan whose step is a pooling step. Raises InvalidShardAnswer."""
-    check_epoch_and_number(answer, plan)
-    check_forward_seconds(answer)
+    check_answer(answer, plan)
     step = plan.messages[-1]
     assert isinstance(step, PoolingStep)
     reasons_by_index = decode_failure_reasons(answer)

@@ -1,13 +1,11 @@
 """Classification of the shards' failures: what was lost, and which of several failures is the most severe."""
 
-from itertools import cycle
 from typing import Any
 
 import grpc
 
 from router.scheduler.fault_isolation import ShardLossReason
-from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE
-from router.shards.step_stream import RpcFailure, RpcOutcome
+from router.shards.step_stream import RpcFailure
 from shard.pb import shard_pb2 as pb
 
 LOSS_REASON_BY_STATUS = {
@@ -21,10 +19,6 @@ REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALI
 EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
-# In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
-LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
-
-
 class ShardsLost(Exception):
     """The shards or their state are lost; `loss_reason` says how."""
 
@@ -40,25 +34,6 @@ class ShardsLost(Exception):
         self.needs_restart = needs_restart
         self.shard_reason = shard_reason or reason
         self.is_warmup_rejected = is_warmup_rejected
-
-
-def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
-    """Return the most severe loss among the results of all messages on all ranks; None if there is none."""
-    # `results` are rank by rank, each in the order of the messages.
-    losses = [loss for result, message in zip(results, cycle(messages), strict=False)
-              if (loss := loss_from_result(result, message, world_size)) is not None]
-    return max(losses, default=None,
-               key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))
-
-
-def loss_from_result(result: RpcOutcome, message: Any, world_size: int) -> ShardsLost | None:
-    """Return the loss that a result means, or None. Checks its type: a stream may return any outcome for a message."""
-    if isinstance(result, RpcFailure):
-        return loss_from_rpc_failure(result, message, world_size)
-    if not isinstance(result, ANSWER_TYPES[METHOD_BY_REQUEST_TYPE[type(message)]]):
-        return ShardsLost(ShardLossReason.DEFECT,
-                          f"{type(result).__name__} came as an answer to {type(message).__name__}")
-    return None
 
 
 def loss_from_rpc_failure(failure: RpcFailure, message: Any, world_size: int) -> ShardsLost:

@@ -26,6 +26,7 @@ from shard.pb import shard_pb2 as pb
 
 RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
 WANTED_BY_KIND: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
+NO_SAMPLING = SamplingParams()
 SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 T = TypeVar("T")
@@ -50,16 +51,19 @@ def _encode_message(message: ShardMessage, epoch: int, message_number: int,
     match message:
         case Prefill():
             return pb.PrefillRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                     sequences=_encode_sequences(message.new_sequences),
+                                     sequences=(_encode_sequences(message.new_sequences) if message.new_sequences
+                                                else None),
                                      chunks=_encode_chunks(message.chunks, get_traceparent),
-                                     alongside=message.includes_decodes, grants=_encode_grants(message.grants),
-                                     keep=_encode_keep(message.keep))
+                                     alongside=message.includes_decodes,
+                                     grants=_encode_grants(message.grants) if message.grants else None,
+                                     keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Decode():
             return pb.DecodeRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    grants=_encode_grants(message.grants), keep=_encode_keep(message.keep))
+                                    grants=_encode_grants(message.grants) if message.grants else None,
+                                    keep=None if message.keep is None else pb.Keep(sequences=message.keep))
         case Filter():
             return pb.FilterRequest(epoch=epoch, order=message_number, batch=message.batch,
-                                    keep=_encode_keep(message.keep))
+                                    keep=pb.Keep(sequences=message.keep))
         case Concat():
             return pb.ConcatRequest(epoch=epoch, order=message_number, batches=message.batches)
         case PoolingStep():
@@ -74,9 +78,7 @@ def _encode_embed(message: PoolingStep, epoch: int, message_number: int) -> pb.E
                            adapters=_encode_adapters(requests))
 
 
-def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences | None:
-    if not new_sequences:
-        return None
+def _encode_sequences(new_sequences: tuple[NewSequence, ...]) -> pb.Sequences:
     requests = [new_sequence.request for new_sequence in new_sequences]
     return pb.Sequences(
         ids=[n.sequence_id for n in new_sequences],
@@ -105,10 +107,12 @@ def _encode_sampling(requests: list[Request]) -> pb.Sampling:
     """
     columns = _encode_ragged_column("end_tokens", [
         sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
-    for name, default in SAMPLING_DEFAULTS.items():
-        values = [getattr(request.sampling, name) for request in requests]
-        columns |= (_encode_ragged_column(name, values) if isinstance(default, tuple)
-                    else {name: _encode_column(values, default)})
+    rows = [request.sampling for request in requests]
+    if rows.count(NO_SAMPLING) < len(rows):
+        for name, default in SAMPLING_DEFAULTS.items():
+            values = [getattr(sampling, name) for sampling in rows]
+            columns |= (_encode_ragged_column(name, values) if isinstance(default, tuple)
+                        else {name: _encode_column(values, default)})
     return pb.Sampling(**columns)
 
 
@@ -118,7 +122,7 @@ def _encode_ragged_column(name: str, rows: Collection[Collection[T]]) -> dict[st
 
 def _encode_column(values: list[T], default: T) -> list[T]:
     """Return the column, or an empty one if every row has the default."""
-    return values if any(value != default for value in values) else []
+    return values if values.count(default) < len(values) else []
 
 
 def _encode_chunks(chunks: tuple[PrefillChunk, ...], get_traceparent: TraceparentLookup) -> pb.Chunks:
@@ -127,15 +131,9 @@ def _encode_chunks(chunks: tuple[PrefillChunk, ...], get_traceparent: Traceparen
                      traceparents=_encode_column([get_traceparent(c.sequence_id) for c in chunks], ""))
 
 
-def _encode_grants(grants: tuple[BlockGrant, ...]) -> pb.Grants | None:
-    if not grants:
-        return None
+def _encode_grants(grants: tuple[BlockGrant, ...]) -> pb.Grants:
     return pb.Grants(sequences=[g.sequence_id for g in grants], num_blocks=[len(g.blocks) for g in grants],
                      blocks=chain.from_iterable(g.blocks for g in grants))
-
-
-def _encode_keep(kept_sequences: tuple[int, ...] | None) -> pb.Keep | None:
-    return None if kept_sequences is None else pb.Keep(sequences=kept_sequences)
 
 
 def make_warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequest:

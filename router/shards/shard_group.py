@@ -7,13 +7,14 @@ connected returns the reason.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from itertools import cycle
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from router.scheduler.fault_isolation import ShardLossReason
-from router.shards.failures import ShardsLost, most_severe_loss
+from router.shards.failures import STEP_LOSS_REASONS, ShardsLost, loss_from_rpc_failure
 from router.shards.rpc_methods import ANSWER_TYPES, METHOD_BY_REQUEST_TYPE, STEP_FIELD_BY_METHOD
 from router.shards.step_stream import RpcFailure, RpcOutcome, StepStreamClient
 from shard.pb import shard_pb2 as pb
@@ -34,6 +35,10 @@ DISCONNECTED_STATUSES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 FIRST_HEALTH_TIMEOUT_SECONDS = 5.0  # seconds for the first health response of a shard that listens
 HANG_PROBE_TIMEOUT_SECONDS = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
 UNIX_SCHEME = "unix:"
+ANSWER_TYPE_BY_REQUEST_TYPE = {request_type: ANSWER_TYPES[method]
+                               for request_type, method in METHOD_BY_REQUEST_TYPE.items()}
+# In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
+LOSS_REASONS_BY_SEVERITY = [ShardLossReason.DEFECT, *STEP_LOSS_REASONS, ShardLossReason.DEATH]
 EMPTY_HEALTH_REQUEST = b""  # a serialized HealthCheckRequest without a service name
 
 UnaryCall = Callable[..., Awaitable[Any]]
@@ -176,7 +181,7 @@ class ShardGroup:
         """
         serialized = [self._serialize(message) for message in messages]
         outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in serialized]
-        return combine_outcomes(messages, outcomes, self.world_size)
+        return combine_outcomes(messages, outcomes, len(self._ranks))
 
     async def _call_outside_steps(self, request: Message) -> str:
         """Send a message that is not part of a step; return why some rank failed, or an empty string.
@@ -264,3 +269,18 @@ async def is_hung(address: str) -> bool:
     finally:
         writer.close()
     return False
+
+
+def most_severe_loss(messages: list[Any], results: list[RpcOutcome], world_size: int) -> ShardsLost | None:
+    """Return the most severe loss among the results of all messages on all ranks; None if there is none."""
+    losses = []
+    # `results` are rank by rank, each in the order of the messages.
+    for result, message in zip(results, cycle(messages), strict=False):
+        if isinstance(result, RpcFailure):
+            losses.append(loss_from_rpc_failure(result, message, world_size))
+        elif not isinstance(result, ANSWER_TYPE_BY_REQUEST_TYPE[type(message)]):  # a stream may return any outcome
+            losses.append(ShardsLost(ShardLossReason.DEFECT,
+                                     f"{type(result).__name__} came as an answer to {type(message).__name__}"))
+    if not losses:
+        return None
+    return max(losses, key=lambda each: (LOSS_REASONS_BY_SEVERITY.index(each.loss_reason), each.needs_restart))

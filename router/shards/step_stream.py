@@ -37,7 +37,8 @@ class StepStreamClient:
         method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
         self._call = method()
         self._send_queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._pending_outcomes: deque[asyncio.Future[RpcOutcome]] = deque()
+        # the outcomes that are waited for, in the order of their messages, with their timeouts
+        self._pending_outcomes: deque[tuple[asyncio.Future[RpcOutcome], asyncio.TimerHandle]] = deque()
         self._failure: RpcFailure | None = None
         self._tasks = [asyncio.create_task(self._write_messages()), asyncio.create_task(self._read_outcomes())]
 
@@ -48,12 +49,13 @@ class StepStreamClient:
         if self._failure is not None:
             outcome.set_result(self._failure)
             return outcome
-        self._pending_outcomes.append(outcome)
         self._send_queue.put_nowait(message)
-        timeout_timer = loop.call_later(timeout, resolve_future, outcome,
-                                        RpcFailure(TIMEOUT_STATUS, f"no answer within {timeout:.1f} seconds"))
-        outcome.add_done_callback(lambda _: timeout_timer.cancel())
+        self._pending_outcomes.append((outcome, loop.call_later(timeout, self._on_timeout, outcome, timeout)))
         return outcome
+
+    def _on_timeout(self, outcome: "asyncio.Future[RpcOutcome]", timeout: float) -> None:
+        if not outcome.done():
+            outcome.set_result(RpcFailure(TIMEOUT_STATUS, f"no answer within {timeout:.1f} seconds"))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -74,7 +76,7 @@ class StepStreamClient:
                 if not self._pending_outcomes:
                     failure = UNEXPECTED_OUTCOME  # outcomes can no longer be matched with messages
                     break
-                resolve_future(self._pending_outcomes.popleft(), unpack_outcome(outcome))
+                self._resolve_oldest(unpack_outcome(outcome))
         except grpc.aio.AioRpcError as error:
             # The same status for all: the error of a single message is sent as its outcome and does not end the call.
             failure = RpcFailure(DISCONNECTED_STATUS, f"{error.code().name.lower()}: {error.details()}")
@@ -83,7 +85,13 @@ class StepStreamClient:
     def _fail_pending(self, failure: RpcFailure) -> None:
         self._failure = failure
         while self._pending_outcomes:
-            resolve_future(self._pending_outcomes.popleft(), failure)
+            self._resolve_oldest(failure)
+
+    def _resolve_oldest(self, outcome: RpcOutcome) -> None:
+        future, timer = self._pending_outcomes.popleft()
+        timer.cancel()
+        if not future.done():
+            future.set_result(outcome)
 
 
 def unpack_outcome(outcome: pb.StepOutcome) -> RpcOutcome:
@@ -91,8 +99,3 @@ def unpack_outcome(outcome: pb.StepOutcome) -> RpcOutcome:
     if kind == "trouble":
         return RpcFailure(STATUS_BY_CODE.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
     return EMPTY_OUTCOME if kind is None else getattr(outcome, kind)
-
-
-def resolve_future(future: "asyncio.Future[RpcOutcome]", outcome: RpcOutcome) -> None:
-    if not future.done():
-        future.set_result(outcome)

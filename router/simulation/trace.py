@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from router.block_hash import hash_blocks
 from router.recording.file import BadRecording, RecordedCall, Recording
 from router.recording.redact import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.recording.replay import CallResult, Replay, ReplayObserver
-from router.request import Request, Tenant
+from router.request import Request, Tenant, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
 from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler

@@ -3,8 +3,8 @@
 from collections import Counter
 
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS
-from router.scheduler.request_timeline import RUNNING_PHASES
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RUNNING_PHASES
 from router.telemetry.instruments import GaugeValues
 from router.telemetry.metric_definitions import ADAPTER_STATES, PHASE_NAMES
 

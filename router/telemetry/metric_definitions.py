@@ -11,7 +11,7 @@ from operator import mul
 from router.config import ADAPTER_SOURCES
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import STATUS_BY_STATE as PRESENCES
-from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.sequence import RequestPhase
 from router.telemetry.instruments import OTHER_LABEL, MetricDefinition, MetricType
 from router.text.prompt_encoder import TokenLimits
 

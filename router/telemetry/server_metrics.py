@@ -4,24 +4,123 @@ There is no work per token: metrics change once per step, and when a request beg
 """
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
 
-from router.request import Request
+from router.request import FinishReason, Request, Tenant
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, Decode, Filter, NewSequence, PoolingStep, Prefill, StepPlan, StepResult
-from router.scheduler.prefill_budget import compute_chunk_load
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.policies import compute_chunk_load
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase, RequestTimeline
 from router.telemetry import gauges
 from router.telemetry.adapter_metrics import AdapterMetrics
 from router.telemetry.instruments import Histogram, MetricRegistry
-from router.telemetry.inter_token import InterTokenLatency
 from router.telemetry.metric_definitions import LORAX_METRIC_NAMES, all_families
-from router.telemetry.request_record_store import RequestRecord
 from router.text.prompt_encoder import TokenLimits
+
+MAX_FINISHED_RECORDS = 1000  # records of finished requests
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Record of one request. The scheduler keeps updating `timeline`; `arrived_at` is when the HTTP request arrived."""
+
+    id: str
+    tenant_name: str
+    num_prompt_tokens: int
+    arrived_at: float
+    timeline: RequestTimeline
+    num_generated: int = 0  # tokens delivered to the client's stream
+    finish_reason: FinishReason | None = None  # of a generated text; None if unfinished, failed or cancelled
+    adapter_name: str | None = None  # name of its adapter in metrics, empty for a private one; None without an adapter
+    traceparent: str = ""  # parent of the spans that shards send for it; empty: shards send none
+
+    @property
+    def state(self) -> str:
+        if self.timeline.ended_at is not None:
+            return "over"
+        return "running" if self.timeline.phase in RUNNING_PHASES else "waiting"
+
+
+class RequestRecordStore:
+    """Records by request id. Clients choose ids, so two requests may have the same one; the later one is kept."""
+
+    def __init__(self, max_finished: int = MAX_FINISHED_RECORDS) -> None:
+        self._max_finished = max_finished
+        self._unfinished: dict[str, RequestRecord] = {}
+        self._finished: OrderedDict[str, RequestRecord] = OrderedDict()
+
+    def add_unfinished(self, record: RequestRecord) -> None:
+        self._finished.pop(record.id, None)
+        self._unfinished[record.id] = record
+
+    def move_to_finished(self, record: RequestRecord, now: float) -> None:
+        """Move a record to the finished ones, and end its timeline unless the scheduler has done so."""
+        record.timeline.end(now)
+        if self._unfinished.get(record.id) is not record:
+            return
+        self._finished[record.id] = self._unfinished.pop(record.id)
+        if len(self._finished) > self._max_finished:
+            self._finished.popitem(last=False)
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        return self._unfinished.get(request_id) or self._finished.get(request_id)
+
+    def can_use_request_id(self, request_id: str, tenant: Tenant) -> bool:
+        """Return whether a new request of `tenant` may have this id.
+
+        An id is allowed if it is unknown, or if it belongs to a finished request of the same tenant.
+        """
+        record = self.get(request_id)
+        return record is None or (request_id not in self._unfinished and record.tenant_name == tenant.name)
+
+
+class InterTokenLatency:
+    """Observes the time between two deliveries of tokens to the same sequence, with one observation for all members of
+    an unchanged step.
+    """
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._last_sequence_ids: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery
+        self._last_delivery_at = 0.0  # time of the last delivery
+        # other sequences that have tokens, with the time of their last delivery
+        self._earlier_delivery_times: dict[int, float] = {}
+
+    def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
+                        now: float) -> Sequence[int]:
+        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
+        if sequence_ids != self._last_sequence_ids:
+            return self._observe_changed_sequences(sequence_ids, unfinished_ids, now)
+        self._histogram.observe(now - self._last_delivery_at, len(sequence_ids))
+        self._last_delivery_at = now
+        return ()
+
+    def remove_sequence(self, sequence_id: int) -> None:
+        """Drop a sequence that has ended."""
+        self._earlier_delivery_times.pop(sequence_id, None)
+
+    def _observe_changed_sequences(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
+                                   now: float) -> Sequence[int]:
+        repeated_ids = sequence_ids & self._last_sequence_ids
+        self._histogram.observe(now - self._last_delivery_at, len(repeated_ids))
+        first_token_ids = []
+        for sequence_id in sequence_ids - repeated_ids:
+            last_delivery_at = self._earlier_delivery_times.pop(sequence_id, None)
+            if last_delivery_at is None:
+                first_token_ids.append(sequence_id)
+            else:
+                self._histogram.observe(now - last_delivery_at)
+        for sequence_id in self._last_sequence_ids - repeated_ids:
+            if sequence_id in unfinished_ids:
+                self._earlier_delivery_times[sequence_id] = self._last_delivery_at
+        self._last_sequence_ids, self._last_delivery_at = sequence_ids, now
+        return first_token_ids
+
 
 STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
@@ -66,7 +165,7 @@ class RequestMetrics:
         self._phase_seconds = {name: histogram(f"tgi_request_{name}_duration") for name in (
             "validation", "queue", "inference", "mean_time_per_token", "time_to_first_token")}
         self._total_seconds = histogram("tgi_request_duration")
-        self._inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
+        self.inter_token_latency = InterTokenLatency(histogram("tgi_request_inter_token_duration"))
         self._num_preemptions = counter("tgi_request_yields")
         self._prefix_query_tokens, self._prefix_hit_tokens = (counter("tgi_prefix_query_tokens"),
                                                               counter("tgi_prefix_hit_tokens"))
@@ -77,11 +176,6 @@ class RequestMetrics:
         self._max_new_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.count_request(request.adapter_name)
-
-    def record_delivery(self, sequence_ids: KeysView[int], unfinished_ids: Container[int],
-                        now: float) -> Sequence[int]:
-        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
-        return self._inter_token_latency.record_delivery(sequence_ids, unfinished_ids, now)
 
     def observe_first_token(self, record: RequestRecord, now: float) -> None:
         """Observe the time to the first token."""
@@ -103,7 +197,7 @@ class RequestMetrics:
 
     def count_closed(self, sequence_id: int, record: RequestRecord) -> None:
         """Count a request that ended, for whatever reason."""
-        self._inter_token_latency.remove_sequence(sequence_id)
+        self.inter_token_latency.remove_sequence(sequence_id)
         self._num_preemptions.add(record.timeline.num_preemptions)
         if self._adapters is not None and record.adapter_name is not None:
             self._adapters.count_generated_tokens(record.adapter_name, record.num_generated)
@@ -149,7 +243,7 @@ class StepMetrics:
     def count_sent(self, plan: StepPlan) -> None:
         step = plan.messages[-1]
         if (method := self._methods_by_step_type.get(type(step))) is not None:
-            method.num_sent.add()
+            method.num_sent.value += 1
         if isinstance(step, Prefill):
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.new_sequences:
@@ -167,7 +261,7 @@ class StepMetrics:
 
     def _join_reason(self) -> str:
         settings = self._scheduler.settings
-        if settings.mixed:
+        if not self._scheduler.policy.pauses_decodes:
             return "chunking"
         return "wait_exceeded" if self._num_decodes_since_prefill >= settings.max_waiting_tokens else "backpressure"
 
@@ -179,17 +273,21 @@ class StepMetrics:
             standalone_duration.observe(round_trip_seconds)
             return
         method = self._methods_by_step_type[type(step)]
-        method.num_answered.add()
+        method.num_answered.value += 1
         method.duration_seconds.observe(round_trip_seconds + detokenize_seconds)
         method.forward_seconds.observe(result.seconds)
         method.detokenize_seconds.observe(detokenize_seconds)
-        self._observe_skipped_tokens(result)
+        if self._single_token_steps:
+            self._skipped_tokens.observe(0.0, len(result.rows))
+        else:
+            for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
+                self._skipped_tokens.observe(count - 1, times)
         if isinstance(step, Prefill):
             self._observe_stall(plan, step, result.seconds)
 
     def count_generated_tokens(self, token_counts: Mapping[int, int]) -> None:
         """Count delivered tokens, given by sequence."""
-        self._generated_tokens.add(len(token_counts) if self._single_token_steps else sum(token_counts.values()))
+        self._generated_tokens.value += len(token_counts) if self._single_token_steps else sum(token_counts.values())
 
     def count_shard_loss(self, loss_reason: ShardLossReason, plans: Iterable[StepPlan]) -> None:
         """Count a loss of the shards, and the steps that were in flight."""
@@ -197,13 +295,6 @@ class StepMetrics:
         for plan in plans:
             if (method := self._methods_by_step_type.get(type(plan.messages[-1]))) is not None:
                 method.num_lost.add()
-
-    def _observe_skipped_tokens(self, result: StepResult) -> None:
-        if self._single_token_steps:
-            self._skipped_tokens.observe(0.0, len(result.rows))
-            return
-        for count, times in Counter(len(row.tokens) for row in result.rows.values()).items():
-            self._skipped_tokens.observe(count - 1, times)
 
     def _observe_stall(self, plan: StepPlan, step: Prefill, seconds: float) -> None:
         """Observe by how much prompts delayed the sequences that decode.
@@ -220,5 +311,5 @@ class StepMetrics:
             # Allowed is the configured stall, or what was planned if that is more: see PrefillTimeAllowance.
             if stall_seconds > STALL_TOLERANCE * max(self._scheduler.settings.max_stall_seconds, prompt_seconds):
                 self._num_stalls_exceeded.add()
-        elif not self._scheduler.settings.mixed and len(self._scheduler.running) > len(plan.member_ids):
+        elif self._scheduler.policy.pauses_decodes and len(self._scheduler.running) > len(plan.member_ids):
             self._stall_seconds.observe(seconds)

@@ -10,8 +10,8 @@ from itertools import groupby, islice
 from math import fsum
 
 from router.request import FinishReason, RequestKind
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
-from router.telemetry.request_record_store import RequestRecord
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
+from router.telemetry.server_metrics import RequestRecord
 from router.validation.validator import ValidatedRequest
 from shard.telemetry.tracing import SpanAttributes, SpanSender, TraceSpan
 

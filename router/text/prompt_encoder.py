@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind
+from router.request import RequestKind, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer
@@ -99,16 +98,15 @@ RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has 
 TokenOffsets = tuple[tuple[int, int] | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInput:
-    """Prompt as received, with the parameters that its encoding depends on."""
+    """The part of a client's parameters that the encoding of the prompt depends on. None means not given."""
 
     prompt: RawPrompt
-    truncate: int | None
-    max_new_tokens: int | None
-    cache_namespace: bytes  # prompts with the same one share cached blocks; empty: shared with no other prompt
-    parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
     kind: RequestKind = RequestKind.GENERATE
+    parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
+    truncate: int | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,6 @@ class EncodedPrompt:
     """Tokens of a prompt, and the hashes of its full blocks."""
 
     tokens: tuple[int, ...]
-    cache_namespace: bytes
     block_hashes: tuple[bytes, ...]  # of its full blocks; empty if they are not shared
     num_characters: int  # of its text
     token_offsets: TokenOffsets = ()  # for classification: character range of each token, None for special tokens
@@ -153,8 +150,10 @@ class PromptEncoder:
     def close(self) -> None:
         self._thread_pool.shutdown(cancel_futures=True)
 
-    async def encode(self, prompt_input: PromptInput) -> EncodedPrompt:
-        return await self._run_in_thread(prompt_input.prompt, partial(self._encode_prompt, prompt_input))
+    async def encode(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
+        """Encode a prompt. Prompts of the same namespace share cached blocks; if it is empty, nothing is shared."""
+        return await self._run_in_thread(prompt_input.prompt,
+                                         partial(self._encode_prompt, prompt_input, cache_namespace))
 
     async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
                                 render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
@@ -194,7 +193,7 @@ class PromptEncoder:
         else:
             self._check_pooling_length(num_tokens, parameter_names)
 
-    def _encode_prompt(self, prompt_input: PromptInput) -> EncodedPrompt:
+    def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
         tokens, token_offsets, num_characters = self._tokenize_prompt(prompt_input)
         if not tokens:
             raise InvalidRequest(f"`{prompt_input.parameter_names.prompt}` must hold at least one token, got none")
@@ -206,9 +205,8 @@ class PromptEncoder:
             raise InvalidRequest(
                 f"`{prompt_input.parameter_names.prompt}` holds token {max(tokens)}; this model knows those below "
                 f"{self._model_info.vocabulary_size}")
-        hashes = (hash_blocks(prompt_input.cache_namespace, tokens, self._model_info.block_size)
-                  if prompt_input.cache_namespace else ())
-        return EncodedPrompt(tokens, prompt_input.cache_namespace, hashes, num_characters, token_offsets)
+        hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
+        return EncodedPrompt(tokens, hashes, num_characters, token_offsets)
 
     def _tokenize_prompt(self, prompt_input: PromptInput) -> tuple[tuple[int, ...], TokenOffsets, int]:
         if isinstance(prompt_input.prompt, tuple):

@@ -13,21 +13,26 @@ from typing import TypeVar
 
 from router.adapters.reference import RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
-from router.block_hash import hash_namespace
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.parameters import Grammar
 from router.grammars.resolver import GrammarResolver, ResourceLookup
 from router.model_info import ModelInfo
-from router.request import DEFAULT_TENANT, LoadableResource, Request, RequestKind, SamplingParams, Tenant
+from router.request import (
+    DEFAULT_TENANT,
+    LoadableResource,
+    Request,
+    RequestKind,
+    SamplingParams,
+    Tenant,
+    hash_namespace,
+)
 from router.text.chat_template import ChatTemplate, Conversation
 from router.text.prompt_encoder import (
-    TGI_PARAMETER_NAMES,
     DialectParameterNames,
     EncodedPrompt,
     PromptEncoder,
     PromptInput,
-    RawPrompt,
     TokenizedText,
     TokenLimits,
     TokenOffsets,
@@ -51,12 +56,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationInput:
+class GenerationInput(PromptInput):
     """Parameters of a client: their types are checked, their values are not. None means not given."""
 
-    prompt: RawPrompt
-    kind: RequestKind = RequestKind.GENERATE
-    parameter_names: DialectParameterNames = TGI_PARAMETER_NAMES
     best_of: int | None = None
     greedy: bool = False  # no sampling, whatever else is given
     temperature: float | None = None
@@ -68,10 +70,8 @@ class GenerationInput:
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool = False
-    max_new_tokens: int | None = None
     ignore_eos: bool = False  # generate past the model's end tokens
     stop_strings: tuple[str, ...] = ()
-    truncate: int | None = None
     watermark: bool = False
     seed: int | None = None
     top_n_tokens: int | None = None
@@ -116,6 +116,7 @@ class RequestValidator:
         self._prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
         self._config = config
         self._model_info = model_info
+        self._supported_kinds = model_info.supported_kinds
         # Without those outside the model's vocabulary, which are no tokens to the shards.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < model_info.vocabulary_size)
 
@@ -128,12 +129,12 @@ class RequestValidator:
         sampling = self._validate_parameters(generation_input)
         adapter = await self._resolve_adapter(generation_input)
         cache_namespace = self._cache_namespace(generation_input, adapter)
-        prompt_input = PromptInput(generation_input.prompt, generation_input.truncate, generation_input.max_new_tokens,
-                                   cache_namespace, generation_input.parameter_names, generation_input.kind)
-        prompt = await self._prompt_encoder.encode(prompt_input)
-        grammar = await self._grammars.resolve_grammar(generation_input.parameter_names.grammar,
-                                                       generation_input.grammar)
-        return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar, index=index)
+        prompt = await self._prompt_encoder.encode(generation_input, cache_namespace)
+        grammar = (None if generation_input.grammar is None else
+                   await self._grammars.resolve_grammar(generation_input.parameter_names.grammar,
+                                                        generation_input.grammar))
+        return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
+                                             cache_namespace=cache_namespace, index=index)
                 for index in range(generation_input.best_of or 1)]
 
     async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
@@ -157,9 +158,8 @@ class RequestValidator:
         self._grammars.close()
 
     def _check_request_kind(self, kind: RequestKind) -> None:
-        supported_kinds = self._model_info.supported_kinds
-        if kind not in supported_kinds:
-            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in supported_kinds)
+        if kind not in self._supported_kinds:
+            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)
             raise InvalidRequest(f"this model does not {KIND_DESCRIPTIONS[kind][0]}; it {supported_text}")
 
     def _validate_parameters(self, generation_input: GenerationInput) -> SamplingParams:
@@ -257,7 +257,8 @@ class RequestValidator:
 
     def _make_validated_request(self, generation_input: GenerationInput, sampling: SamplingParams,
                                 prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *,
-                                grammar: LoadableResource | None, index: int) -> ValidatedRequest:
+                                grammar: LoadableResource | None, cache_namespace: bytes,
+                                index: int) -> ValidatedRequest:
         is_generation = generation_input.kind is RequestKind.GENERATE
         num_tokens_left = self.limits.max_total_tokens - len(prompt.tokens) if is_generation else 0
         seed = seed_or_random(generation_input.seed) if sampling.temperature else None
@@ -275,7 +276,7 @@ class RequestValidator:
             priority=generation_input.priority,
             tenant=generation_input.tenant,
             timeout=remaining_seconds(generation_input.deadline),
-            cache_namespace=prompt.cache_namespace,
+            cache_namespace=cache_namespace,
             block_hashes=prompt.block_hashes,
             adapter=None if adapter is None else adapter.resource,
             grammar=grammar,

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from support.scheduling.method_overrides import override_methods
 from support.servers.in_process_server import make_generate_body, play_scenario
 
 from router.scheduler.events import TokensGenerated
@@ -25,7 +26,7 @@ class TenantTokenCounter:
         self.done = asyncio.Event()
         self._scheduler, self._complete = scheduler, scheduler.complete_step
         self._steps = 0
-        scheduler.complete_step = self._complete_and_count
+        override_methods(scheduler, complete_step=self._complete_and_count)
 
     def _complete_and_count(self, last_message_number, result, stop_token_counts, now):
         tenants = {s.id: s.request.tenant.name for s in self._scheduler.sequences}

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
+from support.scheduling.method_overrides import override_methods
 from support.servers.expected_streams import ReceivedStream
 from support.servers.in_process_server import make_generate_body, play_scenario
 
@@ -106,7 +107,7 @@ class CancellationRecorder:
     def __init__(self, weft):
         self.step_by_sequence, self.states_at_cancellation = {}, set()
         self._weft, self._cancel = weft, weft.scheduler.cancel
-        weft.scheduler.cancel = self._record_cancellation
+        override_methods(weft.scheduler, cancel=self._record_cancellation)
 
     def _record_cancellation(self, sequence_id, now):
         running, sequence = self._weft.scheduler.running, self._weft.scheduler.sequences.get(sequence_id)

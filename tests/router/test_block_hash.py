@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.block_hash import hash_blocks, hash_namespace
+from router.request import hash_blocks, hash_namespace
 
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=100)
 

@@ -128,7 +128,7 @@ def test_nothing_is_found_after_a_shard_loss():
     core = make_prefix_scheduler(look_ahead=1)
     submit_prompt(core, make_prompt_tokens(64))
     run_until_idle(core)
-    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
     core.on_shards_ready(DEFAULT_MODEL_INFO, 2, 0.0)
     number = submit_prompt(core, make_prompt_tokens(64), now=1.0)
     assert run_until_idle(core) == {number: 0}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.scheduling.method_overrides import override_methods, restore_methods
 from support.scheduling.shared_prefixes import (
     BLOCK_SIZE,
     END_TOKEN,
@@ -22,6 +23,7 @@ from router.request import Request
 from router.scheduler.events import TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, StepPlan, StepResult, StepResultRow
+from router.scheduler.running_sequences import RunningSequences
 
 EXTRA_REQUEST_FIELDS = st.fixed_dictionaries({
     "tenant": st.sampled_from(["one", "one", "two"]), "prompt_logprobs": st.sampled_from([False, False, False, True])})
@@ -48,8 +50,9 @@ class CallLog(list):
     """Log of the core's calls in order: the number of a sequence that frees its blocks, or a list of blocks taken."""
 
     def __init__(self, running):
-        running.free_blocks = self.wrap_and_log(running.free_blocks)
-        running.remove_finishing_sequence = self.wrap_and_log(running.remove_finishing_sequence)
+        restore_methods(running, RunningSequences)  # those of an earlier log
+        override_methods(running, free_blocks=self.wrap_and_log(running.free_blocks),
+                         remove_finishing_sequence=self.wrap_and_log(running.remove_finishing_sequence))
         take = running.block_pool.allocate
 
         def logged_allocate(count):
@@ -57,7 +60,7 @@ class CallLog(list):
             self.append(list(taken))
             return taken
 
-        running.block_pool.allocate = logged_allocate
+        override_methods(running.block_pool, allocate=logged_allocate)
 
     def wrap_and_log(self, leave):
         def logged_leave(sequence):
@@ -169,7 +172,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule()
     def lose(self):
-        self.core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+        self.core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
         self.epoch += 1
         self.core.on_shards_ready(self.core._model_info, self.epoch, 0.0)
         self.forget()

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from support.checkpoints.small_tokenizers import TOKENIZER_CASES
 from support.servers.expected_streams import make_finished_timeline
 
-from router.engine.output_builder import OutputBuilder
-from router.engine.stream import FinishedEvent, RequestStream, TokenEvent
+from router.engine.stream import FinishedEvent, OutputBuilder, RequestStream, TokenEvent
 from router.request import FinishReason, Request
 from router.scheduler.messages import StepResultRow
-from router.telemetry.request_record_store import RequestRecord
+from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import REPLACEMENT_CHARACTER
 
 for_every_style = pytest.mark.parametrize("style", TOKENIZER_CASES.values(), ids=TOKENIZER_CASES)

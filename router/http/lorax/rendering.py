@@ -21,7 +21,7 @@ from router.http.transport.response_headers import (
     timing_headers,
 )
 from router.request import FinishReason
-from router.scheduler.request_timeline import RequestPhase
+from router.scheduler.sequence import RequestPhase
 from router.text.tokenizer import Tokenizer
 
 DONE_EVENT = b"data:[DONE]\n\n"

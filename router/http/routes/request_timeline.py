@@ -8,8 +8,8 @@ from aiohttp import web
 
 from router.http.transport.auth import TENANT
 from router.http.transport.body import json_response
-from router.scheduler.request_timeline import RequestPhase
-from router.telemetry.request_record_store import MAX_FINISHED_RECORDS, RequestRecord
+from router.scheduler.sequence import RequestPhase
+from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
 
 VALIDATION_PHASE = "validation"
 # Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.

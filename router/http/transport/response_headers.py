@@ -10,7 +10,7 @@ from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.http.transport.outputs import GenerationOutput, PoolingRequestOutput
 from router.http.transport.request_context import REQUEST_ID
 from router.model_info import ModelInfo
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware

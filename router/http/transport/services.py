@@ -20,8 +20,7 @@ from router.http.transport.request_context import RequestContext
 from router.http.transport.sse import EventStream, PumpFlusher, open_event_stream
 from router.model_info import ModelInfo
 from router.request import Request, Tenant
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 T = TypeVar("T")

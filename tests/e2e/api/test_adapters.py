@@ -76,9 +76,9 @@ def test_adapter_that_fails_to_load_occupies_no_slot(tmp_path):
         for _ in range(3):
             answer = await weft.generate("a loom", adapter_id="a")
             assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
-        assert weft.scheduler._resource_cache._cached == {}
+        assert weft.scheduler.resource_cache._cached == {}
         text = await generate_text(weft, "b")
-        [resource] = weft.scheduler._resource_cache._cached
+        [resource] = weft.scheduler.resource_cache._cached
         assert text == expected_text(weft, resource.id)  # adapter a may have used several ids
     play_scenario(scenario, tmp_path, http=True, faults="refuse@load:1;refuse@load:2;refuse@load:3",
                   max_active_adapters=1, store=FakeAdapterStore("a", "b"))
@@ -101,7 +101,7 @@ def test_disconnect_while_adapter_is_fetched_or_loaded_leaves_no_state(tmp_path)
         waiting.cancel()
         await cancelled.get()
         await weft.check_idle()
-        assert weft.scheduler._resource_cache._num_users == {}
+        assert weft.scheduler.resource_cache._num_users == {}
         assert weft.validator.adapter_registry._fetch_tasks == {}
     play_scenario(scenario, tmp_path, http=True, store=store)
 
@@ -126,7 +126,7 @@ def test_disconnected_request_releases_its_adapter(tmp_path, steps):
         weft.gate.release_all()
         assert await asyncio.gather(*others) == [expected_text(weft, 1, max_new_tokens=40)] * len(others)
         await weft.check_idle()
-        assert weft.scheduler._resource_cache._num_users == {}
+        assert weft.scheduler.resource_cache._num_users == {}
         assert len(set(await asyncio.gather(generate_text(weft, "b"), generate_text(weft, "c")))) == 2
         weft.adapter_store.requests.clear()
         gc.collect()

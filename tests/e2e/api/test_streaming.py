@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from support.scheduling.method_overrides import override_methods
 from support.servers.in_process_server import make_generate_body, parse_stream_events, play_scenario
 
 GENERATE_PATHS = ["/generate", "/generate_stream"]
@@ -133,7 +134,7 @@ def test_internal_error_ends_every_answer_with_an_error(tmp_path):
         def plan(now):
             raise ZeroDivisionError
 
-        weft.scheduler.plan = plan
+        override_methods(weft.scheduler, plan=plan)
         weft.gate.release_all()
         assert (await streaming)[-1]["error_type"] == "overloaded"
         assert (await weft.http_session.get("/health")).status == 503

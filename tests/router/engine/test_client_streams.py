@@ -13,8 +13,14 @@ from support.servers.expected_streams import make_text_request
 from router.config import RouterConfig
 from router.engine import client_streams
 from router.engine.client_streams import ClientStreams
-from router.engine.output_builder import OutputBuilder
-from router.engine.stream import FinishedEvent, PoolingEvent, PromptLogprobsEvent, RequestStream, TokenEvent
+from router.engine.stream import (
+    FinishedEvent,
+    OutputBuilder,
+    PoolingEvent,
+    PromptLogprobsEvent,
+    RequestStream,
+    TokenEvent,
+)
 from router.errors import Cancelled, ClassificationFailed, EmbeddingFailed, GenerationFailed, NotReady, TimedOut
 from router.model_info import ModelInfo
 from router.request import FinishReason, LoadableResource, Request, RequestKind
@@ -27,11 +33,10 @@ from router.scheduler.events import (
     TokensGenerated,
 )
 from router.scheduler.messages import PromptLogprobs, StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer
 

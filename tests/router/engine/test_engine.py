@@ -5,19 +5,20 @@ from dataclasses import replace
 
 import pytest
 from support.metrics_page import parse_metrics
+from support.scheduling.method_overrides import override_methods
 from support.servers.expected_streams import ReceivedStream, make_text_request
 from support.servers.in_process_server import play_scenario, run_in_process_weft
 
-from router.engine import engine, health
+from router.engine import engine, plans_in_flight
 from router.engine.engine import Engine
-from router.engine.output_builder import OutputBuilder
+from router.engine.stream import OutputBuilder
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.recording.file import Recording
 from router.recording.folder import RecordingFolder
 from router.recording.replay import Replay
 from router.request import DEFAULT_TENANT, FinishReason
 from router.scheduler.loadable_resource_cache import AdapterStatus
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestPhase
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.text.tokenizer import create_byte_tokenizer
@@ -83,7 +84,7 @@ def test_stopping_fails_unfinished_requests(tmp_path):
     play_scenario(scenario, tmp_path, gated=True, max_batch_size=2)
 
 
-def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkeypatch):
+def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path):
     """The core completed the step, but its tokens were not delivered yet."""
     async def scenario(weft):
         receive_task = asyncio.create_task(ReceivedStream.from_stream(weft.submit("a loom", 1)))
@@ -93,7 +94,7 @@ def test_request_finished_when_the_engine_stops_gets_its_result(tmp_path, monkey
             done.set()
             return complete(*args)
 
-        monkeypatch.setattr(weft.scheduler, "complete_step", complete_and_signal)
+        override_methods(weft.scheduler, complete_step=complete_and_signal)
         await weft.gate.wait_for_step()
         weft.gate.release_steps(1)
         await done.wait()
@@ -285,7 +286,7 @@ def test_closing_a_stream_before_its_end_is_delivered_is_harmless(tmp_path):
             asyncio.get_running_loop().call_soon(stream.close)
             return events
 
-        weft.scheduler.complete_step = complete_and_close_stream
+        override_methods(weft.scheduler, complete_step=complete_and_close_stream)
         await weft.check_idle()
     play_scenario(scenario, tmp_path)
 
@@ -389,7 +390,7 @@ def test_scheduler_bug_fails_all_requests_and_is_reported(tmp_path):
         def failing_plan(now):
             raise ZeroDivisionError
 
-        weft.scheduler.plan = failing_plan
+        override_methods(weft.scheduler, plan=failing_plan)
         for stream in streams:
             assert isinstance((await ReceivedStream.from_stream(stream)).error, NotReady)
         await weft.engine.wait_until_crashed()
@@ -542,6 +543,25 @@ def test_request_times_out_while_the_shards_are_lost(tmp_path):
     play_scenario(scenario, tmp_path)
 
 
+def test_running_request_past_its_deadline_times_out_when_the_shards_are_lost(tmp_path):
+    """While it ran it would have ended with its next token; now there is none to wait for."""
+    async def scenario(weft):
+        on_timer, deadline_passed = weft.scheduler.on_timer, asyncio.Event()
+
+        def on_timer_and_signal(now):
+            deadline_passed.set()
+            return on_timer(now)
+
+        override_methods(weft.scheduler, on_timer=on_timer_and_signal)
+        stream = weft.submit("a loom", 100, timeout=0.02)
+        await weft.gate.wait_for_step()
+        await deadline_passed.wait()
+        weft.gate.release_all()
+        await weft.ranks.pop().kill()
+        assert isinstance((await ReceivedStream.from_stream(stream)).error, TimedOut)
+    play_scenario(scenario, tmp_path, gated=True, faults="die@prefill:1")
+
+
 def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, monkeypatch):
     async def scenario(weft):
         time = 0.0
@@ -564,8 +584,8 @@ def test_running_request_that_times_out_ends_with_the_tokens_it_has(tmp_path, mo
 def test_step_events_are_delivered_before_expirations(tmp_path):
     async def scenario(weft):
         dispatched = []
-        weft.engine._client_streams.dispatch_events, weft.scheduler.on_timer = dispatched.append, lambda now: [
-            "expired"]
+        weft.engine._client_streams.dispatch_events = dispatched.append
+        override_methods(weft.scheduler, on_timer=lambda now: ["expired"])
         weft.engine._queued_events = ["said"]
         weft.engine._on_timer()
         assert dispatched == [["said", "expired"]]
@@ -607,8 +627,8 @@ def test_shards_that_never_finish_warmup_are_replaced(tmp_path, monkeypatch):
 
 
 def test_step_that_does_not_end_makes_the_server_unhealthy_until_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "MIN_STEP_LIMIT_SECONDS", 0.0)
-    monkeypatch.setattr(health, "SLOW_STEP_FACTOR", 0.0)
+    monkeypatch.setattr(plans_in_flight, "MIN_STEP_LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(plans_in_flight, "SLOW_STEP_FACTOR", 0.0)
 
     async def scenario(weft):
         assert not weft.engine.why_unavailable()
@@ -709,7 +729,7 @@ def test_adapter_that_no_longer_fits_after_a_shard_loss_is_reported(tmp_path):
         for rank in weft.ranks:
             await rank.start()
         assert "there are 500 for adapters" in await loading
-        assert weft.scheduler._queue.set_aside_by_resource == {}
+        assert weft.scheduler.waiting.set_aside_by_resource == {}
     play_scenario(scenario, tmp_path, adapter_bytes=1000)
 
 

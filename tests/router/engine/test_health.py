@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.engine.health import MIN_STEP_LIMIT_SECONDS, NUM_RECENT_STEPS, STARTING_REASON, Health, StepWatchdog
+from router.engine.health import STARTING_REASON, Health
+from router.engine.plans_in_flight import MIN_STEP_LIMIT_SECONDS, NUM_RECENT_STEPS, StepWatchdog
 
 
 def run_steps(watchdog: StepWatchdog, count: int, seconds: float, now: float = 0.0) -> float:

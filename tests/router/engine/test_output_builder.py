@@ -7,11 +7,10 @@ import tokenizers
 from support.servers.expected_streams import make_finished_timeline
 from tokenizers.models import WordLevel
 
-from router.engine.output_builder import OutputBuilder
-from router.engine.stream import FinishedEvent, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
+from router.engine.stream import FinishedEvent, OutputBuilder, PromptLogprobsEvent, RequestStream, TokenEvent, TopToken
 from router.request import FinishReason, Request
 from router.scheduler.messages import PromptLogprobs, StepResultRow
-from router.telemetry.request_record_store import RequestRecord
+from router.telemetry.server_metrics import RequestRecord
 from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 
 BYTE_TOKENIZER = create_byte_tokenizer()

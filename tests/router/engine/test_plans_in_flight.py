@@ -29,10 +29,9 @@ def test_answer_wakes_the_engine_but_only_the_oldest_plan_is_completed():
     async def scenario(awaited, answers, wake):
         answers[1].set_result("late")
         await wake.wait()
-        assert not awaited.has_answer
+        assert awaited.get_answered() is None
         answers[0].set_result("early")
-        assert awaited.has_answer
-        assert awaited.oldest.answer.result() == "early"
+        assert awaited.get_answered().answer.result() == "early"
     run_with_two_plans(scenario)
 
 
@@ -53,7 +52,7 @@ def test_settle_waits_for_every_answer_even_failures():
         assert not settling.done()
         answers[0].set_exception(OSError("gone"))
         await settling
-        assert (len(awaited), awaited.has_answer, awaited.oldest_sent_at) == (0, False, inf)
+        assert (len(awaited), awaited.get_answered(), awaited.oldest_sent_at) == (0, None, inf)
         await PlansInFlight(wake.set).wait_and_clear()
     run_with_two_plans(scenario)
 

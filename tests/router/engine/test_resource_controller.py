@@ -68,7 +68,7 @@ class ControllerSetup:
     async def replace_shards(self, loss_reason: ShardLossReason, epoch: int,
                              model_info: ModelInfo = MODEL_INFO) -> None:
         """Lose the shards and connect to new ones, which have nothing loaded."""
-        self.scheduler.on_shards_lost(0.0, loss_reason)
+        self.scheduler.on_shards_lost(loss_reason, 0.0)
         self.controller.loader.end_epoch(resources_lost=loss_reason is ShardLossReason.DEATH)
         await self.connect_shards(epoch, model_info)
         self.controller.wake_load_waiters()
@@ -266,7 +266,7 @@ def test_unload_answers_the_callers_at_once_while_the_shards_are_lost() -> None:
     async def scenario(setup: ControllerSetup) -> None:
         [task] = await setup.start_loading(adapter := setup.make_adapter())
         setup.scheduler.on_timer(0.0)  # decides on the load
-        setup.scheduler.on_shards_lost(0.0, ShardLossReason.DEFECT)
+        setup.scheduler.on_shards_lost(ShardLossReason.DEFECT, 0.0)
         setup.controller.request_unload(adapter)
         assert await task == UNLOADED_WHILE_WAITING
     run_scenario(scenario)

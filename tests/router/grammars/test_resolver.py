@@ -29,7 +29,7 @@ def make_grammar_resource(kind: str, source: str) -> LoadableResource:
     return LoadableResource(kind, 7)
 
 
-def resolve_grammar(grammar: Grammar | None, **overrides: Any) -> LoadableResource | None:
+def resolve_grammar(grammar: Grammar, **overrides: Any) -> LoadableResource:
     arguments = {"config": RouterConfig(), "model_info": MODEL_INFO, "tokenizer": create_byte_tokenizer(),
                  "get_resource": make_grammar_resource} | overrides
     with closing(GrammarResolver(**arguments)) as grammars:
@@ -39,11 +39,6 @@ def resolve_grammar(grammar: Grammar | None, **overrides: Any) -> LoadableResour
 @pytest.mark.slow
 def test_grammar_is_compiled_and_gets_a_resource_number() -> None:
     assert resolve_grammar(REGEX_GRAMMAR) == LoadableResource("grammar", 7)
-
-
-def test_no_resource_is_needed_without_a_grammar() -> None:
-    assert resolve_grammar(None) is None
-    assert resolve_grammar(None, config=RouterConfig(disable_grammar_support=True)) is None
 
 
 @pytest.mark.parametrize(("changed", "reason"), [

@@ -22,11 +22,10 @@ from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.pooling_output import TokenClassificationOutput
 from router.request import LoadableResource, Request, RequestKind, Tenant
-from router.scheduler.request_timeline import RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestTimeline
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore, ServerMetrics
 from router.text.chat_template import simulated_model_template
 from router.text.prompt_encoder import TokenLimits
 from router.text.tokenizer import create_byte_tokenizer

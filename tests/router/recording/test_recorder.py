@@ -6,7 +6,7 @@ import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
 
 from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
-from router.recording.snapshot import restore_scheduler
+from router.recording.state import restore_scheduler
 from router.request import Request
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import StepResult, StepResultRow
@@ -52,7 +52,7 @@ def test_every_call_is_recorded_with_its_outcome():
     plan_and_complete(core, 2.0)
     core.cancel(1, 3.0)
     core.on_timer(4.0)
-    core.on_shards_lost(5.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(ShardLossReason.DEFECT, 5.0)
     assert [note[0] for note in get_notes(core)] == ["on_shards_ready", "submit", "suspend", "resume", "plan",
                                                      "complete_step", "cancel", "on_timer", "on_shards_lost"]
     assert get_notes(core)[1][3] == (("RequestAccepted", 1),)
@@ -107,7 +107,7 @@ def test_new_segment_starts_every_half_minute_with_a_snapshot():
     segments = core.copy_segments()
     assert [segment.started_at for segment in segments] == [0.0, 31.0, 70.0]
     assert [restore_scheduler(segment.snapshot).num_unfinished for segment in segments] == [0, 1, 1]
-    assert restore_scheduler(segments[1].snapshot).num_steps_in_flight == 1
+    assert len(restore_scheduler(segments[1].snapshot)._steps_in_flight) == 1
 
 
 def test_segment_is_dropped_when_the_next_one_is_old_enough():

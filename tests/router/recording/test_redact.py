@@ -23,7 +23,7 @@ def test_every_request_field_is_kept_or_left_out_on_purpose():
 
 
 def test_redacted_request_keeps_lengths_but_no_content():
-    again = rebuild_request(*redact_request(FULL_REQUEST))
+    again = rebuild_request(redact_request(FULL_REQUEST))
     assert (again.prompt, again.end_tokens, again.stop_strings,
             again.sampling_key) == ((0, 0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
     assert redact_request(again) == redact_request(FULL_REQUEST)
@@ -31,12 +31,12 @@ def test_redacted_request_keeps_lengths_but_no_content():
 
 def test_redacted_request_survives_json():
     assert (request_from_json(redacted_request_to_json(redact_request(FULL_REQUEST)))
-            == rebuild_request(*redact_request(FULL_REQUEST)))
+            == rebuild_request(redact_request(FULL_REQUEST)))
 
 
 def test_request_without_adapter_and_tenant_survives_json():
     plain = Request("a", (7,), 5)
-    assert request_from_json(redacted_request_to_json(redact_request(plain))) == rebuild_request(*redact_request(plain))
+    assert request_from_json(redacted_request_to_json(redact_request(plain))) == rebuild_request(redact_request(plain))
 
 
 def test_request_kind_is_recorded_by_its_name():

@@ -20,6 +20,7 @@ from test_simulation import make_random_world
 from router.recording.file import BadRecording
 from router.recording.recorder import RecordingScheduler
 from router.recording.replay import Replay, format_report
+from router.recording.state import field_names
 from router.request import Request
 from router.scheduler.messages import StepResult
 from router.scheduler.scheduler import Scheduler
@@ -61,9 +62,9 @@ def find_call(lines, call, number=0):
 
 def change_max_batch_size(lines):
     """Change a setting, as if the replaying core decided by another one."""
-    for _, content in [row for line in lines for row in line.get("core", ())]:
-        if "settings" in content:
-            content["settings"]["SchedulerSettings"]["max_batch_size"] = 2
+    for value in [value for line in lines for _, content in line.get("core", ()) for value in content]:
+        if isinstance(value, dict) and "SchedulerSettings" in value:
+            value["SchedulerSettings"][field_names(SchedulerSettings).index("max_batch_size")] = 2
 
 
 RECORDING_CHANGES = {
@@ -76,8 +77,8 @@ RECORDING_CHANGES = {
             "complete_step"),
     "names": (lambda lines: next(line for line in lines if line.get("names"))["names"].append("00"), "complete_step"),
     "fewer names": (lambda lines: next(line for line in lines if line.get("names")).pop("names"), "complete_step"),
-    "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].update(_last_message_number=0),
-              "state"),
+    "state": (lambda lines: [line for line in lines if "core" in line][3]["core"][0][1].__setitem__(
+        field_names(Scheduler).index("_last_message_number"), 0), "state"),
 }
 
 
@@ -92,14 +93,14 @@ def test_any_change_of_a_recording_is_found_and_named(recording, tmp_path, chang
 
 
 def test_recorded_crash_is_reproduced(tmp_path, monkeypatch):
-    usual = Scheduler._remove_finishing_sequences
+    usual = Scheduler._draft_step
 
-    def fail_with_two_unfinished(core):
+    def fail_with_two_unfinished(core, now):
         if core.num_unfinished == 2:
             raise AssertionError("two are too many")
-        usual(core)
+        return usual(core, now)
 
-    monkeypatch.setattr(Scheduler, "_remove_finishing_sequences", fail_with_two_unfinished)
+    monkeypatch.setattr(Scheduler, "_draft_step", fail_with_two_unfinished)
     core = ShortSegmentRecorder(SchedulerSettings(), SMALL_MODEL_INFO)
     core.on_shards_ready(SMALL_MODEL_INFO, 1, 0.0)
     core.submit(Request("a", (7,) * 20, 3), 0.0)

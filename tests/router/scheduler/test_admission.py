@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.scheduling.cost_model_clock import predict_wait
 
 from router.model_info import ModelInfo, StepMeasurement
 from router.request import DEFAULT_TENANT, Request, Tenant
@@ -79,13 +80,13 @@ def test_tenant_has_its_own_limits(limits: dict[str, int], words: str) -> None:
 
 def test_longer_queue_has_a_longer_predicted_wait() -> None:
     short, long = make_full_scheduler(3, max_queue_requests=3), make_full_scheduler(30, max_queue_requests=30)
-    assert long._admission.predict_wait(DEFAULT_TENANT) > short._admission.predict_wait(DEFAULT_TENANT) > 0
+    assert predict_wait(long, DEFAULT_TENANT) > predict_wait(short, DEFAULT_TENANT) > 0
     assert get_rejection(long).retry_after > 0
 
 
 def test_tenant_below_its_fair_share_has_a_shorter_predicted_wait() -> None:
     core, quiet = make_full_scheduler(30), Tenant("quiet")
-    assert core._admission.predict_wait(quiet) == 0.0
+    assert predict_wait(core, quiet) == 0.0
     for _ in range(3):
         submit(core, tenant=quiet)
-    assert 0.0 < core._admission.predict_wait(quiet) < 0.5 * core._admission.predict_wait(DEFAULT_TENANT)
+    assert 0.0 < predict_wait(core, quiet) < 0.5 * predict_wait(core, DEFAULT_TENANT)

@@ -1,6 +1,8 @@
+"""Tests of Batch in router/scheduler/running_sequences.py."""
+
 from router.request import Request
-from router.scheduler.batch import Batch
 from router.scheduler.messages import Filter
+from router.scheduler.running_sequences import Batch
 from router.scheduler.sequence import Sequence
 
 
@@ -19,15 +21,16 @@ def test_removed_sequence_causes_one_filter():
     first, second = make_sequence(1), make_sequence(2)
     batch = make_batch(7, first, second)
     batch.remove(first)
-    assert batch.take_pending_filter() == Filter(7, (2,))
-    assert batch.take_pending_filter() is None
+    assert batch.needs_filter
+    assert batch.take_filter() == Filter(7, (2,))
+    assert not batch.needs_filter
 
 
 def test_removing_the_last_sequence_filters_all():
     sequence = make_sequence(1)
     batch = make_batch(7, sequence)
     batch.remove(sequence)
-    assert batch.take_pending_filter() == Filter(7, ())
+    assert batch.take_filter() == Filter(7, ())
 
 
 def test_absorbing_a_batch_keeps_the_order():

@@ -13,7 +13,7 @@ STEP_LOADS = [StepLoad(1, 0, 100), StepLoad(64, 0, 64), StepLoad(64, 0, 64_000),
 
 
 def true_seconds(load, coefficients=TRUE_COEFFICIENTS):
-    return sum(c * x for c, x in zip(coefficients, load.terms, strict=True))
+    return sum(c * x for c, x in zip(coefficients, (1.0, load.rows, load.chunk_tokens, load.context), strict=True))
 
 
 def make_measurements(coefficients=TRUE_COEFFICIENTS):

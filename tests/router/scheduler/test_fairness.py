@@ -1,8 +1,8 @@
-"""Tests of router/scheduler/fairness.py."""
+"""Tests of FairShares in router/scheduler/waiting_queue.py."""
 
 from router.request import Request, Tenant
-from router.scheduler.fairness import FairShares
 from router.scheduler.sequence import Sequence
+from router.scheduler.waiting_queue import FairShares
 
 TENANT_ONE, TENANT_THREE = Tenant("one"), Tenant("three", weight=3.0)
 

@@ -16,8 +16,8 @@ from router.scheduler.events import SequenceFailed
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.loadable_resource_cache import MAX_IDLE_GRAMMARS, UNUSED_GRACE_SECONDS
 from router.scheduler.messages import LoadResource, StepResult, StepResultRow, UnloadResource
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
@@ -254,7 +254,7 @@ def test_requested_load_is_repeated_after_a_shard_loss_but_not_after_a_failure()
     setup = SchedulerWithShards()
     setup.core.request_load(ADAPTER_A, 0.0)
     setup.take_commands()
-    setup.core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    setup.core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     setup.core.on_shards_ready(MODEL_INFO, 2, 0.0)
     assert setup.take_commands() == [LoadResource(ADAPTER_A)]
     setup.core.on_resource_failed(ADAPTER_A, "it is broken", 0.0)
@@ -364,7 +364,7 @@ def test_shard_death_reloads_everything_and_a_reset_only_pending_loads() -> None
     setup.take_commands()
     for loss, again in ((ShardLossReason.DEFECT, [LoadResource(ADAPTER_B)]),
                         (ShardLossReason.DEATH, [LoadResource(ADAPTER_B), LoadResource(ADAPTER_A)])):
-        setup.core.on_shards_lost(0.0, loss)
+        setup.core.on_shards_lost(loss, 0.0)
         setup.core.on_shards_ready(MODEL_INFO, 2, 0.0)
         assert setup.take_commands() == again
 

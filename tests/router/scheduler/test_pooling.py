@@ -10,8 +10,8 @@ from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SequenceExpired, SequenceFailed, SequenceFinished
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import PoolingStep, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True, classification=True)
@@ -177,7 +177,7 @@ def test_pooling_request_runs_again_after_a_shard_loss() -> None:
     core = make_scheduler()
     number = submit(core)
     core.plan(0.0)
-    core.on_shards_lost(0.1, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 0.1)
     core.on_shards_ready(MODEL_INFO, 2, 0.2)
     plan, events = run_step(core, 0.3)
     assert (plan.epoch, plan.member_ids) == (2, (number,))
@@ -192,7 +192,7 @@ def test_faulty_pooling_request_is_found_by_bisection() -> None:
         while (plan := core.plan(0.0)) is not None:
             sizes.append(len(plan.member_ids))
             if numbers[2] in plan.member_ids:
-                failed += core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+                failed += core.on_shards_lost(ShardLossReason.STEP_ERROR, 0.0)
                 core.on_shards_ready(MODEL_INFO, epoch, 0.0)
                 break
             core.complete_step(plan.last_message_number, StepResult(core._epoch or 0, 0.01, {}, {}), {}, 0.0)
@@ -204,7 +204,7 @@ def test_faulty_pooling_request_is_found_by_bisection() -> None:
 def test_waiting_pooling_request_times_out() -> None:
     core = make_scheduler()
     submit(core, timeout=1.0)
-    core.on_shards_lost(0.5, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 0.5)
     (event,) = core.on_timer(1.0)
     assert isinstance(event, SequenceExpired)
 

@@ -1,11 +1,11 @@
-"""Tests of router/scheduler/prefill_budget.py."""
+"""Tests of PrefillBudget and PrefillTimeAllowance in router/scheduler/policies.py."""
 
 from math import inf
 
 import pytest
 
 from router.scheduler.cost_model import CostModel, StepLoad
-from router.scheduler.prefill_budget import PrefillBudget, PrefillTimeAllowance, predict_chunk_seconds
+from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, predict_chunk_seconds
 
 
 def make_cost_model(per_token=0.001):

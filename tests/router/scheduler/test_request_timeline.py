@@ -1,11 +1,11 @@
-"""Tests of router/scheduler/request_timeline.py."""
+"""Tests of RequestTimeline in router/scheduler/sequence.py."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduler.request_timeline import MAX_INTERVALS, RequestPhase, RequestTimeline
+from router.scheduler.sequence import MAX_INTERVALS, RequestPhase, RequestTimeline
 
 phase_changes = st.lists(st.tuples(st.floats(0, 10), st.sampled_from(RequestPhase)), max_size=30)
 

@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/result_processor.py."""
+"""Tests of ResultProcessor in router/scheduler/step.py."""
 
 from itertools import accumulate, pairwise
 from typing import Any
@@ -9,23 +9,19 @@ from hypothesis import strategies as st
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
+from router.scheduler.admission import WaitForecast
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
-from router.scheduler.fairness import FairShares
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
-from router.scheduler.result_processor import ResultProcessor, find_finish_point
 from router.scheduler.running_sequences import RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step_in_flight import StepInFlight, advance_sequences
-from router.scheduler.step_policies import StepDraft
-from router.scheduler.wait_forecast import WaitForecast
-from router.scheduler.waiting_queue import WaitingQueue
+from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight, find_finish_point
+from router.scheduler.waiting_queue import FairShares, WaitingQueue
 
 END_TOKEN = 9
 TEXT_TOKENS = st.integers(0, END_TOKEN)
@@ -38,13 +34,12 @@ class ResultHarness:
     def __init__(self) -> None:
         settings, available = SchedulerSettings(), set[LoadableResource]()
         self.queue, self.fault_isolation, self.fair_shares = WaitingQueue(available), FaultIsolation(), FairShares()
-        self.sequences = SequenceTable(self.queue, self.fault_isolation, self.fair_shares,
-                                       WaitForecast(settings, 320, CostModel.from_measurements([])),
-                                       LoadableResourceCache(settings, self.queue, self.fair_shares, available))
         self.running = RunningSequences(settings, BlockPool(20, 16), 1)
-        self.processor = ResultProcessor(self.sequences, self.fair_shares, self.fault_isolation)
-        self.sequences.use_running_sequences(self.running)
-        self.processor.use_running_sequences(self.running)
+        self.sequences = SequenceTable(
+            self.queue, self.running, fault_isolation=self.fault_isolation, fair_shares=self.fair_shares,
+            wait_forecast=WaitForecast(settings, 320, CostModel.from_measurements([])),
+            resource_cache=LoadableResourceCache(settings, self.queue, self.fair_shares, available))
+        self.processor = ResultProcessor(self.sequences, self.running, self.fair_shares, self.fault_isolation)
 
     def start(self, prompt: int = 16, output: int = 8, **fields: Any) -> Sequence:
         request = Request("r", tuple(range(prompt)), output, end_tokens=frozenset({END_TOKEN}), **fields)
@@ -75,9 +70,7 @@ def harness() -> ResultHarness:
 
 
 def send_draft(draft: StepDraft) -> StepInFlight:
-    step = StepInFlight.from_draft(draft, 1)
-    advance_sequences(draft)
-    return step
+    return draft.send(1)
 
 
 def send_chunks(*sequences: Sequence, length: int | None = None) -> StepInFlight:

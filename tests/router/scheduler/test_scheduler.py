@@ -9,9 +9,9 @@ from router.request import FinishReason, LoadableResource, Request, RequestKind
 from router.scheduler.events import RequestAccepted, RequestRejected, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Concat, Decode, Filter, Prefill, PrefillChunk, StepResult, StepResultRow
-from router.scheduler.result_processor import find_finish_point
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.step import find_finish_point
 from router.scheduler.waiting_sequence_selector import MAX_EXAMINED_SEQUENCES
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
@@ -77,7 +77,7 @@ def test_timed_out_sequence_ends_after_a_shard_loss_instead_of_running_again():
     number = submit(core, timeout=5.0)
     run_step(core)
     assert core.on_timer(6.0) == []  # the sequence is running, so it ends with its next token
-    core.on_shards_lost(6.0, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 6.0)
     assert core.wake_at == 5.0
     assert core.on_timer(6.0) == [SequenceFinished(number, FinishReason.TIMEOUT)]
 
@@ -87,7 +87,7 @@ def test_timed_out_sequence_without_tokens_expires_after_a_shard_loss():
     number = submit(core, timeout=5.0)
     core.plan(0.0)
     assert core.on_timer(6.0) == []
-    core.on_shards_lost(6.0, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 6.0)
     assert [event.sequence_id for event in core.on_timer(6.0)] == [number]
 
 
@@ -196,7 +196,7 @@ def test_failed_step_voids_the_steps_sent_ahead():
     core = make_scheduler()
     submit(core)
     first, second = core.plan(0.0), core.plan(0.0)
-    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
     core.on_shards_ready(MODEL_INFO, 2, 0.0)
     assert complete_step(core, first) == []
     assert complete_step(core, second) == []
@@ -328,7 +328,7 @@ def test_request_fails_if_its_adapter_cannot_be_loaded():
 def test_adapter_is_absent_after_a_shard_death():
     core = make_scheduler()
     core.on_resource_loaded(ADAPTER, 0.0)
-    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     core.on_shards_ready(MODEL_INFO, 2, 0.0)
     submit(core, adapter=ADAPTER)
     assert core.plan(0.0) is None
@@ -355,7 +355,7 @@ def test_sequence_continues_with_its_tokens_after_a_shard_loss():
     number = submit(core, prompt=20)
     run_step(core)
     run_step(core)
-    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     core.on_shards_ready(MODEL_INFO, 2, 0.0)
     plan = core.plan(0.0)
     (newcomer,) = plan.messages[0].new_sequences
@@ -371,7 +371,7 @@ def test_step_error_is_retried_in_halves_until_one_sequence_fails_alone():
         plan = core.plan(0.0)
         if guilty in plan.member_ids:
             epoch += 1
-            failed = core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+            failed = core.on_shards_lost(ShardLossReason.STEP_ERROR, 0.0)
             core.on_shards_ready(MODEL_INFO, epoch, 0.0)
         else:
             complete_step(core, plan)
@@ -384,13 +384,13 @@ def test_out_of_memory_halves_the_step_size_without_blame():
     number, sizes = submit(core, prompt=190), []
     for epoch in (2, 3, 4, 5):
         sizes.append(sum(chunk.length for chunk in core.plan(0.0).messages[0].chunks))
-        assert core.on_shards_lost(0.0, ShardLossReason.MEMORY) == []
+        assert core.on_shards_lost(ShardLossReason.MEMORY, 0.0) == []
         core.on_shards_ready(MODEL_INFO, epoch, 0.0)
         if core.settings.max_prefill_tokens == 8 + MODEL_INFO.block_size:
             break
     assert sizes == [190, 96, 48, 16]
     core.plan(0.0)
-    failed = core.on_shards_lost(0.0, ShardLossReason.MEMORY)
+    failed = core.on_shards_lost(ShardLossReason.MEMORY, 0.0)
     assert [event.sequence_id for event in failed] == [number]
 
 
@@ -398,7 +398,7 @@ def test_pooling_input_that_no_longer_fits_a_step_fails_with_the_reason():
     core = make_scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
     number = submit(core, prompt=190, output=0, kind=RequestKind.EMBED)
     core.plan(0.0)
-    core.on_shards_lost(0.0, ShardLossReason.MEMORY)
+    core.on_shards_lost(ShardLossReason.MEMORY, 0.0)
     failed, = core.on_shards_ready(MODEL_INFO, 2, 0.0)
     assert (failed.sequence_id, failed.reason) == (
         number, "190 tokens do not fit a step of 100 (--max-batch-prefill-tokens)")
@@ -406,7 +406,7 @@ def test_pooling_input_that_no_longer_fits_a_step_fails_with_the_reason():
 
 def lose_shards(core, epoch):
     core.plan(0.0)
-    events = core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    events = core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     core.on_shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 
@@ -434,7 +434,7 @@ def test_accepted_token_clears_a_sequence_of_deaths():
 def test_sequence_that_no_longer_fits_smaller_shards_fails():
     core = make_scheduler()
     number = submit(core, prompt=600, output=8)
-    core.on_shards_lost(0.0, ShardLossReason.DEATH)
+    core.on_shards_lost(ShardLossReason.DEATH, 0.0)
     (failed,) = core.on_shards_ready(replace(MODEL_INFO, num_blocks=32), 2, 0.0)
     assert failed.sequence_id == number
 
@@ -452,7 +452,7 @@ def test_later_request_does_not_start_in_the_place_of_a_preempted_one():
 
 def fail_step(core, epoch):
     """Fail the step under way and reset the shards."""
-    events = core.on_shards_lost(0.0, ShardLossReason.STEP_ERROR)
+    events = core.on_shards_lost(ShardLossReason.STEP_ERROR, 0.0)
     core.on_shards_ready(MODEL_INFO, epoch, 0.0)
     return events
 

@@ -1,12 +1,12 @@
-"""Tests of router/scheduler/wait_forecast.py; the accuracy of forecasts is tested in tests/test_overload.py."""
+"""Tests of WaitForecast in router/scheduler/admission.py; its accuracy is tested in tests/test_overload.py."""
 
 import pytest
 
 from router.request import Request
+from router.scheduler.admission import WaitForecast
 from router.scheduler.cost_model import SPEED_CHANGE_STREAK, CostModel
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.wait_forecast import WaitForecast
 from router.scheduler.waiting_queue import QueueDemand
 
 COST_MODEL = CostModel((0.01, 0.0, 0.0001, 0.0))

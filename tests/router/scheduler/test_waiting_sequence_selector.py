@@ -9,8 +9,8 @@ from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, LoadableResource, Request, Tenant
 from router.scheduler.fault_isolation import ShardLossReason
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64)
@@ -99,7 +99,7 @@ def test_first_request_of_each_tenant_waits_for_the_suspects_of_a_failed_step() 
     core = make_scheduler()
     suspects = [submit(core, prompt_token=1), submit(core, prompt_token=2, now=0.1)]
     core.plan(0.2)
-    core.on_shards_lost(0.3, ShardLossReason.STEP_ERROR)
+    core.on_shards_lost(ShardLossReason.STEP_ERROR, 0.3)
     core.on_shards_ready(MODEL_INFO, 2, 0.3)
     behind = submit(core, prompt_token=3, now=0.4)
     other = submit(core, prompt_token=4, now=0.5, tenant=Tenant("other"))
@@ -116,7 +116,7 @@ def test_phase_of_fault_isolation_ends_with_the_isolation() -> None:
     submit(core, prompt_token=1)
     submit(core, prompt_token=2, now=0.1)
     core.plan(0.2)
-    core.on_shards_lost(0.3, ShardLossReason.STEP_ERROR)
+    core.on_shards_lost(ShardLossReason.STEP_ERROR, 0.3)
     core.on_shards_ready(MODEL_INFO, 2, 0.3)
     behind = submit(core, prompt_token=3, now=0.4)
     run_step(core, 0.5)

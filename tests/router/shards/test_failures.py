@@ -4,7 +4,8 @@ import grpc
 import pytest
 
 from router.scheduler.fault_isolation import ShardLossReason
-from router.shards.failures import loss_from_rpc_failure, most_severe_loss
+from router.shards.failures import loss_from_rpc_failure
+from router.shards.shard_group import most_severe_loss
 from router.shards.step_stream import RpcFailure
 from shard.pb import shard_pb2 as pb
 

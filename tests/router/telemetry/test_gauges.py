@@ -59,7 +59,7 @@ def test_requests_are_counted_by_phase() -> None:
     core.plan(0.0)  # the third finds the batch full
     current = gauges.scheduler_gauges(core)["tgi_request_current"]
     assert {cause: count for cause, count in current.items() if count} == {("decode",): 2, ("batch",): 1}
-    core.on_shards_lost(0.0, ShardLossReason.DEFECT)
+    core.on_shards_lost(ShardLossReason.DEFECT, 0.0)
     assert gauges.scheduler_gauges(core)["tgi_request_current"]["shards",] == 3
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.telemetry.instruments import Histogram, MetricDefinition, MetricType
-from router.telemetry.inter_token import InterTokenLatency
+from router.telemetry.server_metrics import InterTokenLatency
 
 
 class RecordingHistogram(Histogram):

@@ -3,8 +3,8 @@
 import pytest
 
 from router.request import DEFAULT_TENANT, Tenant
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
+from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore
 
 
 def make_record(request_id="mine", tenant=""):

@@ -18,11 +18,10 @@ from router.scheduler.messages import (
     StepResultRow,
 )
 from router.scheduler.messages import Prefill as PrefillMessage
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
-from router.telemetry.request_record_store import RequestRecord
-from router.telemetry.server_metrics import ServerMetrics
+from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.text.prompt_encoder import TokenLimits
 
 # A step takes 10 ms, a prompt token 1 ms.
@@ -112,7 +111,7 @@ def test_time_to_first_token_counts_from_the_arrival():
 def test_inter_token_latency_is_observed_for_every_further_token():
     harness = MetricsHarness()
     for moment in (1.0, 1.25, 2.0):
-        harness.requests.record_delivery({1: 1, 2: 1}.keys(), {1, 2}, moment)
+        harness.requests.inter_token_latency.record_delivery({1: 1, 2: 1}.keys(), {1, 2}, moment)
     samples = harness.read_page()
     assert samples["tgi_request_inter_token_duration_count"] == 4
     assert samples["tgi_request_inter_token_duration_sum"] == 2.0

@@ -6,8 +6,8 @@ import pytest
 from support.servers.span_sender import RecordingSpanSender
 
 from router.request import FinishReason, Request, SamplingParams
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.telemetry.request_record_store import RequestRecord
+from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.telemetry.server_metrics import RequestRecord
 from router.telemetry.spans import (
     CHAT_OPERATION,
     EMBEDDINGS_OPERATION,

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, RetryableStartupError
 from router.model_info import ModelInfo
-from router.request import RequestKind
+from router.request import RequestKind, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation, simulated_model_template
 from router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
@@ -28,13 +27,11 @@ MODEL_INFO = ModelInfo(model="m", device="cpu", dtype="float32", vocabulary_size
 BYTE_TOKENIZER = create_byte_tokenizer()
 
 
-def make_prompt_input(prompt, truncate=None, max_new_tokens=None, namespace=b""):
-    return PromptInput(prompt, truncate, max_new_tokens, namespace)
-
-
-def encode_prompt(*args, model_info=MODEL_INFO, tokenizer=BYTE_TOKENIZER, template=None, **input_fields):
+def encode_prompt(prompt, truncate=None, max_new_tokens=None, namespace=b"", *, model_info=MODEL_INFO,
+                  tokenizer=BYTE_TOKENIZER, template=None):
+    prompt_input = PromptInput(prompt=prompt, truncate=truncate, max_new_tokens=max_new_tokens)
     with closing(PromptEncoder(RouterConfig(), model_info, tokenizer, template)) as prompts:
-        return asyncio.run(prompts.encode(make_prompt_input(*args, **input_fields)))
+        return asyncio.run(prompts.encode(prompt_input, namespace))
 
 
 # -- limits
@@ -84,7 +81,7 @@ def test_several_tokens_per_step_reduce_the_total_limit():
 
 
 def test_prompt_is_encoded_into_tokens():
-    assert encode_prompt("warp") == EncodedPrompt(tuple(b"warp"), b"", (), 4)
+    assert encode_prompt("warp") == EncodedPrompt(tuple(b"warp"), (), 4)
 
 
 def test_truncated_prompt_keeps_its_last_tokens():
@@ -119,10 +116,10 @@ def test_full_blocks_are_hashed_in_their_namespace(length):
 
 def test_prompts_beyond_the_concurrency_limit_are_rejected_before_tokenizing():
     async def scenario(prompts):
-        first = asyncio.create_task(prompts.encode(make_prompt_input("warp" * 200)))
+        first = asyncio.create_task(prompts.encode(PromptInput(prompt="warp" * 200), b""))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="--max-concurrent-requests"):
-            await prompts.encode(make_prompt_input("weft" * 200))
+            await prompts.encode(PromptInput(prompt="weft" * 200), b"")
         assert await first
     with closing(PromptEncoder(RouterConfig(max_concurrent_requests=1), MODEL_INFO, BYTE_TOKENIZER)) as prompts:
         asyncio.run(scenario(prompts))
@@ -180,7 +177,7 @@ def test_messages_are_always_rendered_outside_the_event_loop():
 
 def encode_pooling_input(prompt, kind=RequestKind.EMBED, model_info=MODEL_INFO, **settings):
     with closing(PromptEncoder(RouterConfig(**settings), model_info, BYTE_TOKENIZER)) as prompts:
-        return asyncio.run(prompts.encode(PromptInput(prompt, None, None, b"", kind=kind)))
+        return asyncio.run(prompts.encode(PromptInput(prompt=prompt, kind=kind), b""))
 
 
 @pytest.mark.parametrize(("settings", "limit"), [

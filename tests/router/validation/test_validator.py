@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.block_hash import hash_blocks
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.grammars.parameters import Grammar
 from router.model_info import ModelInfo
-from router.request import LoadableResource, Tenant
+from router.request import LoadableResource, Tenant, hash_blocks
 from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import create_byte_tokenizer
@@ -58,6 +57,11 @@ def test_default_request_is_greedy_and_may_use_the_remaining_tokens():
 
 def test_ignore_eos_removes_the_end_tokens():
     assert validate_single(ignore_eos=True).end_tokens == set()
+
+
+def test_no_grammar_is_needed_where_grammars_are_off():
+    [choice] = validate(config=replace(CONFIG, disable_grammar_support=True))
+    assert choice.request.grammar is None
 
 
 @pytest.mark.slow

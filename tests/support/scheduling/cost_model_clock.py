@@ -13,13 +13,18 @@ from itertools import count
 from math import inf
 
 from router.model_info import ModelInfo, StepMeasurement
-from router.request import Request
+from router.request import Request, Tenant
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SequenceExpired, SequenceFinished, TokensGenerated
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RUNNING_PHASES, RequestTimeline
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RUNNING_PHASES, RequestTimeline
 from router.scheduler.settings import SchedulerSettings
+
+
+def predict_wait(scheduler: Scheduler, tenant: Tenant) -> float:
+    """Return the predicted seconds until a request that arrives now starts."""
+    return scheduler._wait_forecast.correct_bias(scheduler._admission.predict_raw_wait(tenant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class SchedulerSimulation:
             self._complete(self._steps_in_flight.popleft())
 
     def _submit(self, request: Request) -> None:
-        predicted_wait = self.scheduler._admission.predict_wait(request.tenant) if self.predicts_waits else 0.0
+        predicted_wait = predict_wait(self.scheduler, request.tenant) if self.predicts_waits else 0.0
         first_event = self.scheduler.submit(request, self.now)[0]
         if isinstance(first_event, RequestAccepted):
             timeline = self.scheduler.get_timeline(first_event.sequence_id) if self.scheduler.num_unfinished else None

@@ -15,11 +15,18 @@ from typing import Any
 
 from support.scheduling.waiting_laws import WaitingLawChecker
 
-from router.block_hash import hash_blocks, hash_namespace
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.pooling_output import PoolingOutput, TokenClassificationOutput
-from router.request import POOLING_KINDS, FinishReason, LoadableResource, Request, RequestKind
+from router.request import (
+    POOLING_KINDS,
+    FinishReason,
+    LoadableResource,
+    Request,
+    RequestKind,
+    hash_blocks,
+    hash_namespace,
+)
 from router.scheduler.events import (
     RequestAccepted,
     RequestRejected,
@@ -266,7 +273,7 @@ class SimulatedWorld:
             self._scheduled_wake_up = wake_at
             self.schedule_at(max(wake_at, self.now), self._expire)
         for move in self._call_scheduler("take_resource_commands",
-                                         self.now) if self.scheduler._resource_cache.pending_commands else ():
+                                         self.now) if self.scheduler.resource_cache.pending_commands else ():
             if self.move_seconds is not None:
                 self.schedule_at(self.now + self.move_seconds, partial(self._apply_move, move, self.epoch))
 
@@ -438,7 +445,7 @@ class SimulatedWorld:
             self._loaded_resources.clear()
         lost_plans = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
-        self._apply_events(self._call_scheduler("on_shards_lost", self.now, loss_reason), None)
+        self._apply_events(self._call_scheduler("on_shards_lost", loss_reason, self.now), None)
         for plan in lost_plans:
             assert self.scheduler.complete_step(plan.last_message_number, StepResult(plan.epoch, 1.0, {}, {}), {},
                                                 self.now) == []
@@ -533,7 +540,7 @@ class SimulatedWorld:
             assert sequence.num_outputs_in_flight >= 0
         assert states[SequenceState.WAITING] == scheduler.num_waiting()
         assert states[SequenceState.RUNNING] == len(running)
-        assert scheduler.num_steps_in_flight <= self.settings.look_ahead
+        assert len(scheduler._steps_in_flight) <= self.settings.look_ahead
         expected = {client.sequence_id for client in self.clients.values() if client.end_reason is None}
         assert expected == {sequence.id for sequence in sequences}, "L1: the core and its clients disagree"
 
@@ -602,4 +609,4 @@ class SimulatedWorld:
         scheduler = self.scheduler
         return (tuple((s.id, s.state, tuple(s.blocks), s.num_sent_tokens, s.num_outputs_in_flight, tuple(s.generated))
                       for s in scheduler.sequences), tuple(scheduler.running.block_pool._free_blocks),
-                scheduler.num_steps_in_flight)
+                len(scheduler._steps_in_flight))

@@ -2,14 +2,14 @@
 
 The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
 seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
-`router.scheduler.prefill_budget.PrefillTimeAllowance`), and they are left out only while what they earned is less than
+`router.scheduler.policies.PrefillTimeAllowance`), and they are left out only while what they earned is less than
 the cost of a block.
 """
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.messages import Decode, Prefill, StepPlan
-from router.scheduler.prefill_budget import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
+from router.scheduler.policies import EARNED_PER_DECODE_SECOND, predict_chunk_seconds
 from router.scheduler.scheduler import Scheduler
 
 ROUNDING_SECONDS = 1e-9
@@ -57,7 +57,7 @@ class WaitingLawChecker:
             return False
         selector = scheduler._selector
         running = scheduler.running
-        startable = [s for s in scheduler._queue
+        startable = [s for s in scheduler.waiting
                      if s.request.kind is RequestKind.GENERATE and not selector.is_unstartable(s)]
         return bool(startable) and all(selector._why_no_room(s) is None and not running.is_waiting_for_prefix(s)
                                        for s in startable)
@@ -66,7 +66,7 @@ class WaitingLawChecker:
         """Assert that the earned seconds do not pay for a block of the most expensive waiting prompt."""
         earned_seconds, block_size = (EARNED_PER_DECODE_SECOND * self._passed_over_seconds,
                                       scheduler.running.block_pool.block_size)
-        waiting = [s for s in scheduler.running if not s.is_ready_to_decode] or [*scheduler._queue]
+        waiting = [s for s in scheduler.running if not s.is_ready_to_decode] or [*scheduler.waiting]
         max_block_seconds = max(predict_chunk_seconds(scheduler.cost_model, sequence.length, block_size)
                                 for sequence in waiting)
         allowed_seconds = max(earned_seconds, scheduler.settings.max_stall_seconds / scheduler.cost_model.safety_factor)
@@ -89,6 +89,6 @@ class WaitingLawChecker:
         allowed_seconds = max(scheduler.settings.max_stall_seconds / costs.safety_factor, earned_seconds)
         if len(step.chunks) == 1:
             allowed_seconds = max(allowed_seconds, earned_seconds
-                                  * (len(scheduler.running) - num_decodes + len(scheduler._queue)) / num_decodes)
+                                  * (len(scheduler.running) - num_decodes + len(scheduler.waiting)) / num_decodes)
         assert added_seconds <= allowed_seconds + ROUNDING_SECONDS, \
             f"L5: prompts add {added_seconds} seconds to {decode_load}, where {allowed_seconds} may"

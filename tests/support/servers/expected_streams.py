@@ -8,7 +8,7 @@ from support.scheduling.simulated_world import compute_expected_tokens
 
 from router.engine.stream import FailedEvent, FinishedEvent, PromptLogprobsEvent, RequestStream, StreamEvent, TokenEvent
 from router.request import FinishReason, Request
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from shard.config import SimulatedConfig
 
 END_TOKEN = 256

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import uvloop
+from support.scheduling.method_overrides import override_methods
 from support.servers.expected_streams import ReceivedStream, compute_expected_output, make_text_request
 from support.servers.fake_adapter_store import FakeAdapterStore
 from support.shards.in_process_ranks import RecordingShardGroup, SimulatedShard, StepGate
@@ -96,7 +97,7 @@ class InProcessWeft:
             called_numbers.put_nowait(number)
             return method(number, now)
 
-        setattr(self.scheduler, method_name, watched)
+        override_methods(self.scheduler, **{method_name: watched})
         return called_numbers
 
     @property

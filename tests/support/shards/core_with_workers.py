@@ -241,7 +241,7 @@ class ScheduleRun:
     def _lose_shards(self) -> None:
         """Lose the state of the shards; steps in flight get no answer."""
         self._steps_in_flight.clear()
-        self._scheduler.on_shards_lost(0.0, ShardLossReason.DEFECT)
+        self._scheduler.on_shards_lost(ShardLossReason.DEFECT, 0.0)
         self._scheduler.on_shards_ready(self._model_info, self._workers.start_next_epoch(), 0.0)
 
     def _get_output(self, sequence_id: int) -> ReceivedOutput:

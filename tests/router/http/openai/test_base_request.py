@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from router.text.prompt_encoder import DialectParameterNames
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import GenerationInput, RequestValidator, ValidatedRequest
 
+GENERATION_INPUT_FIELDS = [field.name for field in fields(GenerationInput)]
 MODEL_INFO = ModelInfo("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
 PARAMETER_NAMES = DialectParameterNames("prompt", "max_tokens", truncate="")
 CONTEXT = RequestContext(Tenant("weavers"), "mine", arrived_at=5.0, timeout_ms="2000", source_token="theirs")
@@ -103,7 +105,7 @@ def test_api_token_is_not_in_the_repr() -> None:
     ("priority", -7, "priority")])
 def test_field_becomes_one_parameter_and_changes_no_other(name: str, value: object, parameter: str) -> None:
     usual, changed = make_generation_input(), make_generation_input(**{name: value})
-    differences = {field: getattr(changed, field) for field in GenerationInput.__slots__
+    differences = {field: getattr(changed, field) for field in GENERATION_INPUT_FIELDS
                    if getattr(changed, field) != getattr(usual, field)}
     assert differences == {parameter: value}
 

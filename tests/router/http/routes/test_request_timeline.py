@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.http.routes.request_timeline import PHASE_DESCRIPTIONS, VALIDATION_PHASE, timeline_json
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
-from router.telemetry.request_record_store import RequestRecord
+from router.scheduler.sequence import RequestPhase, RequestTimeline
+from router.telemetry.server_metrics import RequestRecord
 
 
 def make_record(*phases, arrived_at=0.0, started_at=1.0, ended_at=None):

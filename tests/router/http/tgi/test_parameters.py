@@ -1,5 +1,7 @@
 """Conversion of TGI's and LoRAX's parameters to `GenerationInput`."""
 
+from dataclasses import fields
+
 import pytest
 
 from router.adapters.reference import AdapterReference
@@ -10,6 +12,7 @@ from router.http.transport.request_context import RequestContext
 from router.request import DEFAULT_TENANT
 from router.validation.validator import GenerationInput
 
+GENERATION_INPUT_FIELDS = [field.name for field in fields(GenerationInput)]
 CALLER = RequestContext(DEFAULT_TENANT, "mine", 0.0, None, source_token="theirs")
 PARAMETERS = {
     "adapter_id": "a", "adapter_source": "s3", "best_of": 2, "temperature": 0.5, "repetition_penalty": 1.5, "top_k": 3,
@@ -34,7 +37,7 @@ def test_common_parameters_mean_the_same_in_tgi_and_lorax(name):
     parameters = {name: PARAMETERS[name]}
     tgi = GenerateRequest.model_validate({"inputs": "hi", "parameters": parameters}).to_generation_input(CALLER)
     lorax = LoraxParameters.model_validate(parameters).to_generation_input("hi", CALLER, None)
-    changed = {field for field in GenerationInput.__slots__ if getattr(tgi, field)
+    changed = {field for field in GENERATION_INPUT_FIELDS if getattr(tgi, field)
                != getattr(GenerationInput(prompt="hi"), field)}
     assert len(changed) == 2  # the parameter and `request_id`
     assert {getattr(lorax, field) == getattr(tgi, field) for field in changed} == {True}

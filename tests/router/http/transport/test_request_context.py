@@ -8,9 +8,9 @@ from router.http.transport.auth import TENANT
 from router.http.transport.request_context import REQUEST_COUNTER, RequestContext
 from router.http.transport.response_headers import request_id_header
 from router.request import DEFAULT_TENANT, Tenant
-from router.scheduler.request_timeline import RequestTimeline
+from router.scheduler.sequence import RequestTimeline
 from router.telemetry.instruments import Counter, MetricDefinition, MetricType
-from router.telemetry.request_record_store import RequestRecord, RequestRecordStore
+from router.telemetry.server_metrics import RequestRecord, RequestRecordStore
 
 
 def make_context(request_ids=None, **headers):

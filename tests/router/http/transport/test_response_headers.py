@@ -7,7 +7,7 @@ from router.http.transport.outputs import GenerationOutput
 from router.http.transport.response_headers import model_and_prompt_headers, timing_headers
 from router.model_info import ModelInfo
 from router.request import FinishReason, Request
-from router.scheduler.request_timeline import RequestPhase, RequestTimeline
+from router.scheduler.sequence import RequestPhase, RequestTimeline
 from router.validation.validator import ValidatedRequest
 
 

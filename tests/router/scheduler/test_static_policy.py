@@ -1,7 +1,7 @@
 """Tests of static groups through the core: which sequences run together, and what the others wait for."""
 
 from dataclasses import replace
-from unittest.mock import MagicMock
+from unittest.mock import patch
 
 import pytest
 from support.scheduling.simulated_world import add_block_hashes
@@ -10,9 +10,10 @@ from router.model_info import ModelInfo
 from router.request import Request, RequestKind
 from router.scheduler.events import SequenceFinished
 from router.scheduler.messages import Prefill, StepPlan, StepResult, StepResultRow
-from router.scheduler.request_timeline import RequestPhase
 from router.scheduler.scheduler import Scheduler
+from router.scheduler.sequence import RequestPhase
 from router.scheduler.settings import SchedulerSettings
+from router.scheduler.waiting_queue import WaitingQueue
 
 MODEL_INFO = ModelInfo("simulated", "cpu", "float32", 512, 4096, 16, 64, embeddings=True)
 
@@ -194,6 +195,5 @@ def test_continuous_batching_does_not_scan_the_queue() -> None:
     plan = core.plan(0.0)
     assert plan is not None
     assert get_new_sequences(plan) == {numbers[0]}
-    waiting = MagicMock()
-    core._static_groups.form_group_if_idle(waiting, 0.0)
-    waiting.__iter__.assert_not_called()
+    with patch.object(WaitingQueue, "__iter__", side_effect=AssertionError):
+        core.policy.prepare(0.0)

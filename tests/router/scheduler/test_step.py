@@ -1,4 +1,4 @@
-"""Tests of router/scheduler/step_in_flight.py."""
+"""Tests of StepDraft and StepInFlight in router/scheduler/step.py."""
 
 from typing import Any
 
@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request import Request, RequestKind
-from router.scheduler.batch import Batch
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import StepLoad
-from router.scheduler.running_sequences import RunningSequences
+from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step_in_flight import ChunkWrite, StepInFlight, advance_sequences, get_sequence_ids
-from router.scheduler.step_policies import StepDraft
+from router.scheduler.step import ChunkWrite, StepDraft, StepInFlight
 
 
 def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
@@ -33,13 +31,11 @@ def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -
 
 def start_step(*decoding: Sequence, chunks: list[tuple[Sequence, int]] | None = None, **fields: Any) -> StepInFlight:
     draft = StepDraft(batch=Batch(1), decoding=list(decoding), chunks=chunks or [], **fields)
-    step = StepInFlight.from_draft(draft, 5)
-    advance_sequences(draft)
-    return step
+    return draft.send(5)
 
 
 def test_draft_without_a_step_has_a_number_and_no_load() -> None:
-    assert StepInFlight.from_draft(StepDraft(batch=Batch(1), has_turned_new_sequence_away=True), 5) == StepInFlight(5)
+    assert StepDraft(batch=Batch(1), has_turned_new_sequence_away=True).send(5) == StepInFlight(5)
     assert StepInFlight(5).load is None
 
 
@@ -78,8 +74,8 @@ def test_decodes_come_before_prompts() -> None:
     first, part, last, second = (make_decoding(4), make_sequence(3, prompt=64), make_sequence(2, prompt=16),
                                  make_decoding(1))
     step = start_step(first, second, chunks=[(part, 32), (last, 16)])
-    assert get_sequence_ids(step.members) == (4, 1, 3, 2)
-    assert get_sequence_ids(step.members_with_output) == (4, 1, 2)
+    assert tuple(sequence.id for sequence in step.members) == (4, 1, 3, 2)
+    assert tuple(sequence.id for sequence in step.members_with_output) == (4, 1, 2)
 
 
 def test_load_is_that_of_the_sequences_before_they_advance() -> None:

@@ -1,4 +1,7 @@
-"""Tests of router/scheduler/step_policies.py through the core: every step recomputes prompts and generated tokens."""
+"""Tests of RecomputePolicy in router/scheduler/baseline_policies.py through the core.
+
+Every step recomputes prompts and generated tokens.
+"""
 
 from dataclasses import replace
 

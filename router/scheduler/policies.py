@@ -1,0 +1,378 @@
+"""Policies: how prefill and decode are combined into steps.
+
+`MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
+batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. Two more, for
+comparisons, are in baseline_policies.py. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar, NamedTuple, Protocol
+
+from router.request import RequestKind
+from router.scheduler.cost_model import CostModel, StepLoad
+from router.scheduler.messages import Concat
+from router.scheduler.running_sequences import Batch, RunningSequences
+from router.scheduler.sequence import Sequence, SequenceState
+from router.scheduler.settings import SchedulerSettings
+from router.scheduler.step import StepDraft, compute_decode_load
+from router.scheduler.waiting_queue import WaitingQueue
+
+EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second of decodes that delayed them
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """Remaining budget of one step for chunks of prompts.
+
+    The first chunk may take `first_chunk_seconds` instead of `seconds`. If these are too few for a block, it may be one
+    block within `single_block_seconds`.
+    """
+
+    tokens: int
+    block_size: int
+    seconds: float = inf
+    first_chunk_seconds: float = 0.0
+    single_block_seconds: float = 0.0
+    cost_model: CostModel | None = None
+
+    def limit_seconds(self, allowance: "TimeAllowance", cost_model: CostModel) -> None:
+        self.seconds, self.first_chunk_seconds, self.single_block_seconds = allowance
+        self.cost_model = cost_model
+
+    def max_chunk_length(self, start: int, num_left: int) -> int:
+        """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
+        limit = min(num_left, self.tokens)
+        if self.cost_model is None or self.seconds == inf:
+            return self._round_to_blocks(start, num_left, limit)
+        length = self._round_to_blocks(
+            start, num_left,
+            min(limit, self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)))
+        if length or not self.single_block_seconds:
+            return length
+        rest_of_block = self.block_size - start % self.block_size
+        return self._round_to_blocks(start, num_left,
+                                     min(limit, rest_of_block,
+                                         self._tokens_within_seconds(self.single_block_seconds, start)))
+
+    def spend(self, start: int, length: int) -> None:
+        self.tokens -= length
+        if self.cost_model is not None and self.seconds != inf:
+            self.seconds -= predict_chunk_seconds(self.cost_model, start, length)
+            self.first_chunk_seconds = self.single_block_seconds = 0.0
+
+    def _tokens_within_seconds(self, seconds: float, start: int) -> int:
+        assert self.cost_model is not None
+        _, per_row, per_token, per_slot = self.cost_model.coefficients
+        seconds_left = seconds - per_row - per_slot * start
+        return max(0, int(min(seconds_left / (per_token + per_slot), 1e9))) if seconds_left > 0.0 else 0
+
+    def _round_to_blocks(self, start: int, num_left: int, limit: int) -> int:
+        """Return `limit` if that completes the prompt, or else what fills whole blocks."""
+        if limit == num_left:
+            return limit
+        end = (start + limit) // self.block_size * self.block_size
+        return max(0, end - start)
+
+
+class TimeAllowance(NamedTuple):
+    """The seconds that the prompts of one step may add to its decodes."""
+
+    all_prompts: float
+    first_prompt: float  # at least `all_prompts`: for the first chunk alone
+    single_block: float  # at least `first_prompt`: for one block, if `first_prompt` does not pay for it
+
+
+class PrefillTimeAllowance:
+    """The seconds that prompts may add to steps in which sequences decode.
+
+    For a step whose decodes take D seconds, with the ratio R of waiting to decoding sequences,
+    E = EARNED_PER_DECODE_SECOND, and S the sum of D over the steps since prompts last ran, this one included:
+
+        all_prompts  = max(max_stall_seconds / safety_factor, E * D)
+        first_prompt = max(all_prompts, E * D * R)
+        single_block = max(first_prompt, E * S * max(1, R))
+
+    Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
+    (`safety_factor`), the chunks of a step add at most `max_stall_seconds` to it. Earned seconds protect requests that
+    wait for their first token: a second of decodes delays them by a second and earns two, times waiting / decoding if
+    more wait than decode. The seconds that a step earns may be added to it even if they exceed the stall promise. If
+    they do not pay for a block, they are kept until those of several steps pay for one.
+
+    Therefore, however slow steps are, prompts get two thirds of the time while any wait (at least half: they run in
+    whole blocks, and a remainder below one block is lost), and decodes never delay a request for longer than the
+    prompts before it and its own take. While no more sequences wait than decode, prompts add at most the largest of
+    the stall promise, twice the step's time without them, and one block.
+
+    The factor waiting / decoding applies to the first prompt alone: prompts that finish one after the other get no
+    first token later than prompts that finish together, and most get it sooner.
+    """
+
+    __slots__ = ("_decode_seconds_since_prefill",)
+
+    def __init__(self) -> None:
+        # predicted seconds of decodes since prompts last ran, the next step's included
+        self._decode_seconds_since_prefill = 0.0
+
+    def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
+                         cost_model: CostModel) -> TimeAllowance:
+        """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
+        decode_seconds = cost_model.predict(decode_load)
+        ratio = num_waiting / decode_load.rows
+        self._decode_seconds_since_prefill += decode_seconds
+        all_prompts = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
+        first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
+        single_block = max(first_prompt,
+                           EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prefill * max(1.0, ratio))
+        return TimeAllowance(all_prompts, first_prompt, single_block)
+
+    def record_planned_step(self, *, left_out_all_prompts: bool) -> None:
+        """Record a planned step: the earned seconds are kept only if it left out all waiting prompts
+        (`left_out_all_prompts`)."""
+        if not left_out_all_prompts:
+            self.reset()
+
+    def reset(self) -> None:
+        """Drop the earned seconds: no prompt waits for them."""
+        self._decode_seconds_since_prefill = 0.0
+
+
+def compute_chunk_load(start: int, length: int) -> StepLoad:
+    """Return the load that a chunk adds to a step: a row, its tokens, and the cache slots that it reads."""
+    return StepLoad(rows=1, chunk_tokens=length, context=start + length)
+
+
+def predict_chunk_seconds(cost_model: CostModel, start: int, length: int) -> float:
+    """Return the seconds that a chunk is predicted to add to a step."""
+    return cost_model.predict(compute_chunk_load(start, length)) - cost_model.predict(StepLoad())
+
+
+class SchedulerView(Protocol):
+    """The part of the scheduler that a policy may use."""
+
+    settings: SchedulerSettings
+    running: RunningSequences
+    waiting: WaitingQueue
+    cost_model: CostModel
+
+    def next_request_kind(self) -> RequestKind: ...
+    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
+    def num_waiting_for_room(self) -> int: ...
+    def num_fitting(self) -> int: ...
+    def start_sequence(self, candidate: Sequence) -> None: ...
+    def record_over_budget(self, candidate: Sequence) -> None: ...
+    def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
+
+
+class StepPolicy:
+    """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
+
+    __slots__ = ("scheduler", "wake_at")
+
+    reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
+
+    def __init__(self, scheduler: SchedulerView) -> None:
+        self.scheduler = scheduler
+        self.wake_at: float | None = None  # when `prepare` must be called
+
+    @property
+    def pauses_decodes(self) -> bool:
+        """Whether prompts run in steps without the decodes."""
+        return False
+
+    def draft_step(self) -> StepDraft:
+        raise NotImplementedError
+
+    def prepare(self, now: float) -> None:
+        """Do what is due. Called before each step is drafted, and at `wake_at`."""
+
+    def after_step(self) -> None:
+        """React to a step that was drafted, whatever its kind."""
+
+    def on_start(self, sequence: Sequence) -> None:
+        """React to a sequence that was taken off the queue for the step that is being drafted."""
+
+    def admits(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """Return whether a waiting sequence may start, if there is room."""
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences that it does not admit should not be counted among those that are examined in a step."""
+        return False
+
+    def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:
+        draft.grants, preempted = self.scheduler.running.allocate_for_decodes(decoding)
+        if preempted:
+            self.scheduler.requeue_preempted(preempted)
+            decoding = [s for s in decoding if s.state is SequenceState.RUNNING]
+        draft.decoding = decoding
+
+    def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
+                          may_start_next: Callable[[int], bool] = bool) -> bool:
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out, be it one
+        that is unfinished or that of a waiting sequence.
+
+        `may_start_next` says, given the tokens left in the budget, whether another sequence may start: by default, if
+        any are left.
+        """
+
+        assert draft.batch is not None
+        # If all sequences of the batch decode, no prompt is unfinished.
+        prompts = find_sequences_to_prefill(draft.batch) if len(draft.decoding) < len(draft.batch) else []
+        for sequence in prompts:
+            if not self._add_chunk(draft, budget, sequence):
+                return True
+        while may_start_next(budget.tokens) and (candidate := self.scheduler.peek_next_sequence()) is not None:
+            cached = self.scheduler.running.count_cached_tokens(candidate)
+            if not budget.max_chunk_length(cached, candidate.length - cached):
+                self.scheduler.record_over_budget(candidate)
+                draft.has_turned_new_sequence_away = True
+                return True
+            self.scheduler.start_sequence(candidate)
+            draft.new_sequences.append(self.scheduler.running.enter_batch(candidate, draft.batch))
+            self._add_chunk(draft, budget, candidate)
+        return False
+
+    def _add_chunk(self, draft: StepDraft, budget: PrefillBudget, sequence: Sequence) -> int:
+        length = budget.max_chunk_length(sequence.num_sent_tokens,
+                                         sequence.num_initial_tokens - sequence.num_sent_tokens)
+        if length:
+            budget.spend(sequence.num_sent_tokens, length)
+            draft.chunks.append((sequence, length))
+        return length
+
+    def token_budget(self, num_decodes: int = 0) -> PrefillBudget:
+        """Return a budget of tokens alone, beside so many decodes."""
+        return PrefillBudget(self.scheduler.settings.max_prefill_tokens - num_decodes,
+                             self.scheduler.running.block_pool.block_size)
+
+
+class MixedPolicy(StepPolicy):
+    """Policy that runs chunks of prompts together with the decodes, in one batch."""
+
+    __slots__ = ("_prompt_time_allowance",)
+
+    def __init__(self, scheduler: SchedulerView) -> None:
+        super().__init__(scheduler)
+        self._prompt_time_allowance = PrefillTimeAllowance()
+
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        # `is_ready_to_decode`, inline: this runs for every sequence in every step.
+        self.draft_decodes([s for batch in running.batches for s in batch.sequences.values()
+                            if s.num_sent_tokens >= s.num_initial_tokens], draft)
+        draft.messages_before += running.take_pending_filters()
+        draft.batch = running.batches[0] if running.batches else running.new_batch()
+        if len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences:
+            left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
+            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
+        else:
+            self._prompt_time_allowance.reset()
+        return draft
+
+    def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
+        budget = self.token_budget(len(draft.decoding))
+        if draft.decoding:
+            draft.decode_load = compute_decode_load(draft.decoding)
+            num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
+            allowance = self._prompt_time_allowance.update_allowance(
+                draft.decode_load, num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
+            budget.limit_seconds(allowance, self.scheduler.cost_model)
+        return budget
+
+
+class PausePolicy(StepPolicy):
+    """Policy that prefills new sequences in a batch of their own, the prefill batch, with steps of the decode batch in
+    between, and then merges it into the decode batch.
+    """
+
+    __slots__ = ("_decode_next", "_num_decode_steps", "_prefill_batch")
+
+    def __init__(self, scheduler: SchedulerView) -> None:
+        super().__init__(scheduler)
+        self._prefill_batch: Batch | None = None
+        self._decode_next = False
+        self._num_decode_steps = 0  # decode steps since new sequences last started
+
+    @property
+    def pauses_decodes(self) -> bool:
+        return True
+
+    def draft_step(self) -> StepDraft:
+        running, draft = self.scheduler.running, StepDraft()
+        draft.messages_before += running.take_pending_filters()
+        if self._prefill_batch not in running.batches:
+            self._prefill_batch = None
+        if self._prefill_batch is not None and not find_sequences_to_prefill(self._prefill_batch):
+            self._merge_prefill_batch(draft)
+        if not (self._decode_next and self._find_ready_sequences()):
+            self._draft_prefill(draft)
+        if not draft.chunks:
+            self._draft_decode(draft)
+        return draft
+
+    def _draft_prefill(self, draft: StepDraft) -> None:
+        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
+        if self._prefill_batch is not None:
+            self._draft_chunks(draft, self._prefill_batch, lambda _: False)
+        elif self._should_start_prefill():
+            self._start_new_sequences(draft)
+
+    def _find_decode_batch(self) -> Batch | None:
+        """Return the decode batch; None if there is none."""
+        return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
+
+    def _find_ready_sequences(self) -> list[Sequence]:
+        """Return the ready sequences of the decode batch."""
+        batch = self._find_decode_batch()
+        return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
+
+    def _merge_prefill_batch(self, draft: StepDraft) -> None:
+        if len(self.scheduler.running.batches) > 1:
+            draft.messages_before.append(Concat(self.scheduler.running.concat_batches()))
+        self._prefill_batch = None
+
+    def _should_start_prefill(self) -> bool:
+        settings = self.scheduler.settings
+        num_running = len(self.scheduler.running)
+        num_waiting = self.scheduler.num_waiting_for_room()
+        if not num_waiting:
+            return False
+        enough = num_waiting >= max(1, int(num_running * settings.waiting_served_ratio))
+        return not num_running or enough or self._num_decode_steps >= settings.max_waiting_tokens
+
+    def _start_new_sequences(self, draft: StepDraft) -> None:
+        if self.scheduler.peek_next_sequence() is None:
+            return
+        self._prefill_batch = self.scheduler.running.new_batch()
+        self._num_decode_steps = 0
+        full_budget = self.scheduler.settings.max_prefill_tokens
+        self._draft_chunks(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
+
+    def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
+        """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
+        candidate = self.scheduler.peek_next_sequence()
+        if candidate is None:
+            return False
+        return (tokens_left == full_budget
+                or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
+
+    def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
+        draft.batch = batch
+        self.add_prompt_chunks(draft, self.token_budget(), may_start_next)
+        self._decode_next = True
+
+    def _draft_decode(self, draft: StepDraft) -> None:
+        self._decode_next = False
+        ready = self._find_ready_sequences()
+        if ready:
+            self._num_decode_steps += 1
+            self.draft_decodes(ready, draft)
+            draft.messages_before += self.scheduler.running.take_pending_filters()
+            draft.batch = self._find_decode_batch()
+
+
+def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:
+    return [sequence for sequence in batch if not sequence.is_ready_to_decode]

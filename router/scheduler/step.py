@@ -1,0 +1,218 @@
+"""A step: drafted by a policy, sent to the shards, in flight until its answer arrives, and the answer applied."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
+
+from router.request import FinishReason, Request, RequestKind
+from router.scheduler.cost_model import StepLoad
+from router.scheduler.events import SchedulerEvent, TokensGenerated
+from router.scheduler.fault_isolation import FaultIsolation
+from router.scheduler.messages import (
+    BlockGrant,
+    Concat,
+    Decode,
+    Filter,
+    NewSequence,
+    PoolingStep,
+    Prefill,
+    PrefillChunk,
+    ShardMessage,
+    StepResult,
+)
+from router.scheduler.running_sequences import Batch, RunningSequences
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
+from router.scheduler.sequence_table import SequenceTable
+from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A step being planned.
+
+    The messages in `messages_before` are sent ahead of it. Without a batch there is no step, except for a pooling step,
+    whose chunks are whole texts.
+    """
+
+    messages_before: list[Filter | Concat] = field(default_factory=list)
+    batch: Batch | None = None
+    decoding: list[Sequence] = field(default_factory=list)  # the ready sequences that decode in the step
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens of each
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    grants: list[BlockGrant] = field(default_factory=list)
+    has_turned_new_sequence_away: bool = False  # the budget had no tokens for a sequence that could start otherwise
+    decode_load: StepLoad | None = None  # load of the decodes without chunks, if a policy has computed it
+    kind: RequestKind = RequestKind.GENERATE  # kind of all its sequences
+
+    def take_messages(self) -> list[ShardMessage]:
+        """Return the messages of the draft. To be called once, and before `send`: chunks begin where the sequences
+        stand."""
+        messages: list[ShardMessage] = [*self.messages_before]
+        if self.kind is not RequestKind.GENERATE:
+            messages.append(PoolingStep(self.kind, tuple(self.new_sequences)))
+        elif self.batch is not None and (self.chunks or self.decoding):
+            # A Filter of the step's own batch is sent with the step, which saves a call.
+            last, keep = messages[-1] if messages else None, None
+            if isinstance(last, Filter) and last.batch == self.batch.id:
+                keep = last.keep
+                messages.pop()
+            messages.append(
+                Prefill(self.batch.id, tuple(self.new_sequences),
+                        tuple([PrefillChunk(s.id, s.num_sent_tokens, length) for s, length in self.chunks]),
+                        bool(self.decoding), tuple(self.grants), keep) if self.chunks
+                else Decode(self.batch.id, tuple(self.grants), keep))
+        return messages
+
+    def send(self, last_message_number: int) -> "StepInFlight":
+        """Return the draft as a step in flight: count its tokens as sent, and the outputs that it will give."""
+        decoding, chunks = self.decoding, self.chunks
+        if not decoding and not chunks:
+            return StepInFlight(last_message_number)
+        load = self.decode_load or compute_decode_load(decoding)
+        for sequence in decoding:
+            sequence.num_sent_tokens += 1
+            sequence.num_outputs_in_flight += 1
+        members_with_output = members = tuple(decoding)
+        chunk_writes: tuple[ChunkWrite, ...] = ()
+        if chunks:
+            num_tokens, context, finished_prompts = 0, load.context, []
+            for sequence, length in chunks:
+                sequence.num_sent_tokens += length
+                num_tokens += length
+                context += sequence.num_sent_tokens
+                if sequence.num_sent_tokens >= sequence.num_initial_tokens:
+                    sequence.num_outputs_in_flight += 1
+                    finished_prompts.append(sequence)
+            load = StepLoad(load.rows + len(chunks), num_tokens, context)
+            members = (*decoding, *[sequence for sequence, _ in chunks])
+            members_with_output = (*decoding, *finished_prompts)
+            chunk_writes = tuple([ChunkWrite(sequence, sequence.blocks, sequence.num_sent_tokens)
+                                  for sequence, _ in chunks])
+        return StepInFlight(last_message_number, members, members_with_output, chunk_writes, load,
+                            self.has_turned_new_sequence_away, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWrite:
+    """Cache content that a chunk writes, valid while the sequence has the same list of blocks (`is_valid`).
+
+    A sequence that was preempted since, and entered again, has another list. Blocks are granted in place: `is_valid`
+    compares the list object.
+    """
+
+    sequence: Sequence
+    blocks: list[int]
+    num_computed_tokens: int  # number of the sequence's tokens in the cache after the chunk
+
+    @property
+    def is_valid(self) -> bool:
+        return self.sequence.blocks is self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A plan that is not answered yet: mostly a step, or else only Filters and Concats (no members and no load)."""
+
+    last_message_number: int
+    members: tuple[Sequence, ...] = ()
+    members_with_output: tuple[Sequence, ...] = ()  # those that must get tokens unless they fail
+    chunk_writes: tuple[ChunkWrite, ...] = ()
+    load: StepLoad | None = None  # None if nothing is computed
+    has_turned_new_sequence_away: bool = False  # the budget had no tokens for a sequence that could start otherwise
+    kind: RequestKind = RequestKind.GENERATE
+
+
+def compute_decode_load(decoding: list[Sequence]) -> StepLoad:
+    """Return the load of decoding one token per sequence. To be called before the step is sent."""
+    return StepLoad(rows=len(decoding), context=sum([s.length + s.num_outputs_in_flight for s in decoding]))
+
+
+class ResultProcessor:
+    """Applies a step's result to its sequences: appends tokens, caches computed blocks, and finishes or fails
+    sequences.
+    """
+
+    __slots__ = ("_fair_shares", "_fault_isolation", "_running", "_sequences")
+
+    def __init__(self, sequences: SequenceTable, running: RunningSequences, fair_shares: FairShares,
+                 fault_isolation: FaultIsolation) -> None:
+        self._sequences = sequences
+        self._running = running
+        self._fair_shares = fair_shares
+        self._fault_isolation = fault_isolation
+
+    def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
+                     now: float) -> list[SchedulerEvent]:
+        """Apply the answer to this step; return the events.
+
+        `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
+        tokens that count.
+        """
+        if step.kind is not RequestKind.GENERATE:
+            return self._finish_pooling(step, result.failures, now)
+        token_counts: dict[int, int] = {}
+        events: list[SchedulerEvent] = [TokensGenerated(token_counts)] if step.members_with_output else []
+        rows, failures = result.rows, result.failures
+        for chunk_write in step.chunk_writes:
+            if chunk_write.is_valid and chunk_write.sequence.id not in failures:
+                self._record_computed_chunk(chunk_write.sequence, chunk_write.num_computed_tokens, now)
+        for sequence in step.members_with_output:
+            sequence.num_outputs_in_flight -= 1
+            sequence_id = sequence.id
+            if sequence.state is not SequenceState.FINISHED and sequence_id not in failures:
+                token_counts[sequence_id] = self._accept_tokens(sequence, rows[sequence_id].tokens,
+                                                                stop_token_counts.get(sequence_id), events, now)
+                if sequence.state is SequenceState.PREEMPTED:
+                    self._sequences.requeue_if_answered(sequence)
+        if self._fault_isolation.suspect_sets:
+            self._fault_isolation.clear_suspicions(token_counts)
+        if not failures:
+            return events
+        return events + [self._sequences.fail(self._sequences[sequence_id], why, now)
+                         for sequence_id, why in failures.items() if sequence_id in self._sequences]
+
+    def _record_computed_chunk(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
+        """Record that a chunk was computed: the first `num_computed_tokens` tokens of the sequence are in the cache."""
+        self._running.cache_full_blocks(sequence, num_computed_tokens)
+        if num_computed_tokens >= sequence.num_initial_tokens:
+            sequence.timeline.enter_phase(RequestPhase.DECODE, now)
+
+    def _finish_pooling(self, step: StepInFlight, failures: Mapping[int, str], now: float) -> list[SchedulerEvent]:
+        """Finish or fail all sequences of a pooling step, since it is their only one."""
+        unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]
+        return [self._sequences.fail(sequence, failures[sequence.id], now) if sequence.id in failures
+                else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in unfinished]
+
+    def _accept_tokens(self, sequence: Sequence, tokens: GenericSequence[int], stop_token_count: int | None,
+                       events: list[SchedulerEvent], now: float) -> int:
+        request = sequence.request
+        num_accepted, reason = find_finish_point(request, len(sequence.generated), tokens, stop_token_count)
+        sequence.generated += tokens if num_accepted == len(tokens) else tokens[:num_accepted]
+        sequence.length += num_accepted
+        sequence.num_shard_deaths = 0
+        if self._fair_shares.has_competition:
+            self._fair_shares.charge_tenant(request.tenant, COST_PER_GENERATED_TOKEN * num_accepted)
+        if reason is None and now >= sequence.deadline:
+            reason = FinishReason.TIMEOUT
+        if reason is not None:
+            events.append(self._sequences.finish(sequence, reason, now))
+        return num_accepted
+
+
+def find_finish_point(request: Request, num_generated: int, tokens: GenericSequence[int],
+                      stop_token_count: int | None) -> tuple[int, FinishReason | None]:
+    """Return how many of a row's tokens count, and the finish reason if the sequence ends with the last of them.
+
+    No other code decides from tokens that a sequence is finished. If several reasons apply to one token, the length
+    goes first, then the end token.
+    """
+    if len(tokens) == 1 and stop_token_count is None and num_generated + 1 < request.max_new_tokens:  # nearly always
+        return 1, FinishReason.END_TOKEN if tokens[0] in request.end_tokens else None
+    limit = min(len(tokens), request.max_new_tokens - num_generated,
+                len(tokens) if stop_token_count is None else stop_token_count)
+    for index in range(limit):
+        if num_generated + index + 1 >= request.max_new_tokens:
+            return index + 1, FinishReason.LENGTH
+        if tokens[index] in request.end_tokens:
+            return index + 1, FinishReason.END_TOKEN
+    return limit, FinishReason.STOP_STRING if stop_token_count is not None else None
