@@ -27,9 +27,8 @@ from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.tool_rendering import raw_token_texts
 from router.http.openai.tools import required_call_grammar
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body
-from router.http.transport.outputs import GenerationOutput
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services
+from router.http.transport.services import GenerationOutput, Services
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.response_parser import ParsedToolCall, parse_complete_response
 

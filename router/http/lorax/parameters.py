@@ -9,7 +9,7 @@ from pydantic import Field
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
-from router.http.tgi.parameters import SharedGenerateParameters
+from router.http.tgi.routes import SharedGenerateParameters
 from router.http.transport.body import Int32, RequestBody
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation

@@ -12,14 +12,8 @@ from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToke
 from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.rendering import ChunkStreamRenderer
 from router.http.tgi.errors import TgiErrorReply, shorten_message
-from router.http.tgi.rendering import TgiStreamRenderer, prefill_json, seed_json
-from router.http.transport.outputs import GenerationOutput, float32_json
-from router.http.transport.response_headers import (
-    COMPUTE_TYPE,
-    format_milliseconds,
-    sum_seconds_by_phase,
-    timing_headers,
-)
+from router.http.tgi.rendering import TgiStreamRenderer, float32_json, prefill_json, seed_json
+from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
 from router.scheduler.request_timeline import RequestPhase
 from router.text.tokenizer import Tokenizer
@@ -59,9 +53,9 @@ def lorax_timing_headers(best_output: GenerationOutput, validation_seconds: floa
     seconds_by_phase, num_tokens = sum_seconds_by_phase([best_output]), best_output.final_event.num_tokens
     decode = seconds_by_phase.get(RequestPhase.DECODE, 0.0) / max(num_tokens - 1, 1)
     return timing_headers([best_output], validation_seconds, total_seconds) | {
-        "x-compute-time": format_milliseconds(total_seconds),
-        "x-time-to-first-token": format_milliseconds(seconds_by_phase.get(RequestPhase.PREFILL, 0.0)),
-        "x-time-per-output-token": format_milliseconds(decode),
+        "x-compute-time": str(int(total_seconds * 1000)),
+        "x-time-to-first-token": str(int(seconds_by_phase.get(RequestPhase.PREFILL, 0.0) * 1000)),
+        "x-time-per-output-token": str(int(decode * 1000)),
         "x-skipped-tokens": "0",
         "x-total-tokens": str(len(best_output.validated_request.request.prompt) + num_tokens),
     }

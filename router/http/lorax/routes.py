@@ -24,11 +24,14 @@ from router.http.lorax.rendering import (
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import GenerationOutput
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import adapter_headers, model_and_prompt_headers, request_id_header
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump, EventRenderer, EventStream
+from router.http.transport.request_context import (
+    RequestContext,
+    adapter_headers,
+    model_and_prompt_headers,
+    request_id_header,
+)
+from router.http.transport.services import GenerationOutput, Services, generate_all
+from router.http.transport.sse import EventPump, EventRenderer, EventStream, open_response_stream
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import TokenizedText
 from router.validation.validator import ValidatedRequest
@@ -125,7 +128,6 @@ class LoraxGenerator:
         check_streamable(generation_request.parameters)
         [validated_request] = await self._validate(generation_request, context)
         with closing(self._services.submit(validated_request, context)) as stream:
-            stream.abort_connection = event_stream.abort_connection
             await EventPump(stream, make_renderer(validated_request), event_stream, self._services.pump_flusher).run()
 
     async def _validate(self, generation_request: LoraxGenerationInput,

@@ -34,15 +34,14 @@ from router.http.openai.tools import (
     select_template_tools,
 )
 from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
+from router.http.transport.request_context import (
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
-    timing_headers,
 )
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump
+from router.http.transport.services import Services, generate_all, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
@@ -211,7 +210,6 @@ class ChatRoutes:
         with closing(services.submit(validated_request, context)) as stream:
             async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                             metadata.render_error_chunk) as event_stream:
-                stream.abort_connection = event_stream.abort_connection
                 await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
             return event_stream.response
 

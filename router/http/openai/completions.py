@@ -24,15 +24,14 @@ from router.http.openai.rendering import (
     create_response_metadata,
 )
 from router.http.transport.body import UInt32, read_body
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
+from router.http.transport.request_context import (
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
-    timing_headers,
 )
-from router.http.transport.services import Services, gather_or_cancel, generate_all, open_response_stream
-from router.http.transport.sse import EventPump
+from router.http.transport.services import Services, gather_or_cancel, generate_all, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput, ValidatedRequest
 
@@ -122,8 +121,6 @@ class CompletionRoutes:
             slow_client_timeout = services.config.slow_client_timeout
             async with open_response_stream(request, self._response_headers(request, validated_requests),
                                             slow_client_timeout, metadata.render_error_chunk) as event_stream:
-                for stream in streams:
-                    stream.abort_connection = event_stream.abort_connection
                 renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
                              for index, choice in enumerate(validated_requests)]
                 await gather_or_cancel(

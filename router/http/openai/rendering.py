@@ -15,8 +15,8 @@ from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenE
 from router.errors import Cancelled, RequestError
 from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 from router.http.tgi.errors import TgiErrorReply
-from router.http.transport.outputs import GenerationOutput, float32_json
-from router.http.transport.services import Services
+from router.http.tgi.rendering import float32_json
+from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"

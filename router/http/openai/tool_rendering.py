@@ -15,7 +15,7 @@ from router.http.openai.rendering import (
     ResponseMetadata,
     chat_completion_json,
 )
-from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
 from router.text.response_parser import (
     AnyResponseParser,

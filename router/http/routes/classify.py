@@ -8,10 +8,9 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import PoolingRequestOutput
 from router.http.transport.pooling_requests import PoolingResults, run_pooling_requests
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services
+from router.http.transport.services import PoolingRequestOutput, Services
 from router.pooling_output import TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION

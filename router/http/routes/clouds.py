@@ -15,9 +15,8 @@ from router.http.openai.base_request import validate_with_model_adapter
 from router.http.openai.chat import ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import GenerationOutput
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services, gather_or_cancel, generate_all
+from router.http.transport.services import GenerationOutput, Services, gather_or_cancel, generate_all
 from router.validation.validator import ValidatedRequest
 
 

@@ -14,12 +14,12 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.adapters.reference import RequestedAdapter
 from router.errors import InvalidRequest
+from router.http.tgi.rendering import float32_json
 from router.http.transport.adapter_parameters import AdapterParameters
 from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.outputs import PoolingRequestOutput, float32_json
 from router.http.transport.pooling_requests import run_pooling_requests
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services
+from router.http.transport.services import PoolingRequestOutput, Services
 from router.pooling_output import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import EMBEDDINGS_OPERATION

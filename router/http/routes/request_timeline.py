@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from router.http.transport.auth import TENANT
+from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
 from router.scheduler.request_timeline import RequestPhase
 from router.telemetry.request_record_store import MAX_FINISHED_RECORDS, RequestRecord
@@ -54,7 +54,7 @@ class RequestTimelineRoutes:
 
     async def explain(self, request: web.Request) -> web.Response:
         record = self._engine.get_request_record(request.match_info["id"])
-        if record is None or record.tenant_name != request[TENANT].name:
+        if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
         return json_response(timeline_json(record, clock()))

@@ -9,12 +9,18 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled
 from router.http.tgi.errors import TgiErrorReply
-from router.http.transport.outputs import GenerationOutput, float32_json
+from router.http.transport.services import GenerationOutput
 from router.text.tokenizer import Tokenizer
 from router.validation.validator import ValidatedRequest
 
 EMPTY_TOKEN = TokenEvent(0, "", 0.0, special=True)  # placeholder for an end without a token
 UNFINISHED_FIELDS = '"generated_text":null,"details":null'
+
+
+def float32_json(value: float | None) -> str:
+    """Render a 32-bit float. Nine digits tell all such numbers apart. JSON has no infinities: the logprob of an
+    excluded token becomes null."""
+    return f"{value:.9g}" if value is not None and value - value == 0 else "null"
 
 
 def token_json(token: TokenEvent | TopToken) -> str:

@@ -8,27 +8,79 @@ from contextlib import closing
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
+from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.tgi.parameters import GenerateParameters
 from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
-from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import RequestBody, read_body
-from router.http.transport.outputs import GenerationOutput
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
+from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, read_body
+from router.http.transport.request_context import (
+    RequestContext,
     adapter_headers,
     model_and_prompt_headers,
     request_id_header,
-    timing_headers,
 )
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump, EventStream
+from router.http.transport.services import GenerationOutput, Services, generate_all, timing_headers
+from router.http.transport.sse import EventPump, EventStream, open_response_stream
+from router.text.chat_template import Conversation
 from router.validation.validator import GenerationInput
+
+
+class SharedGenerateParameters(AdapterParameters):
+    """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
+
+    best_of: UInt64 | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: Int32 | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: UInt32 | None = None
+    return_full_text: bool | None = None
+    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    truncate: UInt64 | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: UInt64 | None = None
+
+    def base_generation_input(self, prompt: str | Conversation, context: RequestContext) -> GenerationInput:
+        """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
+        return GenerationInput(
+            prompt=prompt,
+            best_of=self.best_of,
+            temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            typical_p=self.typical_p,
+            do_sample=self.do_sample,
+            max_new_tokens=self.max_new_tokens,
+            stop_strings=tuple(self.stop),
+            truncate=self.truncate,
+            watermark=self.watermark,
+            seed=self.seed,
+            prompt_logprobs=self.decoder_input_details,
+            adapter=self.adapter_reference(context.source_token),
+            tenant=context.tenant,
+            request_id=context.request_id,
+            deadline=context.deadline,
+        )
+
+
+class GenerateParameters(SharedGenerateParameters):
+    """Parameters of a generation. Null means that a field is not given, where its type allows null."""
+
+    top_n_tokens: UInt32 | None = None
+    grammar: Any = None
+    cache_salt: str | None = None
+    priority: Int32 = 0
 
 
 class GenerateRequest(RequestBody):
@@ -139,7 +191,6 @@ class TgiRoutes:
         renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
                                      generate_request.returned_prompt)
         with closing(services.submit(validated_request, context)) as stream:
-            stream.abort_connection = event_stream.abort_connection
             await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
 
     def _response_json(self, generate_request: GenerateRequest, best_output: GenerationOutput,

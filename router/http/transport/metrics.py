@@ -1,13 +1,9 @@
-"""`GET /metrics` for Prometheus, and the middleware that counts requests and their outcomes.
-
-A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails.
-"""
+"""`GET /metrics` for Prometheus, and the labels of failures in it."""
 
 import asyncio
 from typing import Any, Protocol
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from router.errors import (
     AdapterLoadFailed,
@@ -24,13 +20,9 @@ from router.errors import (
     TimedOut,
 )
 from router.http.transport.body import json_response
-from router.http.transport.request_context import REQUEST_COUNTER, REQUEST_ID
 from router.telemetry.instruments import CONTENT_TYPE
-from router.telemetry.server_metrics import RequestMetrics, ServerMetrics
+from router.telemetry.server_metrics import ServerMetrics
 
-# Type of the exception from which a response was made. The exception itself would reference the request through its
-# traceback, and both would stay in memory until the garbage collector runs.
-FAILURE_TYPE = web.RequestKey("failure", type)
 ERROR_LABELS: dict[type[BaseException], str] = {
     InvalidRequest: "validation",
     web.HTTPClientError: "validation",
@@ -88,32 +80,6 @@ def metrics_page_to_json(page: str) -> dict[str, Any]:
             key, _, value = line.rpartition(" ")
             samples.append({"key": key, "value": float(value)})
     return families
-
-
-def create_counting_middleware(request_metrics: RequestMetrics) -> Middleware:
-    @web.middleware
-    async def count_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[REQUEST_COUNTER] = request_metrics.num_received
-        try:
-            response = await handler(request)
-        except BaseException as error:
-            count_request_outcome(request, request_metrics, type(error))
-            raise
-        count_request_outcome(request, request_metrics, request.get(FAILURE_TYPE))
-        return response
-
-    return count_request
-
-
-def count_request_outcome(request: web.Request, request_metrics: RequestMetrics,
-                          failure_type: type[BaseException] | None) -> None:
-    """Count the outcome of a request, if its arrival was counted."""
-    if REQUEST_ID not in request:
-        return
-    if failure_type is None:
-        request_metrics.num_succeeded.add()
-    else:
-        request_metrics.num_failed[error_label(failure_type)].add()
 
 
 def error_label(failure_type: type[BaseException]) -> str:

@@ -1,4 +1,5 @@
-"""Context of an HTTP request: tenant, id, arrival time, deadline and tracing span."""
+"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), and the response headers that follow
+from it: request id, model and adapter."""
 
 import re
 import secrets
@@ -8,9 +9,11 @@ from typing import Protocol
 
 from aiohttp import web
 
+from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.errors import InvalidRequest
-from router.http.transport.auth import SOURCE_TOKEN, TENANT
-from router.request import DEFAULT_TENANT, Tenant
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
+from router.model_info import ModelInfo
+from router.request import Tenant
 from router.telemetry.instruments import Counter
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
@@ -18,7 +21,11 @@ REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_COUNTER = web.RequestKey("request_counter", Counter)  # counter of requests; removed once this one is counted
 SPAN_FACTORY = web.RequestKey("span_factory", RequestSpanFactory)  # absent without tracing
 REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
+# Type of the exception from which a response was made. The exception itself would reference the request through its
+# traceback, and both would stay in memory until the garbage collector runs.
+FAILURE_TYPE = web.RequestKey("failure", type)
 MAX_REQUEST_ID_LENGTH = 128
+MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 
 
@@ -45,21 +52,19 @@ class RequestContext:
     @classmethod
     def from_request(cls, request: web.Request, registry: RequestIdRegistry,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
-        arrived_at, tenant = clock(), request.get(TENANT, DEFAULT_TENANT)
-        client_request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
-        is_usable = (1 <= len(client_request_id) <= MAX_REQUEST_ID_LENGTH and client_request_id.isascii()
-                     and client_request_id.isprintable())
-        request_id = (client_request_id if is_usable and registry.can_use_request_id(client_request_id, tenant)
-                      else secrets.token_hex(16))
-        request[REQUEST_ID] = request_id
+        arrived_at, client, request_id = clock(), request.get(CLIENT, KEYLESS_CLIENT), ""
+        requested_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
+        if (1 <= len(requested_id) <= MAX_REQUEST_ID_LENGTH and requested_id.isascii() and requested_id.isprintable()
+            and registry.can_use_request_id(requested_id, client.tenant)):
+            request_id = requested_id
+        request[REQUEST_ID] = request_id = request_id or secrets.token_hex(16)
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
-            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id,
-                                                                             get_trace_context_headers(request),
-                                                                             arrived_at)
-        return cls(tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
-                   request.get(REQUEST_SPAN), request.get(SOURCE_TOKEN, ""))
+            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(
+                operation, request_id, get_trace_context_headers(request), arrived_at)
+        return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
+                   request.get(REQUEST_SPAN), client.source_token)
 
     def for_prompt(self, index: int) -> "RequestContext":
         """Return the context of the prompt at `index`: each needs an id of its own, and the first has the request's."""
@@ -82,3 +87,25 @@ def get_trace_context_headers(request: web.Request) -> dict[str, str]:
     parents = request.headers.getall("traceparent", [])
     states = request.headers.getall("tracestate", [])
     return {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
+
+
+def request_id_header(request: web.Request) -> dict[str, str]:
+    """Return the header with the request's id, if it has one already."""
+    request_id = request.get(REQUEST_ID)
+    return {} if request_id is None else {"x-request-id": request_id}
+
+
+def model_and_prompt_headers(model_info: ModelInfo, num_characters: int) -> dict[str, str]:
+    """Return the headers with the number and type of devices, the length of the prompt in characters, and whether
+    results are exact (independent of the batch)."""
+    return {
+        "x-compute-type": f"{model_info.world_size}-{model_info.device}",
+        "x-compute-characters": str(num_characters),
+        "x-weft-exact": str(int(model_info.exact)),
+    }
+
+
+def adapter_headers(adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
+    """Return the headers that name the adapter in use; names of merged adapters are joined by commas."""
+    return {} if adapter is None else {"x-adapter-id": adapter.name[:MAX_ADAPTER_HEADER_CHARS],
+                                       "x-adapter-source": (adapter.source or "")[:MAX_ADAPTER_HEADER_CHARS]}

@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.errors import Cancelled, ChatTemplateFailed, InvalidRequest, InvalidTools, Overloaded, TimedOut
-from router.http.transport.metrics import FAILURE_TYPE, error_label
-from router.http.transport.request_context import REQUEST_SPAN, SPAN_FACTORY
+from router.http.transport.metrics import error_label
+from router.http.transport.request_context import FAILURE_TYPE, REQUEST_SPAN, SPAN_FACTORY
 from router.telemetry.spans import RequestSpanFactory
 
 # Failures caused by clients: their spans are not marked as failed.

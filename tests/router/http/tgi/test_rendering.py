@@ -8,8 +8,8 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed
-from router.http.tgi.rendering import TgiStreamRenderer, details_json, token_json
-from router.http.transport.outputs import GenerationOutput
+from router.http.tgi.rendering import TgiStreamRenderer, details_json, float32_json, token_json
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
@@ -22,6 +22,14 @@ FINAL_EVENT = FinishedEvent(FinishReason.END_TOKEN, "hé", 1, make_finished_time
 def render_stream(*events, has_details=True, text_prefix=""):
     text = TgiStreamRenderer(VALIDATED_REQUEST, has_details, text_prefix).render(list(events)).decode()
     return [json.loads(line.removeprefix("data: ")) for line in text.removesuffix("\n\n").split("\n\n")]
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (-0.5, "-0.5"), (0.0, "0"), (-1.2345677614212036, "-1.23456776"), (-1e-7, "-1e-07"), (None, "null"),
+    (math.nan, "null"), (-math.inf, "null")])
+def test_float32_numbers_are_rendered_as_valid_json(value, text):
+    assert float32_json(value) == text
+    json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["", '"\\', "\n\r\0", "\u2028\x85", "é😀"])

@@ -4,9 +4,14 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from router.errors import InvalidRequest
-from router.http.transport.auth import TENANT
-from router.http.transport.request_context import REQUEST_COUNTER, RequestContext
-from router.http.transport.response_headers import request_id_header
+from router.http.transport.auth import CLIENT, AuthenticatedClient
+from router.http.transport.request_context import (
+    REQUEST_COUNTER,
+    RequestContext,
+    model_and_prompt_headers,
+    request_id_header,
+)
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
 from router.scheduler.request_timeline import RequestTimeline
 from router.telemetry.instruments import Counter, MetricDefinition, MetricType
@@ -58,7 +63,7 @@ def test_response_headers_contain_the_request_id():
 def test_tenant_comes_from_the_api_key():
     request = make_mocked_request("POST", "/")
     assert RequestContext.from_request(request, RequestRecordStore()).tenant is DEFAULT_TENANT
-    request[TENANT] = Tenant("a")
+    request[CLIENT] = AuthenticatedClient(Tenant("a"))
     assert RequestContext.from_request(request, RequestRecordStore()).tenant == Tenant("a")
 
 
@@ -88,3 +93,9 @@ def test_request_is_counted_once():
     for _ in range(2):
         RequestContext.from_request(request, RequestRecordStore())
     assert counter.value == 1
+
+
+def test_headers_report_compute_device_and_exactness():
+    facts = ModelInfo("m", "cuda", "bfloat16", 512, 4096, 16, 100, world_size=2)
+    assert model_and_prompt_headers(facts, 5) == {"x-compute-type": "2-cuda", "x-compute-characters": "5",
+                                                  "x-weft-exact": "0"}

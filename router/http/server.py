@@ -1,12 +1,26 @@
-"""HTTP server of an application with graceful shutdown, and a stand-in on the same socket (`StandInRunner`)."""
+"""HTTP server of an application with graceful shutdown, and the stand-in on the same socket while the main application
+is not ready or shuts down.
+
+The stand-in answers probes, and `/metrics` during shutdown, and rejects all other requests with 503.
+"""
 
 import logging
 import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
+
+from router.api_keys import ApiKeys
+from router.config import RouterConfig
+from router.http.app import create_stand_in_app
+from router.http.routes.probes import ProbeRoutes
+from router.http.transport.cors import allow_cors_origins
+from router.http.transport.metrics import MetricsRoutes
+from router.http.transport.services import EngineClient
 
 SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client during shutdown
 # for the rest of an unread body: some clients read the response only after sending all of it
@@ -77,6 +91,45 @@ class StandInRunner:
     async def stop(self) -> None:
         while self._servers:
             await self._servers.pop().close()
+
+
+@dataclass(frozen=True, slots=True)
+class StandInServer:
+    """Listening socket of the router, and the server that answers probes on it while the main application is not ready
+    or shuts down.
+    """
+
+    listening_socket: socket.socket
+    runner: StandInRunner
+    api_keys: ApiKeys
+    cors_origins: tuple[str, ...]
+    compat: str
+
+    @classmethod
+    def from_config(cls, config: RouterConfig, listen_fd: int = -1) -> "StandInServer":
+        """Use the inherited socket `listen_fd`, or else open one. Raises ValueError and OSError."""
+        api_keys = ApiKeys.from_config(config)
+        inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
+        listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
+        return cls(listening_socket, StandInRunner(listening_socket), api_keys, config.cors_allow_origin, config.compat)
+
+    async def start_during_startup(self, engine: EngineClient,
+                                   get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
+        """Start the stand-in during startup, before any request is served."""
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress))
+
+    async def start_during_shutdown(self, engine: EngineClient) -> None:
+        """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
+        await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
+
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
+        stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
+        allow_cors_origins(stand_in_app, self.cors_origins)
+        await self.runner.start(stand_in_app)
+
+    async def close(self) -> None:
+        await self.runner.stop()
+        self.listening_socket.close()
 
 
 def create_listening_socket(hostname: str, port: int) -> socket.socket:
