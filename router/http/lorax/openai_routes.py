@@ -6,7 +6,7 @@ some values of LoRAX's own.
 
 import time
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -31,6 +31,7 @@ from router.http.transport.request_context import RequestContext
 from router.http.transport.services import GenerationOutput, Services
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.response_parser import ParsedToolCall, parse_complete_response
+from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, POSITIVE
 
 COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_k",
                  "top_p", "stop", "seed", "cache_salt")
@@ -64,8 +65,9 @@ class ChatResponseFormat(RequestBody):
 class LoraxChatRequest(ChatRequest):
     """Body of LoRAX's `/v1/chat/completions`: OpenAI's fields and some of LoRAX's parameters."""
 
-    repetition_penalty: float | None = None
-    top_k: Int32 | None = None
+    n: UInt32 | None = None
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
     ignore_eos_token: bool | None = None
     response_format: ChatResponseFormat | None = None
 
@@ -86,9 +88,10 @@ class LoraxChatRequest(ChatRequest):
 class LoraxCompletionRequest(OpenAIBaseRequest):
     """A prompt to complete. `n` only switches sampling on; `logprobs` are not returned."""
 
-    prompt: str
-    repetition_penalty: float | None = None
-    top_k: Int32 | None = None
+    prompt: Annotated[str, NON_EMPTY_TEXT]
+    n: UInt32 | None = None
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
     ignore_eos_token: bool | None = None
     best_of: UInt32 | None = None
     echo: bool | None = None

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import monotonic as clock
+from typing import Annotated
 
 from aiohttp import web
 from pydantic import Field
@@ -34,6 +35,7 @@ from router.http.transport.services import GenerationOutput, Services, generate_
 from router.http.transport.sse import EventPump, EventRenderer, EventStream, open_response_stream
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import TokenizedText
+from router.validation.bounds import NON_EMPTY_TEXT
 from router.validation.validator import ValidatedRequest
 
 
@@ -57,7 +59,7 @@ class LoraxGenerationInput:
 class LoraxGenerateRequest(RequestBody):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property

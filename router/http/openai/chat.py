@@ -52,6 +52,7 @@ from router.text.response_parser import (
     StreamingResponseParser,
     import_chat_parsing,
 )
+from router.validation.bounds import AT_LEAST_ONE, GRAMMAR
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
@@ -107,10 +108,10 @@ class ChatRequest(OpenAIBaseRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    max_completion_tokens: UInt32 | None = None
+    max_completion_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
-    response_format: Any = None
+    response_format: Annotated[Any, GRAMMAR] = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     tool_prompt: str | None = None

@@ -33,6 +33,7 @@ from router.http.transport.request_context import (
 from router.http.transport.services import Services, gather_or_cancel, generate_all, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.prompt_encoder import DialectParameterNames
+from router.validation.bounds import AT_MOST_ZERO, EMPTY_TEXT, EXACTLY_ONE, FALSE, NON_EMPTY_TEXT_OR_TEXTS, POSITIVE
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
@@ -43,12 +44,12 @@ PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
 class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
-    prompt: PromptList
-    repetition_penalty: float | None = None
-    suffix: str | None = None
-    best_of: UInt32 | None = None
-    echo: bool | None = None
-    logprobs: UInt32 | None = None
+    prompt: Annotated[PromptList, NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    suffix: Annotated[str | None, EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, EXACTLY_ONE] = None
+    echo: Annotated[bool | None, FALSE] = None
+    logprobs: Annotated[UInt32 | None, AT_MOST_ZERO] = None
 
     def check_suffix_and_batch_size(self, max_prompts: int) -> None:
         """Reject what text-generation-inference rejects, too. Raises InvalidRequest."""

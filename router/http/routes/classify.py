@@ -16,6 +16,7 @@ from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION
 from router.text.entity_aggregation import Entity, EntityAggregator
 from router.text.prompt_encoder import DialectParameterNames
+from router.validation.bounds import NON_EMPTY_TEXT, NON_EMPTY_TEXTS
 from router.validation.validator import GenerationInput
 
 PARAMETER_NAMES = DialectParameterNames(truncate="")
@@ -24,13 +25,13 @@ PARAMETER_NAMES = DialectParameterNames(truncate="")
 class ClassifyRequest(RequestBody):
     """Body of `/classify`: one text."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
 
 
 class ClassifyBatchRequest(RequestBody):
     """Body of `/classify_batch`: several texts."""
 
-    inputs: Annotated[list[str], FailFast(), Field(min_length=1)]
+    inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
 
     def check_batch_size(self, max_texts: int) -> None:
         if len(self.inputs) > max_texts:

@@ -24,6 +24,7 @@ from router.pooling_output import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
+from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS_OR_TOKENS
 from router.validation.validator import GenerationInput
 
 PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
@@ -44,7 +45,7 @@ class EmbedParameters(AdapterParameters):
 class EmbedRequest(RequestBody):
     """Body of LoRAX's `/embed`: one text."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: EmbedParameters | None = None
 
     def to_pooling_input(self, context: RequestContext) -> GenerationInput:
@@ -66,10 +67,10 @@ EmbeddingInputs = Annotated[
 class EmbeddingsRequest(RequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
-    input: EmbeddingInputs
+    input: Annotated[EmbeddingInputs, NON_EMPTY_TEXTS_OR_TOKENS]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: UInt32 | None = None
+    dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     parameters: EmbedParameters | None = None
 
     def check_limits(self) -> None:
