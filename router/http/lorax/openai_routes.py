@@ -15,8 +15,9 @@ from router.errors import InvalidTools
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.lorax.parameters import LoraxParameters
 from router.http.lorax.rendering import (
-    LoraxChatStreamRenderer,
-    LoraxCompletionStreamRenderer,
+    LORAX_CHAT_WORDS,
+    LORAX_COMPLETION_WORDS,
+    LoraxChunkStreamRenderer,
     chat_response_json,
     completion_response_json,
 )
@@ -24,7 +25,7 @@ from router.http.lorax.routes import LoraxGenerationInput, LoraxGenerator
 from router.http.openai.base_request import OpenAIBaseRequest
 from router.http.openai.chat import ChatRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
-from router.http.openai.tool_rendering import raw_token_texts
+from router.http.openai.tool_rendering import raw_token_texts, tool_call_json
 from router.http.openai.tools import required_call_grammar
 from router.http.transport.body import Int32, RequestBody, UInt32, read_body
 from router.http.transport.request_context import RequestContext
@@ -133,7 +134,7 @@ class LoraxOpenAIRoutes:
         if chat_request.stream:
             return await self._generator.respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxChatStreamRenderer(len(choice.request.prompt)))
+                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
         full_output = await self._generator.generate_in_full(request, generation_request, context)
         message = await self._message_json(chat_request, full_output.best_output)
         return full_output.to_response(chat_response_json(full_output.best_output, message,
@@ -147,7 +148,7 @@ class LoraxOpenAIRoutes:
         if completion_request.stream:
             return await self._generator.respond_streaming(
                 request, generation_request, context,
-                lambda choice: LoraxCompletionStreamRenderer(len(choice.request.prompt)))
+                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
         full_output = await self._generator.generate_in_full(request, generation_request, context)
         return full_output.to_response(completion_response_json(full_output.best_output,
                                                                 generation_request.returned_prompt))
@@ -156,11 +157,6 @@ class LoraxOpenAIRoutes:
         """Render the message, with either text or tool calls."""
         parser = await create_response_parser(self._services, chat_request, output.validated_request)
         parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
-        tool_calls = ",".join(tool_call_json(part) for part in parts if isinstance(part, ParsedToolCall))
+        tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
         content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
         return f'{{"role":"assistant",{content_field}}}'
-
-
-def tool_call_json(call: ParsedToolCall) -> str:
-    return (f'{{"id":"0","type":"function","function":{{"description":null,"name":{quoted(call.name)},'
-            f'"arguments":{quoted(call.arguments)}}}}}')

@@ -16,13 +16,13 @@ from pydantic import Field
 from router.grammars.parameters import Grammar
 from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
 from router.http.lorax.rendering import (
-    LoraxStreamRenderer,
-    generate_response_json,
+    LORAX_WORDS,
     lorax_base_headers,
     lorax_error_event,
     lorax_timing_headers,
 )
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
+from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.request_context import (
@@ -185,13 +185,13 @@ class LoraxRoutes:
         generation_request = generate_body.lorax_generation_input
         return await self._generator.respond_streaming(
             request, generation_request, context,
-            lambda choice: LoraxStreamRenderer(choice, generation_request.parameters.details,
-                                               generation_request.returned_prompt))
+            lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
+                                                  generation_request.returned_prompt, LORAX_WORDS))
 
     def _response_json(self, generation_request: LoraxGenerationInput, full_output: LoraxFullOutput) -> str:
         return generate_response_json(full_output.best_output, self._services.validator.tokenizer,
                                       full_output.other_outputs, generation_request.returned_prompt,
-                                      has_details=generation_request.parameters.has_details)
+                                      has_details=generation_request.parameters.has_details, words=LORAX_WORDS)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""

@@ -21,7 +21,6 @@ from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
-    create_response_metadata,
     text_chat_completion_json,
 )
 from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json
@@ -58,7 +57,7 @@ from router.validation.validator import GenerationInput, ValidatedRequest
 PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
                                         grammar="response_format", top_n_tokens="top_logprobs")
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
-SERVED_MODEL_PLACEHOLDERS = frozenset({None, "", "tgi"})  # values of `model` that mean the served one
+SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
 
 
 def join_content_parts(content: object) -> str | None:
@@ -215,11 +214,10 @@ class ChatRoutes:
             return event_stream.response
 
     def _create_metadata(self, request: web.Request, chat_request: ChatRequest) -> ResponseMetadata:
-        """Return the response's metadata. Its id is generated: the client's may be long, and every chunk has it."""
-        model = (self._services.served_model.name if chat_request.model in SERVED_MODEL_PLACEHOLDERS
-                 else chat_request.model)
-        assert model is not None
-        return create_response_metadata(self._services, request.path, "chatcmpl", model)
+        model = chat_request.model
+        if model is None or model in SERVED_MODEL_PLACEHOLDERS:
+            model = self._services.served_model.name
+        return ResponseMetadata.create(self._services, request.path, "chatcmpl", model)
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,

@@ -21,7 +21,6 @@ from router.http.openai.rendering import (
     ResponseMetadata,
     completion_json,
     completions_usage_chunk,
-    create_response_metadata,
 )
 from router.http.transport.body import UInt32, read_body
 from router.http.transport.request_context import (
@@ -137,7 +136,7 @@ class CompletionRoutes:
                 | adapter_headers(validated_requests[0].adapter))
 
     def _create_metadata(self, request: web.Request) -> ResponseMetadata:
-        return create_response_metadata(self._services, request.path, "cmpl", self._services.served_model.name)
+        return ResponseMetadata.create(self._services, request.path, "cmpl", self._services.served_model.name)
 
 
 async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:

@@ -8,8 +8,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
+from typing import Self
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
@@ -20,6 +23,7 @@ from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
+USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
@@ -54,8 +58,10 @@ def tgi_error_chunk(error: Exception) -> str:
             f"{DONE_EVENT}")
 
 
-def openai_error_chunk(error: Exception) -> str:
-    """Return an error and the end of a stream in OpenAI's format."""
+def render_error_chunk(error: Exception, *, path: str, compat: str) -> str:
+    """Return an error and the end of a stream in the format of the route at `path`."""
+    if not has_openai_error_format(path, compat):
+        return tgi_error_chunk(error)
     return f"data: {OpenAIErrorReply.from_exception(error).to_json()}\n\n{DONE_EVENT}"
 
 
@@ -69,6 +75,14 @@ class ResponseMetadata:
     system_fingerprint: str
     format_variant: DialectFormat = OPENAI_FORMAT
     render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
+
+    @classmethod
+    def create(cls, services: Services, path: str, id_prefix: str, model: str) -> Self:
+        """Return the metadata of a new response. Its id is generated: the client's may be long, and every chunk has
+        it."""
+        return cls(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+                   TGI_FORMAT if services.is_tgi else OPENAI_FORMAT,
+                   partial(render_error_chunk, path=path, compat=services.config.compat))
 
     def to_json_fields(self, object_type: str) -> str:
         return (f'"object":"{object_type}","id":"{self.id}","created":{self.created},"model":{quoted(self.model)},'
@@ -114,12 +128,21 @@ def token_fields(token: TokenEvent | TopToken) -> str:
 
 
 def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput]) -> str:
-    choices = ",".join(f'{{"index":{index},"text":{quoted(answer.final_event.text)},"logprobs":null,'
-                       f'"finish_reason":"{metadata.format_variant.finish_reasons[answer.final_event.finish_reason]}"}}'
+    choices = ",".join(completion_choice_json(index, answer.final_event.text,
+                                              metadata.format_variant.finish_reasons[answer.final_event.finish_reason])
                        for index, answer in enumerate(outputs))
     usage = usage_json(sum(len(answer.validated_request.request.prompt) for answer in outputs),
                        sum(answer.final_event.num_tokens for answer in outputs))
     return f'{{{metadata.to_json_fields("text_completion")},"choices":[{choices}],"usage":{usage}}}'
+
+
+def completion_choice_json(index: int, text: str, finish_reason: str) -> str:
+    return f'{{"index":{index},"text":{quoted(text)},"logprobs":null,"finish_reason":"{finish_reason}"}}'
+
+
+def usage_json(num_prompt_tokens: int, num_tokens: int, template: str = USAGE_TEMPLATE) -> str:
+    """Render the tokens of prompt and output, and their sum, in a dialect's order of the fields."""
+    return template.format(num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens)
 
 
 class ChunkStreamRenderer:
@@ -128,36 +151,30 @@ class ChunkStreamRenderer:
     The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
     """
 
-    __slots__ = ("_num_sent_characters", "is_finished")
+    __slots__ = ("_num_sent_characters", "_render_error", "is_finished")
 
-    def __init__(self) -> None:
+    def __init__(self, render_error: Callable[[Exception], str]) -> None:
         self.is_finished = False
+        self._render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
-        token: TokenEvent | None = None  # held back until the next event: it may be the last token
-        for event in events:
-            if token is not None and type(event) is not FinishedEvent:
-                parts.append(self._render_token(token))
-                token = None
-            if type(event) is TokenEvent:
-                token = event
+        last_token: TokenEvent | None = None  # goes into the chunk of the end
+        for event, next_event in zip_longest(events, events[1:]):
+            if type(event) is TokenEvent and type(next_event) is FinishedEvent:
+                last_token = event
+            elif type(event) is TokenEvent:
+                text = "" if event.special else event.text
+                self._num_sent_characters += len(text)
+                parts.append(self._render_chunk(text, event))
             elif type(event) is FinishedEvent:
                 self.is_finished = True
-                parts.append(self._render_end(event, event.text[self._num_sent_characters:], token))
-                token = None
+                parts.append(self._render_end(event, event.text[self._num_sent_characters:], last_token))
             elif type(event) is FailedEvent:
                 self.is_finished = True
                 parts.append(self._render_failure(event))
-        if token is not None:
-            parts.append(self._render_token(token))
         return "".join(parts).encode("ascii")
-
-    def _render_token(self, token: TokenEvent) -> str:
-        text = "" if token.special else token.text
-        self._num_sent_characters += len(text)
-        return self._render_chunk(text, token)
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         raise NotImplementedError
@@ -167,53 +184,45 @@ class ChunkStreamRenderer:
         raise NotImplementedError
 
     def _render_failure(self, event: FailedEvent) -> str:
-        raise NotImplementedError
+        if isinstance(event.error, Cancelled):
+            raise event.error
+        return self._render_error(event.error)
 
 
 class OpenAIChatStreamRenderer(ChunkStreamRenderer):
     """Renderer of a chat's stream."""
 
     __slots__ = ("_chunk_prefix", "_event_prefix", "_format_variant", "_later_chunk_prefix", "_num_prompt_tokens",
-                 "_output_options", "_render_error_chunk")
+                 "_output_options")
 
     def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions) -> None:
-        super().__init__()
+        super().__init__(metadata.render_error_chunk)
         self._event_prefix = f'data: {{{metadata.to_json_fields("chat.completion.chunk")},"choices":['
         self._chunk_prefix = self._event_prefix + '{"index":0,"delta":{"role":"assistant","content":'
-        self._later_chunk_prefix = self._event_prefix + '{"index":0,"delta":{"content":'
-        if metadata.format_variant.every_delta_has_a_role:
-            self._later_chunk_prefix = self._chunk_prefix
+        self._later_chunk_prefix = (self._chunk_prefix if metadata.format_variant.every_delta_has_a_role
+                                    else self._event_prefix + '{"index":0,"delta":{"content":')
         self._format_variant = metadata.format_variant
-        self._render_error_chunk = metadata.render_error_chunk
         self._num_prompt_tokens = num_prompt_tokens
         self._output_options = output_options
 
-    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
-        return self._render_content_chunk(text, token, "null")
-
-    def _render_content_chunk(self, text: str, token: TokenEvent | None, finish_reason_json: str) -> str:
+    def _render_chunk(self, text: str, token: TokenEvent | None, /, finish_reason_json: str = "null") -> str:
+        logprobs = self._logprobs_json(token) if self._output_options.includes_logprobs else "null"
         prefix, self._chunk_prefix = self._chunk_prefix, self._later_chunk_prefix
-        return (
-            f'{prefix}{quoted(text)}}},"logprobs":{self._logprobs_json(token)},"finish_reason":{finish_reason_json}}}],'
-            '"usage":null}\n\n')
+        return (f'{prefix}{quoted(text)}}},"logprobs":{logprobs},"finish_reason":{finish_reason_json}}}],'
+                '"usage":null}\n\n')
 
     def _logprobs_json(self, token: TokenEvent | None) -> str:
         return logprobs_json([token]) if self._output_options.includes_logprobs and token is not None else "null"
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        return (self._render_content_chunk(text, token, f'"{self._format_variant.finish_reasons[event.finish_reason]}"')
-                + self._render_usage_and_done(event.num_tokens))
+        finish_reason = self._format_variant.finish_reasons[event.finish_reason]
+        return self._render_chunk(text, token, f'"{finish_reason}"') + self._render_usage_and_done(event.num_tokens)
 
     def _render_usage_and_done(self, num_tokens: int) -> str:
         """Return what follows the last chunk: the usage, if requested, and the end of the stream."""
         if not self._output_options.includes_usage:
             return DONE_EVENT
         return f'{self._event_prefix}],"usage":{usage_json(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE_EVENT}'
-
-    def _render_failure(self, event: FailedEvent) -> str:
-        if isinstance(event.error, Cancelled):
-            raise event.error
-        return self._render_error_chunk(event.error)
 
 
 class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
@@ -222,7 +231,7 @@ class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
     __slots__ = ("_chunk_prefix", "_format_variant", "error", "num_prompt_tokens", "num_tokens")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int) -> None:
-        super().__init__()
+        super().__init__(metadata.render_error_chunk)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields("text_completion")},"choices":[{{"index":{index},"text":')
         self._format_variant = metadata.format_variant
@@ -250,16 +259,3 @@ def completions_usage_chunk(metadata: ResponseMetadata, renderers: Sequence[Open
     """Return the chunk with the usage of all completions together."""
     usage = usage_json(sum(text.num_prompt_tokens for text in renderers), sum(text.num_tokens for text in renderers))
     return f'data: {{{metadata.to_json_fields("text_completion")},"choices":[],"usage":{usage}}}\n\n'
-
-
-def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
-    return (f'{{"prompt_tokens":{num_prompt_tokens},"completion_tokens":{num_tokens},'
-            f'"total_tokens":{num_prompt_tokens + num_tokens}}}')
-
-
-def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
-    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
-    render_error_chunk = openai_error_chunk if has_openai_error_format(path,
-                                                                       services.config.compat) else tgi_error_chunk
-    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
-                            format_variant, render_error_chunk)

@@ -35,10 +35,12 @@ def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, format_v
             else format_variant.finish_reasons[final_event.finish_reason])
 
 
-def tool_call_json(call: ParsedToolCall, index: int | None = None) -> str:
-    """Render a tool call; in a stream it has an `index`. `description` is there because some clients look for it."""
+def tool_call_json(call: ParsedToolCall, index: int | None = None, call_id: str = "") -> str:
+    """Render a tool call, with a new id unless one is given; in a stream it has an `index`. `description` is there
+    because some clients look for it."""
     index_field = "" if index is None else f'"index":{index},'
-    return (f'{{{index_field}"id":"call_{secrets.token_hex(12)}","type":"function","function":{{"description":null,'
+    call_id = call_id or f"call_{secrets.token_hex(12)}"
+    return (f'{{{index_field}"id":"{call_id}","type":"function","function":{{"description":null,'
             f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
 
 

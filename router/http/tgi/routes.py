@@ -3,10 +3,8 @@
 Parses bodies into `GenerationInput`; `rendering.py` renders the events.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
 from typing import Annotated, Any
 
@@ -15,7 +13,7 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
+from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
 from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
 from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, read_body
 from router.http.transport.request_context import (
@@ -24,7 +22,7 @@ from router.http.transport.request_context import (
     model_and_prompt_headers,
     request_id_header,
 )
-from router.http.transport.services import GenerationOutput, Services, generate_all, timing_headers
+from router.http.transport.services import Services, generate_all, timing_headers
 from router.http.transport.sse import EventPump, EventStream, open_response_stream
 from router.text.chat_template import Conversation
 from router.validation.bounds import (
@@ -176,11 +174,16 @@ class TgiRoutes:
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
         outputs = await generate_all(services, validated_requests, context)
-        best_output, *other_outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
+        if len(outputs) > 1:
+            outputs.sort(key=lambda output: output.mean_logprob, reverse=True)
+        best_output, *other_outputs = outputs
         headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
                    | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
                    | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))
-        return headers, self._response_json(generate_request, best_output, other_outputs)
+        parameters = generate_request.parameters
+        return headers, generate_response_json(
+            best_output, services.validator.tokenizer, other_outputs, generate_request.returned_prompt,
+            has_details=parameters.details or parameters.decoder_input_details)
 
     async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
                                  context: RequestContext) -> web.StreamResponse:
@@ -199,16 +202,7 @@ class TgiRoutes:
         services = self._services
         generate_request.check_streamable()
         [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
-        renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
-                                     generate_request.returned_prompt)
+        renderer = GenerateStreamRenderer(validated_request, generate_request.parameters.details,
+                                          generate_request.returned_prompt)
         with closing(services.submit(validated_request, context)) as stream:
             await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
-
-    def _response_json(self, generate_request: GenerateRequest, best_output: GenerationOutput,
-                       other_outputs: Sequence[GenerationOutput]) -> str:
-        text = quoted(generate_request.returned_prompt + best_output.final_event.text)
-        if not (generate_request.parameters.details or generate_request.parameters.decoder_input_details):
-            return f'{{"generated_text":{text}}}'
-        details = details_json(best_output, self._services.validator.tokenizer, other_outputs,
-                               generate_request.returned_prompt)
-        return f'{{"generated_text":{text},"details":{details}}}'

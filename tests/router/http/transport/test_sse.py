@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from router.engine.stream import FailedEvent, RequestStream, TokenEvent
 from router.errors import Cancelled, GenerationFailed
-from router.http.tgi.rendering import TgiStreamRenderer
+from router.http.tgi.rendering import GenerateStreamRenderer
 from router.http.transport.sse import EventPump, PumpFlusher, open_response_stream
 from router.request import Request
 from router.validation.validator import ValidatedRequest
@@ -252,7 +252,7 @@ def test_event_stream_remembers_the_failure_sent_to_the_client():
         fake_stream, failure = FakeEventStream(), GenerationFailed("broken")
         stream.put(TokenEvent(0, "a", 0.0, False))
         stream.put(FailedEvent(failure))
-        await EventPump(stream, TgiStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
+        await EventPump(stream, GenerateStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
                         PumpFlusher()).run()
         assert fake_stream.failure is failure
     asyncio.run(main())
