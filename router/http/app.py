@@ -21,7 +21,6 @@ from router.http.lorax.openai_routes import LoraxOpenAIRoutes
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.classify import ClassifyRoutes
@@ -31,16 +30,27 @@ from router.http.routes.info import InfoRoutes
 from router.http.routes.probes import ProbeRoutes
 from router.http.routes.request_timeline import RequestTimelineRoutes
 from router.http.routes.tokenize import TokenizeRoutes
-from router.http.tgi.errors import TgiErrorReply, shorten_message
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
 from router.http.transport.body import DecompressedBodyTooLarge
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.metrics import MetricsRoutes, error_label
-from router.http.transport.request_context import FAILURE_TYPE, REQUEST_COUNTER, REQUEST_ID, request_id_header
+from router.http.transport.errors import (
+    OpenAIErrorReply,
+    TgiErrorReply,
+    error_label,
+    has_openai_error_format,
+    shorten_message,
+)
+from router.http.transport.metrics import MetricsRoutes
+from router.http.transport.request_context import (
+    FAILURE_TYPE,
+    REQUEST_COUNTER,
+    REQUEST_ID,
+    create_tracing_middleware,
+    request_id_header,
+)
 from router.http.transport.services import EngineClient, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
-from router.http.transport.tracing import create_tracing_middleware
 from router.telemetry.server_metrics import RequestMetrics
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from router.http.docs.route_catalog import DocumentedRoute, get_route_sections
-from router.http.openai.errors import has_openai_error_format
 from router.http.transport.body import RequestBody
+from router.http.transport.errors import has_openai_error_format
 from router.validation.bounds import FieldBounds
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"

@@ -27,7 +27,7 @@ from router.http.openai.chat import ChatRequest, create_response_parser
 from router.http.openai.rendering import SYSTEM_FINGERPRINT
 from router.http.openai.tool_rendering import raw_token_texts, tool_call_json
 from router.http.openai.tools import required_call_grammar
-from router.http.transport.body import Int32, RequestBody, UInt32, read_body
+from router.http.transport.body import Int32, RequestBody, UInt32, json_text_response, read_body
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import GenerationOutput, Services
 from router.telemetry.spans import CHAT_OPERATION
@@ -135,11 +135,10 @@ class LoraxOpenAIRoutes:
             return await self._generator.respond_streaming(
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
-        full_output = await self._generator.generate_in_full(request, generation_request, context)
-        message = await self._message_json(chat_request, full_output.best_output)
-        return full_output.to_response(chat_response_json(full_output.best_output, message,
-                                                          self._services.served_model.name, int(time.time()),
-                                                          SYSTEM_FINGERPRINT))
+        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        message = await self._message_json(chat_request, output)
+        return json_text_response(chat_response_json(output, message, self._services.served_model.name,
+                                                     int(time.time()), SYSTEM_FINGERPRINT), headers)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
@@ -149,9 +148,8 @@ class LoraxOpenAIRoutes:
             return await self._generator.respond_streaming(
                 request, generation_request, context,
                 lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
-        full_output = await self._generator.generate_in_full(request, generation_request, context)
-        return full_output.to_response(completion_response_json(full_output.best_output,
-                                                                generation_request.returned_prompt))
+        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
 
     async def _message_json(self, chat_request: LoraxChatRequest, output: GenerationOutput) -> str:
         """Render the message, with either text or tool calls."""

@@ -10,9 +10,9 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded
 from router.http.openai.rendering import ChunkStreamRenderer, completion_choice_json, usage_json
-from router.http.tgi.errors import TgiErrorReply, shorten_message
 from router.http.tgi.rendering import TGI_WORDS
-from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, sum_seconds_by_phase, timing_headers
+from router.http.transport.errors import TgiErrorReply, shorten_message
+from router.http.transport.services import GenerationOutput, sum_seconds_by_phase, timing_headers
 from router.request import FinishReason
 from router.scheduler.request_timeline import RequestPhase
 
@@ -53,12 +53,6 @@ LORAX_WORDS = replace(
     stream_details_fields=DETAILS_FIELDS,
     render_error_event=lorax_error_event,
 )
-
-
-def lorax_base_headers(model_name: str, num_characters: int | None) -> dict[str, str]:
-    """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
-    length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
-    return {"x-compute-type": COMPUTE_TYPE, "x-model-id": model_name} | length_header
 
 
 def lorax_timing_headers(best_output: GenerationOutput, validation_seconds: float,

@@ -3,7 +3,7 @@
 parameters.py has the parameters and their checks, rendering.py the format of responses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,26 +13,21 @@ from typing import Annotated
 from aiohttp import web
 from pydantic import Field
 
+from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.grammars.parameters import Grammar
 from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
 from router.http.lorax.rendering import (
     LORAX_WORDS,
-    lorax_base_headers,
     lorax_error_event,
     lorax_timing_headers,
 )
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.request_context import (
-    RequestContext,
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-)
-from router.http.transport.services import GenerationOutput, Services, generate_all
-from router.http.transport.sse import EventPump, EventRenderer, EventStream, open_response_stream
+from router.http.transport.body import RequestBody, json_response, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, adapter_headers, request_id_header
+from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, Services, generate_best_first
+from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import TokenizedText
 from router.validation.bounds import NON_EMPTY_TEXT
@@ -82,18 +77,6 @@ class LoraxTokenizeRequest(RequestBody):
     add_special_tokens: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoraxFullOutput:
-    """Answers of a request without streaming: the best one, the others, and the response headers."""
-
-    best_output: GenerationOutput
-    other_outputs: list[GenerationOutput]
-    headers: dict[str, str]
-
-    def to_response(self, body: str) -> web.Response:
-        return web.Response(body=body.encode(), headers=self.headers, content_type="application/json")
-
-
 class LoraxGenerator:
     """Runs generation requests, with a whole response or a stream."""
 
@@ -101,36 +84,32 @@ class LoraxGenerator:
         self._services = services
 
     async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
-                               context: RequestContext) -> LoraxFullOutput:
+                               context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
+        """Return the outputs of all choices, the best first, and the response headers."""
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
-        outputs = await generate_all(self._services, validated_requests, context)
-        best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (self._base_headers(request, generation_request.num_characters
-                                      or best_output.validated_request.num_prompt_characters)
-                   | adapter_headers(best_output.validated_request.adapter)
+        outputs = await generate_best_first(self._services, validated_requests, context)
+        best_output = outputs[0]
+        headers = (self._headers(request, generation_request.num_characters
+                                 or best_output.validated_request.num_prompt_characters,
+                                 best_output.validated_request.adapter)
                    | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
-        return LoraxFullOutput(best_output, other_outputs, headers)
+        return outputs, headers
 
     async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
                                 context: RequestContext,
                                 make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
-        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generation_request.parameters.adapter_reference(context.source_token))
-        headers = self._base_headers(request, generation_request.num_characters) | adapter_headers(adapter)
-        async with open_response_stream(request, headers, self._services.config.slow_client_timeout,
-                                        lorax_error_event) as event_stream:
-            await self._stream_events(generation_request, context, make_renderer, event_stream)
+        services, parameters = self._services, generation_request.parameters
+        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
+                                             parameters.adapter_reference(context.source_token))
+        async with open_response_stream(request, self._headers(request, generation_request.num_characters, adapter),
+                                        services.config.slow_client_timeout, lorax_error_event) as event_stream:
+            check_streamable(parameters)
+            [validated_request] = await self._validate(generation_request, context)
+            with closing(services.submit(validated_request, context)) as stream:
+                await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
         return event_stream.response
-
-    async def _stream_events(self, generation_request: LoraxGenerationInput, context: RequestContext,
-                             make_renderer: Callable[[ValidatedRequest], EventRenderer],
-                             event_stream: EventStream) -> None:
-        check_streamable(generation_request.parameters)
-        [validated_request] = await self._validate(generation_request, context)
-        with closing(self._services.submit(validated_request, context)) as stream:
-            await EventPump(stream, make_renderer(validated_request), event_stream, self._services.pump_flusher).run()
 
     async def _validate(self, generation_request: LoraxGenerationInput,
                         context: RequestContext) -> list[ValidatedRequest]:
@@ -140,10 +119,13 @@ class LoraxGenerator:
         return await validator.validate(generation_request.parameters.to_generation_input(
             generation_request.prompt, context, generation_request.make_grammar()))
 
-    def _base_headers(self, request: web.Request, num_characters: int | None) -> dict[str, str]:
-        exact = model_and_prompt_headers(self._services.engine.model_info, 0)["x-weft-exact"]
-        return (lorax_base_headers(self._services.served_model.name, num_characters) | {"x-weft-exact": exact}
-                | request_id_header(request))
+    def _headers(self, request: web.Request, num_characters: int | None,
+                 adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
+        """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
+        length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
+        return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_id_header(request)
+                | ({} if adapter is None else adapter_headers(adapter)))
 
 
 class LoraxRoutes:
@@ -165,16 +147,17 @@ class LoraxRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generation_request = (await read_body(request, LoraxGenerateRequest)).lorax_generation_input
-        full_output = await self._generator.generate_in_full(request, generation_request, context)
-        return full_output.to_response(self._response_json(generation_request, full_output))
+        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(self._response_json(generation_request, outputs), headers)
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
             return await self._respond_streaming(request, generate_body, context)
-        full_output = await self._generator.generate_in_full(request, generate_body.lorax_generation_input, context)
-        return full_output.to_response(f"[{self._response_json(generate_body.lorax_generation_input, full_output)}]")
+        generation_request = generate_body.lorax_generation_input
+        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(f"[{self._response_json(generation_request, outputs)}]", headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
@@ -188,9 +171,9 @@ class LoraxRoutes:
             lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
                                                   generation_request.returned_prompt, LORAX_WORDS))
 
-    def _response_json(self, generation_request: LoraxGenerationInput, full_output: LoraxFullOutput) -> str:
-        return generate_response_json(full_output.best_output, self._services.validator.tokenizer,
-                                      full_output.other_outputs, generation_request.returned_prompt,
+    def _response_json(self, generation_request: LoraxGenerationInput, outputs: Sequence[GenerationOutput]) -> str:
+        return generate_response_json(outputs[0], self._services.validator.tokenizer, outputs[1:],
+                                      generation_request.returned_prompt,
                                       has_details=generation_request.parameters.has_details, words=LORAX_WORDS)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:

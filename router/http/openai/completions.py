@@ -22,13 +22,8 @@ from router.http.openai.rendering import (
     completion_json,
     completions_usage_chunk,
 )
-from router.http.transport.body import UInt32, read_body
-from router.http.transport.request_context import (
-    RequestContext,
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-)
+from router.http.transport.body import UInt32, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
 from router.http.transport.services import Services, gather_or_cancel, generate_all, timing_headers
 from router.http.transport.sse import EventPump, open_response_stream
 from router.text.prompt_encoder import DialectParameterNames
@@ -108,8 +103,7 @@ class CompletionRoutes:
         outputs = await generate_all(self._services, validated_requests, context)
         headers = (self._response_headers(request, validated_requests)
                    | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
-        body = completion_json(metadata, outputs).encode()
-        return web.Response(body=body, headers=headers, content_type="application/json")
+        return json_text_response(completion_json(metadata, outputs), headers)
 
     async def _respond_streaming(self, request: web.Request, completion_request: CompletionRequest,
                                  validated_requests: Sequence[ValidatedRequest],
@@ -132,8 +126,8 @@ class CompletionRoutes:
 
     def _response_headers(self, request: web.Request, validated_requests: Sequence[ValidatedRequest]) -> dict[str, str]:
         num_characters = sum(choice.num_prompt_characters for choice in validated_requests)
-        return (model_and_prompt_headers(self._services.engine.model_info, num_characters) | request_id_header(request)
-                | adapter_headers(validated_requests[0].adapter))
+        return response_headers(request, self._services.engine.model_info, num_characters,
+                                validated_requests[0].adapter)
 
     def _create_metadata(self, request: web.Request) -> ResponseMetadata:
         return ResponseMetadata.create(self._services, request.path, "cmpl", self._services.served_model.name)

@@ -16,9 +16,8 @@ from typing import Self
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
-from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
-from router.http.tgi.errors import TgiErrorReply
 from router.http.tgi.rendering import float32_json
+from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
 from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
@@ -192,8 +191,8 @@ class ChunkStreamRenderer:
 class OpenAIChatStreamRenderer(ChunkStreamRenderer):
     """Renderer of a chat's stream."""
 
-    __slots__ = ("_chunk_prefix", "_event_prefix", "_format_variant", "_later_chunk_prefix", "_num_prompt_tokens",
-                 "_output_options")
+    __slots__ = ("_chunk_prefix", "_event_prefix", "_finish_reason_json", "_format_variant", "_later_chunk_prefix",
+                 "_num_prompt_tokens", "_output_options")
 
     def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions) -> None:
         super().__init__(metadata.render_error_chunk)
@@ -201,22 +200,23 @@ class OpenAIChatStreamRenderer(ChunkStreamRenderer):
         self._chunk_prefix = self._event_prefix + '{"index":0,"delta":{"role":"assistant","content":'
         self._later_chunk_prefix = (self._chunk_prefix if metadata.format_variant.every_delta_has_a_role
                                     else self._event_prefix + '{"index":0,"delta":{"content":')
+        self._finish_reason_json = "null"  # until the end
         self._format_variant = metadata.format_variant
         self._num_prompt_tokens = num_prompt_tokens
         self._output_options = output_options
 
-    def _render_chunk(self, text: str, token: TokenEvent | None, /, finish_reason_json: str = "null") -> str:
+    def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         logprobs = self._logprobs_json(token) if self._output_options.includes_logprobs else "null"
         prefix, self._chunk_prefix = self._chunk_prefix, self._later_chunk_prefix
-        return (f'{prefix}{quoted(text)}}},"logprobs":{logprobs},"finish_reason":{finish_reason_json}}}],'
+        return (f'{prefix}{quoted(text)}}},"logprobs":{logprobs},"finish_reason":{self._finish_reason_json}}}],'
                 '"usage":null}\n\n')
 
     def _logprobs_json(self, token: TokenEvent | None) -> str:
         return logprobs_json([token]) if self._output_options.includes_logprobs and token is not None else "null"
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        finish_reason = self._format_variant.finish_reasons[event.finish_reason]
-        return self._render_chunk(text, token, f'"{finish_reason}"') + self._render_usage_and_done(event.num_tokens)
+        self._finish_reason_json = f'"{self._format_variant.finish_reasons[event.finish_reason]}"'
+        return self._render_chunk(text, token) + self._render_usage_and_done(event.num_tokens)
 
     def _render_usage_and_done(self, num_tokens: int) -> str:
         """Return what follows the last chunk: the usage, if requested, and the end of the stream."""

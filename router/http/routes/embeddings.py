@@ -16,7 +16,7 @@ from router.adapters.reference import RequestedAdapter
 from router.errors import InvalidRequest
 from router.http.tgi.rendering import float32_json
 from router.http.transport.adapter_parameters import AdapterParameters
-from router.http.transport.body import RequestBody, UInt32, read_body
+from router.http.transport.body import RequestBody, UInt32, json_text_response, read_body
 from router.http.transport.pooling_requests import run_pooling_requests
 from router.http.transport.request_context import RequestContext
 from router.http.transport.services import PoolingRequestOutput, Services
@@ -143,10 +143,6 @@ def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNam
 def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
     assert not isinstance(output.final_event.output, TokenClassificationOutput)
     return output.final_event.output
-
-
-def json_text_response(body: str, headers: dict[str, str]) -> web.Response:
-    return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
 
 def vector_json(vector: EmbeddingVector) -> str:

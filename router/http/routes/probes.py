@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.tgi.errors import TgiErrorReply
+from router.http.transport.errors import TgiErrorReply
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 

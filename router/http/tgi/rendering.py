@@ -11,7 +11,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled
-from router.http.tgi.errors import TgiErrorReply
+from router.http.transport.errors import TgiErrorReply
 from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
 from router.text.tokenizer import Tokenizer

@@ -15,15 +15,10 @@ from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
 from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
 from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
-from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, read_body
-from router.http.transport.request_context import (
-    RequestContext,
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-)
-from router.http.transport.services import Services, generate_all, timing_headers
-from router.http.transport.sse import EventPump, EventStream, open_response_stream
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import Services, generate_best_first, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
 from router.text.chat_template import Conversation
 from router.validation.bounds import (
     AT_LEAST_ONE,
@@ -76,7 +71,8 @@ class SharedGenerateParameters(AdapterParameters):
             watermark=self.watermark,
             seed=self.seed,
             prompt_logprobs=self.decoder_input_details,
-            adapter=self.adapter_reference(context.source_token),
+            adapter=(None if self.adapter_id is None and self.merged_adapters is None
+                     else self.adapter_reference(context.source_token)),
             tenant=context.tenant,
             request_id=context.request_id,
             deadline=context.deadline,
@@ -153,56 +149,49 @@ class TgiRoutes:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        headers, body = await self._generate_in_full(request, await read_body(request, GenerateRequest), context)
-        return web.Response(body=body.encode(), headers=headers, content_type="application/json")
+        return json_text_response(*await self._generate_in_full(request, await read_body(request, GenerateRequest),
+                                                                context))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_request = await read_body(request, CompatGenerateRequest)
         if generate_request.stream:
             return await self._respond_streaming(request, generate_request, context)
-        headers, body = await self._generate_in_full(request, generate_request, context)
-        return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
+        body, headers = await self._generate_in_full(request, generate_request, context)
+        return json_text_response(f"[{body}]", headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         return await self._respond_streaming(request, await read_body(request, GenerateRequest), context)
 
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
-                                context: RequestContext) -> tuple[dict[str, str], str]:
+                                context: RequestContext) -> tuple[str, dict[str, str]]:
         services = self._services
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
-        outputs = await generate_all(services, validated_requests, context)
-        if len(outputs) > 1:
-            outputs.sort(key=lambda output: output.mean_logprob, reverse=True)
-        best_output, *other_outputs = outputs
-        headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
-                   | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
+        best_output, *other_outputs = await generate_best_first(services, validated_requests, context)
+        headers = (response_headers(request, services.engine.model_info, len(generate_request.inputs),
+                                    best_output.validated_request.adapter)
                    | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))
         parameters = generate_request.parameters
-        return headers, generate_response_json(
+        body = generate_response_json(
             best_output, services.validator.tokenizer, other_outputs, generate_request.returned_prompt,
             has_details=parameters.details or parameters.decoder_input_details)
+        return body, headers
 
     async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
                                  context: RequestContext) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
-        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generate_request.parameters.adapter_reference(context.source_token))
-        headers = (model_and_prompt_headers(self._services.engine.model_info, len(generate_request.inputs))
-                   | request_id_header(request) | adapter_headers(adapter))
-        slow_client_timeout = self._services.config.slow_client_timeout
-        async with open_response_stream(request, headers, slow_client_timeout, tgi_error_event) as event_stream:
-            await self._stream_events(generate_request, context, event_stream)
-        return event_stream.response
-
-    async def _stream_events(self, generate_request: GenerateRequest, context: RequestContext,
-                             event_stream: EventStream) -> None:
         services = self._services
-        generate_request.check_streamable()
-        [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
-        renderer = GenerateStreamRenderer(validated_request, generate_request.parameters.details,
-                                          generate_request.returned_prompt)
-        with closing(services.submit(validated_request, context)) as stream:
-            await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
+        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
+                                             generate_request.parameters.adapter_reference(context.source_token))
+        headers = response_headers(request, services.engine.model_info, len(generate_request.inputs), adapter)
+        async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                        tgi_error_event) as event_stream:
+            generate_request.check_streamable()
+            [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
+            renderer = GenerateStreamRenderer(validated_request, generate_request.parameters.details,
+                                              generate_request.returned_prompt)
+            with closing(services.submit(validated_request, context)) as stream:
+                await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
+        return event_stream.response

@@ -106,8 +106,12 @@ def decompress_in_slices(content: bytes, wbits: int) -> Iterator[bytes]:
         raise zlib.error("there is something behind the end")
 
 
+def json_text_response(body: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=body.encode(), headers=headers, content_type="application/json")
+
+
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=json.dumps(value).encode(), headers=headers, content_type="application/json")
+    return json_text_response(json.dumps(value), headers)
 
 
 def check_media_type(media_type: str) -> None:

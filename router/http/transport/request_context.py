@@ -1,5 +1,9 @@
-"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), and the response headers that follow
-from it: request id, model and adapter."""
+"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
+it (request id, model, adapter), and the tracing middleware.
+
+`RequestContext.from_request` begins the span of a request, so only requests that run the model have one; the middleware
+ends it.
+"""
 
 import re
 import secrets
@@ -8,10 +12,12 @@ from time import monotonic as clock
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.errors import InvalidRequest
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
+from router.http.transport.errors import error_label, is_client_error
 from router.model_info import ModelInfo
 from router.request import Tenant
 from router.telemetry.instruments import Counter
@@ -24,6 +30,7 @@ REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
 # Type of the exception from which a response was made. The exception itself would reference the request through its
 # traceback, and both would stay in memory until the garbage collector runs.
 FAILURE_TYPE = web.RequestKey("failure", type)
+DROPPED_LABEL = "dropped"  # the connection ended before the response was complete, so the span has no status
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
@@ -95,17 +102,52 @@ def request_id_header(request: web.Request) -> dict[str, str]:
     return {} if request_id is None else {"x-request-id": request_id}
 
 
-def model_and_prompt_headers(model_info: ModelInfo, num_characters: int) -> dict[str, str]:
-    """Return the headers with the number and type of devices, the length of the prompt in characters, and whether
-    results are exact (independent of the batch)."""
-    return {
+def response_headers(request: web.Request, model_info: ModelInfo, num_characters: int,
+                     adapter: AdapterReference | ResolvedAdapter | None = None) -> dict[str, str]:
+    """Return the headers with the number and type of devices, the length of the prompt in characters, whether results
+    are exact (independent of the batch), the request's id, and the adapter in use; names of merged adapters are joined
+    by commas."""
+    headers = {
         "x-compute-type": f"{model_info.world_size}-{model_info.device}",
         "x-compute-characters": str(num_characters),
         "x-weft-exact": str(int(model_info.exact)),
     }
+    if REQUEST_ID in request:
+        headers["x-request-id"] = request[REQUEST_ID]
+    return headers if adapter is None else headers | adapter_headers(adapter)
 
 
-def adapter_headers(adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
-    """Return the headers that name the adapter in use; names of merged adapters are joined by commas."""
-    return {} if adapter is None else {"x-adapter-id": adapter.name[:MAX_ADAPTER_HEADER_CHARS],
-                                       "x-adapter-source": (adapter.source or "")[:MAX_ADAPTER_HEADER_CHARS]}
+def adapter_headers(adapter: AdapterReference | ResolvedAdapter) -> dict[str, str]:
+    return {"x-adapter-id": adapter.name[:MAX_ADAPTER_HEADER_CHARS],
+            "x-adapter-source": (adapter.source or "")[:MAX_ADAPTER_HEADER_CHARS]}
+
+
+def create_tracing_middleware(span_factory: RequestSpanFactory) -> Middleware:
+    """Return the tracing middleware. It goes outside the one that turns exceptions into error responses."""
+    @web.middleware
+    async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[SPAN_FACTORY] = span_factory
+        try:
+            response = await handler(request)
+        except BaseException as error:
+            end_request_span(request, None, type(error))
+            raise
+        end_request_span(request, response, request.get(FAILURE_TYPE))
+        return response
+
+    return trace_request
+
+
+def end_request_span(request: web.Request, response: web.StreamResponse | None,
+                     failure_type: type[BaseException] | None) -> None:
+    if (request_span := request.get(REQUEST_SPAN)) is None:
+        return
+    attributes: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
+    if failure_type is not None:
+        attributes["error.type"] = error_label(failure_type)
+    if response is not None and attributes.get("error.type") != DROPPED_LABEL:
+        attributes["http.response.status_code"] = response.status
+    if response is not None and not isinstance(response, web.Response):
+        attributes["gen_ai.request.stream"] = True
+    # Spans of failures that clients cause are not marked as failed.
+    request_span.end_request(attributes, is_server_error=failure_type is not None and not is_client_error(failure_type))

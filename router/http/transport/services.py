@@ -165,6 +165,15 @@ async def generate_all(services: Services, validated_requests: Sequence[Validate
         return await gather_or_cancel(map(OutputCollector.wait_for_output, collectors))
 
 
+async def generate_best_first(services: Services, validated_requests: Sequence[ValidatedRequest],
+                              context: RequestContext) -> list[GenerationOutput]:
+    """Return the outputs of all choices, that with the best mean logprob first."""
+    outputs = await generate_all(services, validated_requests, context)
+    if len(outputs) > 1:
+        outputs.sort(key=lambda output: output.mean_logprob, reverse=True)
+    return outputs
+
+
 async def gather_or_cancel(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Run coroutines concurrently, return their results. Raises the first failure, not an ExceptionGroup."""
     coroutine_list = [*coroutines]

@@ -27,7 +27,8 @@ from router.errors import (
 )
 from router.http.app import create_stand_in_app
 from router.http.routes.probes import ProbeRoutes
-from router.http.transport.metrics import MetricsRoutes, error_label
+from router.http.transport.errors import error_label
+from router.http.transport.metrics import MetricsRoutes
 from router.telemetry.instruments import CONTENT_TYPE
 
 GENERATION_PATHS = ["/generate", "/generate_stream", "/v1/chat/completions"]
