@@ -156,7 +156,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
     except OSError:
         await process.stop()
         raise
-    await stand_in_server.runner.stop()
+    await stand_in_server.stop()
     send_to_parent(args.ready_fd, f"ready {port} {json.dumps(describe_model(engine.model_info))}")
     return process
 

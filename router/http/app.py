@@ -17,7 +17,6 @@ from router.config import RouterConfig
 from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs.page import DocsRoutes
 from router.http.lorax import rendering
-from router.http.lorax.openai_routes import LoraxOpenAIRoutes
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -89,10 +88,9 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]
-    lorax_routes, lorax_openai_routes = LoraxRoutes(services), LoraxOpenAIRoutes(services)
-    return [*lorax_routes.routes(), *lorax_openai_routes.routes(), *routes,
-            *CloudRoutes(services, lorax_routes.compat_generate, lorax_openai_routes.chat,
-                         lorax_openai_routes.complete).routes()]
+    lorax_routes = LoraxRoutes(services)
+    return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
+                                                          lorax_routes.complete).routes()]
 
 
 def drop_duplicate_routes(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:

@@ -7,7 +7,7 @@ The stand-in answers probes, and `/metrics` during shutdown, and rejects all oth
 import logging
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -77,22 +77,6 @@ def should_log_record(record: logging.LogRecord) -> bool:
     return not record.exc_info or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-class StandInRunner:
-    """Starts and stops a server for a stand-in application on a socket that the main application also uses."""
-
-    def __init__(self, listening_socket: socket.socket) -> None:
-        self._listening_socket = listening_socket
-        self._servers: list[HttpServer] = []  # one, or none
-
-    async def start(self, app: web.Application) -> None:
-        self._servers.append(HttpServer(app, close_after_response=True))
-        await self._servers[-1].start(self._listening_socket)
-
-    async def stop(self) -> None:
-        while self._servers:
-            await self._servers.pop().close()
-
-
 @dataclass(frozen=True, slots=True)
 class StandInServer:
     """Listening socket of the router, and the server that answers probes on it while the main application is not ready
@@ -100,10 +84,10 @@ class StandInServer:
     """
 
     listening_socket: socket.socket
-    runner: StandInRunner
     api_keys: ApiKeys
     cors_origins: tuple[str, ...]
     compat: str
+    _servers: list[HttpServer] = field(default_factory=list)  # one, or none
 
     @classmethod
     def from_config(cls, config: RouterConfig, listen_fd: int = -1) -> "StandInServer":
@@ -111,7 +95,7 @@ class StandInServer:
         api_keys = ApiKeys.from_config(config)
         inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
-        return cls(listening_socket, StandInRunner(listening_socket), api_keys, config.cors_allow_origin, config.compat)
+        return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat)
 
     async def start_during_startup(self, engine: EngineClient,
                                    get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
@@ -125,10 +109,19 @@ class StandInServer:
     async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
         stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
         allow_cors_origins(stand_in_app, self.cors_origins)
-        await self.runner.start(stand_in_app)
+        await self.start(stand_in_app)
+
+    async def start(self, stand_in_app: web.Application) -> None:
+        self._servers.append(HttpServer(stand_in_app, close_after_response=True))
+        await self._servers[-1].start(self.listening_socket)
+
+    async def stop(self) -> None:
+        """Stop the stand-in. The socket stays open."""
+        while self._servers:
+            await self._servers.pop().close()
 
     async def close(self) -> None:
-        await self.runner.stop()
+        await self.stop()
         self.listening_socket.close()
 
 

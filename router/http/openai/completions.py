@@ -85,17 +85,14 @@ class CompletionRoutes:
         completion_request.check_suffix_and_batch_size(self._services.config.max_client_batch_size)
         if not self._services.is_tgi:
             completion_request.check_supported()
-        validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
-                              for choice in await self._validate_request_for_prompt(completion_request, prompt,
-                                                                                    context.for_prompt(index))]
+        validated_requests: list[ValidatedRequest] = []
+        for index, prompt in enumerate(completion_request.prompt):
+            generation_input = completion_request.to_generation_input(prompt, context.for_prompt(index))
+            validated_requests += await validate_with_model_adapter(self._services, completion_request,
+                                                                    generation_input, context)
         if completion_request.stream:
             return await self._respond_streaming(request, completion_request, validated_requests, context)
         return await self._respond_in_full(request, validated_requests, context)
-
-    async def _validate_request_for_prompt(self, completion_request: CompletionRequest, prompt: str,
-                                           context: RequestContext) -> list[ValidatedRequest]:
-        return await validate_with_model_adapter(self._services, completion_request,
-                                                 completion_request.to_generation_input(prompt, context), context)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
                                context: RequestContext) -> web.StreamResponse:

@@ -105,16 +105,12 @@ class GenerateRequest(RequestBody):
         if parameters.adapter_id and parameters.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
         grammar = None if parameters.grammar is None else parse_grammar("grammar", parameters.grammar)
-        cache_salt = self._resolve_cache_salt()
-        return replace(parameters.base_generation_input(self.inputs, context),
-                       relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
-                       grammar=grammar, cache_salt=cache_salt, priority=parameters.priority)
-
-    def _resolve_cache_salt(self) -> str | None:
-        salts = {self.cache_salt, self.parameters.cache_salt} - {None}
+        salts = {self.cache_salt, parameters.cache_salt} - {None}
         if len(salts) > 1:
             raise InvalidRequest("`cache_salt` is given twice, with different values; give it once")
-        return salts.pop() if salts else None
+        return replace(parameters.base_generation_input(self.inputs, context),
+                       relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
+                       grammar=grammar, cache_salt=next(iter(salts), None), priority=parameters.priority)
 
     def check_streamable(self) -> None:
         if self.parameters.best_of not in {None, 1}:

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 from yarl import URL
 
+from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.http.server import HttpServer, StandInRunner, StandInServer, create_listening_socket
+from router.http.server import HttpServer, StandInServer, create_listening_socket
 
 
 class SlowApplication:
@@ -112,13 +113,13 @@ def test_stand_in_server_answers_on_the_same_port_until_it_is_stopped() -> None:
         stand_in_app = web.Application()
         stand_in_app.add_routes([web.get("/", answer_closed)])
         slow_app.may_finish.set()
-        stand_in_runner = StandInRunner(listening_socket)
+        stand_in_server = StandInServer(listening_socket, ApiKeys({}), (), "none")
         await server.stop_accepting()
-        await stand_in_runner.start(stand_in_app)
+        await stand_in_server.start(stand_in_app)
         async with client.get(url) as answer:
             assert (await answer.text(), answer.headers["Connection"]) == ("closed", "close")
-        await stand_in_runner.stop()
-        await stand_in_runner.stop()
+        await stand_in_server.stop()
+        await stand_in_server.stop()
     with create_listening_socket("127.0.0.1", 0) as listening_socket:
         run_with_server(scenario, listening_socket.dup())
 
