@@ -16,7 +16,7 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs.page import DocsRoutes
-from router.http.lorax import rendering
+from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -26,12 +26,11 @@ from router.http.routes.classify import ClassifyRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.embeddings import EmbeddingRoutes
 from router.http.routes.info import InfoRoutes
-from router.http.routes.probes import ProbeRoutes
+from router.http.routes.probes import MetricsRoutes, ProbeRoutes
 from router.http.routes.request_timeline import RequestTimelineRoutes
 from router.http.routes.tokenize import TokenizeRoutes
 from router.http.tgi.routes import TgiRoutes
 from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
-from router.http.transport.body import DecompressedBodyTooLarge
 from router.http.transport.cors import allow_cors_origins
 from router.http.transport.errors import (
     OpenAIErrorReply,
@@ -40,7 +39,6 @@ from router.http.transport.errors import (
     has_openai_error_format,
     shorten_message,
 )
-from router.http.transport.metrics import MetricsRoutes
 from router.http.transport.request_context import (
     FAILURE_TYPE,
     REQUEST_COUNTER,
@@ -65,7 +63,7 @@ def create_app(engine: EngineClient, validator: RequestValidator, config: Router
     served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
     tracing_middlewares = ([] if span_sender is None
                            else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
-    # aiohttp rejects bodies of exactly its limit; --payload-limit is inclusive.
+    # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing_middlewares, create_request_middleware(api_keys, config.compat, engine.server_metrics.requests)])
     services = Services(engine, validator, config, served_model, PumpFlusher())
@@ -158,41 +156,23 @@ def render_failure(request: web.Request, error: Exception, compat: str) -> web.R
 def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
     if has_openai_error_format(request.path, compat):
         return openai_error_reply(request, error)
-    return lorax_route_error_reply(request, error) if compat == "lorax" else tgi_error_reply(request, error)
+    if compat == "lorax" and not isinstance(error, web.HTTPException):
+        reply = lorax_error_reply(error)
+        is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
+        return replace(reply, status=400, error_type="invalid_input") if is_invalid_embedding else reply
+    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
+        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
+    return TgiErrorReply.from_exception(error)
 
 
 def openai_error_reply(request: web.Request, error: Exception) -> OpenAIErrorReply:
     reply = OpenAIErrorReply.from_exception(error)
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return replace(reply, message=body_too_large_message(request, error))
     if error is request.match_info.http_exception:  # no route has this path, or none with this method
         message = shorten_message(f"there is no {request.method} {request.path} here")
         if isinstance(error, web.HTTPMethodNotAllowed):
             return replace(reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
         return replace(reply, message=message, code="unknown_url")
     return reply
-
-
-def tgi_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return TgiErrorReply(413, "payload_too_large", body_too_large_message(request, error))
-    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
-        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
-    return TgiErrorReply.from_exception(error)
-
-
-def lorax_route_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
-    if isinstance(error, web.HTTPException):
-        return tgi_error_reply(request, error)
-    reply = rendering.lorax_error_reply(error)
-    if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
-        return replace(reply, status=400, error_type="invalid_input")
-    return reply
-
-
-def body_too_large_message(request: web.Request, error: Exception) -> str:
-    once_decompressed = " once decompressed" if isinstance(error, DecompressedBodyTooLarge) else ""
-    return f"the body must have at most {request.client_max_size - 1} bytes{once_decompressed} (--payload-limit)"
 
 
 def abort_connection(request: web.Request) -> web.Response:

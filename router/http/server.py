@@ -17,9 +17,8 @@ from aiohttp.typedefs import Handler
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.http.app import create_stand_in_app
-from router.http.routes.probes import ProbeRoutes
+from router.http.routes.probes import MetricsRoutes, ProbeRoutes
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.metrics import MetricsRoutes
 from router.http.transport.services import EngineClient
 
 SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client during shutdown

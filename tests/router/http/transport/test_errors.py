@@ -1,5 +1,6 @@
 """Error responses in the formats of text-generation-inference and of OpenAI: their routes and their JSON."""
 
+import asyncio
 import json
 import logging
 
@@ -11,6 +12,7 @@ from router.errors import (
     AdapterLoadFailed,
     AdapterNotFound,
     ChatTemplateFailed,
+    ClassificationFailed,
     EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
@@ -19,7 +21,7 @@ from router.errors import (
     Overloaded,
     TimedOut,
 )
-from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
+from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, error_label, has_openai_error_format
 
 
 @pytest.mark.parametrize(("error", "status", "error_type", "text"), [
@@ -108,3 +110,15 @@ def test_openai_overload_error_has_a_retry_after_header():
 @pytest.mark.parametrize("error", [InvalidRequest("x" * 10**6), web.HTTPBadRequest(text="x" * 10**6)])
 def test_long_client_input_is_shortened_in_openai_errors(error):
     assert len(OpenAIErrorReply.from_exception(error).to_json()) < 700
+
+
+@pytest.mark.parametrize(("error", "err"), [
+    (ChatTemplateFailed("no"), "template"), (InvalidTools("no"), "validation"),
+    (AdapterNotFound("no"), "download_adapter"), (AdapterLoadFailed("no"), "download_adapter"),
+    (EmbeddingFailed("no"), "embedding_failure"), (ClassificationFailed("no"), "classification_failure"),
+    (GenerationFailed("no"), "generation"),
+    (asyncio.CancelledError(), "dropped"), (web.HTTPBadRequest(), "validation"),
+    (web.HTTPRequestEntityTooLarge(1, 2), "validation"), (web.HTTPInternalServerError(), "incomplete"),
+    (KeyError("a mistake"), "incomplete")])
+def test_error_labels_are_those_of_tgi_or_lorax(error, err):
+    assert error_label(type(error)) == err
