@@ -9,7 +9,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded
-from router.http.openai.rendering import ChunkStreamRenderer, completion_choice_json, usage_json
+from router.http.openai.rendering import ChunkStreamRenderer, completion_choice_json, format_usage, usage_json
 from router.http.tgi.rendering import TGI_WORDS
 from router.http.transport.errors import TgiErrorReply, shorten_message
 from router.http.transport.services import GenerationOutput, sum_seconds_by_phase, timing_headers
@@ -68,22 +68,19 @@ def lorax_timing_headers(best_output: GenerationOutput, validation_seconds: floa
     }
 
 
-def output_usage_json(output: GenerationOutput) -> str:
-    return usage_json(len(output.validated_request.request.prompt), output.final_event.num_tokens, USAGE_TEMPLATE)
-
-
 def completion_response_json(output: GenerationOutput, text_prefix: str) -> str:
     choice = completion_choice_json(0, text_prefix + output.final_event.text,
                                     OPENAI_FINISH_REASONS[output.final_event.finish_reason])
     return (f'{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{choice}],'
-            f'"usage":{output_usage_json(output)}}}')
+            f'"usage":{usage_json([output], USAGE_TEMPLATE)}}}')
 
 
 def chat_response_json(output: GenerationOutput, message_json: str, model: str, created: int, fingerprint: str) -> str:
     choice = (f'{{"index":0,"message":{message_json},'
               f'"finish_reason":"{OPENAI_FINISH_REASONS[output.final_event.finish_reason]}"}}')
     return (f'{{"id":"null","object":"text_completion","created":{created},"model":{quoted(model)},'
-            f'"choices":[{choice}],"usage":{output_usage_json(output)},"system_fingerprint":"{fingerprint}"}}')
+            f'"choices":[{choice}],"usage":{usage_json([output], USAGE_TEMPLATE)},'
+            f'"system_fingerprint":"{fingerprint}"}}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ LORAX_CHAT_WORDS = LoraxChunkWords(
     '{"role":"assistant","content":', "}", "{}", "")
 LORAX_COMPLETION_WORDS = LoraxChunkWords(
     f'data:{{{PLACEHOLDER_METADATA_JSON.format("text_completion")},"choices":[{{"index":0,"text":',
-    "", ',"logprobs":null', '"","logprobs":null', f',"usage":{usage_json(0, 0, USAGE_TEMPLATE)}')
+    "", ',"logprobs":null', '"","logprobs":null', f',"usage":{format_usage(0, 0, USAGE_TEMPLATE)}')
 
 
 class LoraxChunkStreamRenderer(ChunkStreamRenderer):
@@ -121,7 +118,7 @@ class LoraxChunkStreamRenderer(ChunkStreamRenderer):
                 f"{words.unfinished_usage_field}}}\n\n")
 
     def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
-        words, usage = self._words, usage_json(self._num_prompt_tokens, event.num_tokens, USAGE_TEMPLATE)
+        words, usage = self._words, format_usage(self._num_prompt_tokens, event.num_tokens, USAGE_TEMPLATE)
         content = (words.empty_end if not text and event.finish_reason is FinishReason.END_TOKEN
                    else f"{words.before_text}{quoted(text)}{words.after_text}")
         return (f'{words.start}{content},"finish_reason":"{OPENAI_FINISH_REASONS[event.finish_reason]}"}}],'

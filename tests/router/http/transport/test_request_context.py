@@ -11,12 +11,7 @@ from support.servers.span_sender import RecordingSpanSender
 from router.engine.stream import FailedEvent
 from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
 from router.http.transport.auth import CLIENT, AuthenticatedClient
-from router.http.transport.request_context import (
-    REQUEST_COUNTER,
-    RequestContext,
-    request_id_header,
-    response_headers,
-)
+from router.http.transport.request_context import REQUEST_COUNTER, RequestContext, request_id_header, response_headers
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
