@@ -27,8 +27,7 @@ from router.engine.engine import Engine
 from router.engine.health import SHUTDOWN_REASON
 from router.errors import RetryableStartupError
 from router.http.app import create_app
-from router.http.stand_in_server import StandInServer
-from router.http.transport.server import HttpServer
+from router.http.server import HttpServer, StandInServer
 from router.http.transport.services import ServedModel
 from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
 from router.model_info import ModelInfo
@@ -157,7 +156,7 @@ async def start_server(args: RouterProcessArgs, engine: Engine, stand_in_server:
     except OSError:
         await process.stop()
         raise
-    await stand_in_server.runner.stop()
+    await stand_in_server.stop()
     send_to_parent(args.ready_fd, f"ready {port} {json.dumps(describe_model(engine.model_info))}")
     return process
 

@@ -1,4 +1,5 @@
-"""The aiohttp application: all routes and middlewares. Every error is sent in the format of its route's dialect.
+"""The aiohttp application: all routes, and the middleware around their handlers. Every error is sent in the format of
+its route's dialect.
 
 `create_stand_in_app` makes the application that answers probes while the main one is not ready or shuts down. Serve
 both with `handler_cancellation=True`, so that a request is cancelled when its client disconnects.
@@ -15,31 +16,39 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.errors import AdapterNotFound, Cancelled, InvalidRequest, NotReady
 from router.http.docs.page import DocsRoutes
-from router.http.lorax import rendering
-from router.http.lorax.openai_routes import LoraxOpenAIRoutes
+from router.http.lorax.rendering import lorax_error_reply
 from router.http.lorax.routes import LoraxRoutes
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
 from router.http.routes.adapters import AdapterRoutes
 from router.http.routes.batching_study import BatchingStudyRoutes
 from router.http.routes.classify import ClassifyRoutes
 from router.http.routes.clouds import CloudRoutes
 from router.http.routes.embeddings import EmbeddingRoutes
 from router.http.routes.info import InfoRoutes
-from router.http.routes.probes import ProbeRoutes
+from router.http.routes.probes import MetricsRoutes, ProbeRoutes
 from router.http.routes.request_timeline import RequestTimelineRoutes
 from router.http.routes.tokenize import TokenizeRoutes
-from router.http.tgi.errors import TgiErrorReply, shorten_message
 from router.http.tgi.routes import TgiRoutes
-from router.http.transport.auth import create_auth_middleware
-from router.http.transport.content_encoding import DecompressedBodyTooLarge
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT, authenticate
 from router.http.transport.cors import allow_cors_origins
-from router.http.transport.metrics import FAILURE_TYPE, MetricsRoutes, create_counting_middleware
-from router.http.transport.response_headers import request_id_header
+from router.http.transport.errors import (
+    OpenAIErrorReply,
+    TgiErrorReply,
+    error_label,
+    has_openai_error_format,
+    shorten_message,
+)
+from router.http.transport.request_context import (
+    FAILURE_TYPE,
+    REQUEST_COUNTER,
+    REQUEST_ID,
+    create_tracing_middleware,
+    request_id_header,
+)
 from router.http.transport.services import EngineClient, ServedModel, Services
 from router.http.transport.sse import PumpFlusher
-from router.http.transport.tracing import create_tracing_middleware
+from router.telemetry.server_metrics import RequestMetrics
 from router.telemetry.spans import RequestSpanFactory
 from router.validation.validator import RequestValidator
 from shard.telemetry.tracing import SpanSender
@@ -54,10 +63,9 @@ def create_app(engine: EngineClient, validator: RequestValidator, config: Router
     served_model = ServedModel(served_model.name or engine.model_info.model, served_model.notice)
     tracing_middlewares = ([] if span_sender is None
                            else [create_tracing_middleware(RequestSpanFactory(span_sender, served_model.name))])
-    # aiohttp rejects bodies of exactly its limit; --payload-limit is inclusive.
+    # Some versions of aiohttp reject bodies of exactly their limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        *tracing_middlewares, create_error_middleware(config.compat), create_auth_middleware(api_keys),
-        create_counting_middleware(engine.server_metrics.requests)])
+        *tracing_middlewares, create_request_middleware(api_keys, config.compat, engine.server_metrics.requests)])
     services = Services(engine, validator, config, served_model, PumpFlusher())
     app.add_routes(drop_duplicate_routes([
         *create_dialect_routes(services), *EmbeddingRoutes(services).routes(), *ClassifyRoutes(services).routes(),
@@ -78,10 +86,9 @@ def create_dialect_routes(services: Services) -> list[web.RouteDef]:
     if not services.is_lorax:
         return [*routes, *CloudRoutes(services, tgi_routes.compat_generate, chat_routes.chat,
                                       completion_routes.complete).routes()]
-    lorax_routes, lorax_openai_routes = LoraxRoutes(services), LoraxOpenAIRoutes(services)
-    return [*lorax_routes.routes(), *lorax_openai_routes.routes(), *routes,
-            *CloudRoutes(services, lorax_routes.compat_generate, lorax_openai_routes.chat,
-                         lorax_openai_routes.complete).routes()]
+    lorax_routes = LoraxRoutes(services)
+    return [*lorax_routes.routes(), *routes, *CloudRoutes(services, lorax_routes.compat_generate, lorax_routes.chat,
+                                                          lorax_routes.complete).routes()]
 
 
 def drop_duplicate_routes(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
@@ -97,70 +104,75 @@ def create_stand_in_app(probes: ProbeRoutes, api_keys: ApiKeys, extra_routes: It
     async def reject_not_ready(_: web.Request) -> NoReturn:
         raise NotReady(probes.why_unavailable() or "it is about to be")
 
-    app = web.Application(middlewares=[create_error_middleware(compat), create_auth_middleware(api_keys)])
+    app = web.Application(middlewares=[create_request_middleware(api_keys, compat)])
     app.add_routes([*probes.routes(), *extra_routes, web.route("*", "/{path:.*}", reject_not_ready)])
     return app
 
 
-def create_error_middleware(compat: str) -> Middleware:
-    """Return a middleware that turns exceptions into error responses in the format of the route's dialect."""
-    @web.middleware
-    async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except (Cancelled, ConnectionError) as error:
-            request[FAILURE_TYPE] = type(error)
-            return abort_connection(request)
-        except Exception as error:
-            request[FAILURE_TYPE] = type(error)
-            response = error_reply_for_route(request, error, compat).to_response()
-            response.headers.update(request_id_header(request))
-            if isinstance(error, web.HTTPException):
-                response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS
-                                         if name in error.headers})
-            return response
+def create_request_middleware(api_keys: ApiKeys, compat: str,
+                              request_metrics: RequestMetrics | None = None) -> Middleware:
+    """Return the middleware that authenticates requests, counts them, and turns exceptions into error responses.
 
-    return render_errors
+    A request is counted when its handler calls `RequestContext.from_request`, and again when it is answered or fails.
+    """
+    are_keys_required = api_keys.are_required
+
+    @web.middleware
+    async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if are_keys_required or "Authorization" in request.headers:
+                authenticate(request, api_keys)
+            else:
+                request[CLIENT] = KEYLESS_CLIENT
+            if request_metrics is not None:
+                request[REQUEST_COUNTER] = request_metrics.num_received
+            return await handler(request)
+        except BaseException as error:
+            request[FAILURE_TYPE] = type(error)
+            if not isinstance(error, Exception):  # the client has left
+                raise
+            return render_failure(request, error, compat)
+        finally:
+            if request_metrics is not None and REQUEST_ID in request:
+                failure_type = request.get(FAILURE_TYPE)
+                counter = (request_metrics.num_succeeded if failure_type is None
+                           else request_metrics.num_failed[error_label(failure_type)])
+                counter.add()
+
+    return handle_request
+
+
+def render_failure(request: web.Request, error: Exception, compat: str) -> web.Response:
+    """Return the response for an exception, in the format of the route's dialect."""
+    if isinstance(error, Cancelled | ConnectionError):
+        return abort_connection(request)
+    response = error_reply_for_route(request, error, compat).to_response()
+    response.headers.update(request_id_header(request))
+    if isinstance(error, web.HTTPException):
+        response.headers.update({name: error.headers[name] for name in COPIED_ERROR_HEADERS if name in error.headers})
+    return response
 
 
 def error_reply_for_route(request: web.Request, error: Exception, compat: str) -> TgiErrorReply | OpenAIErrorReply:
     if has_openai_error_format(request.path, compat):
         return openai_error_reply(request, error)
-    return lorax_route_error_reply(request, error) if compat == "lorax" else tgi_error_reply(request, error)
+    if compat == "lorax" and not isinstance(error, web.HTTPException):
+        reply = lorax_error_reply(error)
+        is_invalid_embedding = isinstance(error, InvalidRequest) and request.path == "/v1/embeddings"
+        return replace(reply, status=400, error_type="invalid_input") if is_invalid_embedding else reply
+    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
+        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
+    return TgiErrorReply.from_exception(error)
 
 
 def openai_error_reply(request: web.Request, error: Exception) -> OpenAIErrorReply:
     reply = OpenAIErrorReply.from_exception(error)
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return replace(reply, message=body_too_large_message(request, error))
     if error is request.match_info.http_exception:  # no route has this path, or none with this method
         message = shorten_message(f"there is no {request.method} {request.path} here")
         if isinstance(error, web.HTTPMethodNotAllowed):
             return replace(reply, message=f"{message}, only {' and '.join(sorted(error.allowed_methods))}")
         return replace(reply, message=message, code="unknown_url")
     return reply
-
-
-def tgi_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return TgiErrorReply(413, "payload_too_large", body_too_large_message(request, error))
-    if isinstance(error, AdapterNotFound) and request.path.startswith("/v1/"):  # where an adapter is named as a model
-        return TgiErrorReply(404, "model_not_found", shorten_message(str(error)))
-    return TgiErrorReply.from_exception(error)
-
-
-def lorax_route_error_reply(request: web.Request, error: Exception) -> TgiErrorReply:
-    if isinstance(error, web.HTTPException):
-        return tgi_error_reply(request, error)
-    reply = rendering.lorax_error_reply(error)
-    if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
-        return replace(reply, status=400, error_type="invalid_input")
-    return reply
-
-
-def body_too_large_message(request: web.Request, error: Exception) -> str:
-    once_decompressed = " once decompressed" if isinstance(error, DecompressedBodyTooLarge) else ""
-    return f"the body must have at most {request.client_max_size - 1} bytes{once_decompressed} (--payload-limit)"
 
 
 def abort_connection(request: web.Request) -> web.Response:

@@ -1,12 +1,60 @@
-"""Bounds checks of floating-point parameters, done in float32 since that is what the shards receive.
+"""Ranges of parameters: the numbers, the markers that document them on fields of HTTP bodies, and the checks of
+floating-point ones.
 
-Every error names the field, the bound and the value.
+Checks are done in float32, since that is what the shards receive. Every error names the field, the bound and the value.
 """
 
 import math
 import struct
+from dataclasses import dataclass
+from typing import Any
 
+from router.adapters.reference import MAX_NAME_LENGTH
 from router.errors import InvalidRequest
+from router.grammars.parameters import JSON_GRAMMAR_TYPES
+
+# Every token's text is searched for stop strings, in time proportional to the longest.
+MAX_STOP_CHARACTERS = 1024
+MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 10
+MIN_PENALTY, MAX_PENALTY = -2.0, 2.0
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+@dataclass(frozen=True, slots=True)
+class FieldBounds:
+    """Range of a field, as keywords of JSON schema, in the `Annotated` type of the field.
+
+    It only documents: pydantic does not check it, so that a value out of range gets the validator's message and not
+    pydantic's. A test compares the document with the checks. Limits that are settings are not documented.
+    """
+
+    keywords: dict[str, Any]
+
+
+POSITIVE = FieldBounds({"exclusiveMinimum": 0, "maximum": MAX_FLOAT32})
+NOT_NEGATIVE = FieldBounds({"minimum": 0, "maximum": MAX_FLOAT32})  # a temperature of which 0 is greedy
+FRACTION = FieldBounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1})
+FRACTION_OR_ONE = FieldBounds({"exclusiveMinimum": 0, "maximum": 1})  # of candidates, where 1 keeps all
+PENALTY = FieldBounds({"minimum": int(MIN_PENALTY), "maximum": int(MAX_PENALTY)})
+PRIORITY = FieldBounds({"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY})
+AT_LEAST_ONE = FieldBounds({"minimum": 1})
+EXACTLY_ONE = FieldBounds({"minimum": 1, "maximum": 1})
+AT_MOST_ZERO = FieldBounds({"maximum": 0})
+FALSE = FieldBounds({"enum": [False, None]})
+EMPTY_TEXT = FieldBounds({"maxLength": 0})
+NON_EMPTY_TEXT = FieldBounds({"minLength": 1})
+NON_EMPTY_TEXTS = FieldBounds({"minItems": 1, "items": {"type": "string", "minLength": 1}})
+NON_EMPTY_TEXT_OR_TEXTS = FieldBounds(NON_EMPTY_TEXT.keywords | NON_EMPTY_TEXTS.keywords)
+NON_EMPTY_TEXTS_OR_TOKENS = FieldBounds({"minLength": 1, "minItems": 1, "items": {"minLength": 1, "minItems": 1}})
+CACHE_SALT = FieldBounds({"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})
+ADAPTER_NAME = FieldBounds({"minLength": 1, "maxLength": MAX_NAME_LENGTH})
+STOP_STRINGS = FieldBounds({"minLength": 1, "maxLength": MAX_STOP_CHARACTERS, "items": {
+    "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}})
+GRAMMAR = FieldBounds({"anyOf": [
+    {"type": "object", "required": ["type"],
+     "properties": {"type": {"type": "string", "enum": [*JSON_GRAMMAR_TYPES, "regex", "text"]}}},
+    {"type": "null"}]})
 
 
 def round_to_float32(name: str, value: float) -> float:
@@ -29,12 +77,12 @@ def validate_positive(name: str, value: float | None) -> float:
     return rounded
 
 
-def validate_range(name: str, value: float | None, low: float, high: float) -> float:
+def validate_penalty(name: str, value: float | None) -> float:
     if value is None:
         return 0.0
     rounded = round_to_float32(name, value)
-    if not low <= rounded <= high:
-        raise InvalidRequest(f"`{name}` must be at least {low} and at most {high}, got {value}")
+    if not MIN_PENALTY <= rounded <= MAX_PENALTY:
+        raise InvalidRequest(f"`{name}` must be at least {MIN_PENALTY} and at most {MAX_PENALTY}, got {value}")
     return rounded
 
 

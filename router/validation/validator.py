@@ -39,12 +39,15 @@ from router.text.prompt_encoder import (
 )
 from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer
-from router.validation.bounds import validate_fraction, validate_positive, validate_range
+from router.validation.bounds import (
+    MAX_PRIORITY,
+    MAX_SALT_CHARACTERS,
+    MAX_STOP_CHARACTERS,
+    validate_fraction,
+    validate_penalty,
+    validate_positive,
+)
 
-# Every token's text is searched for stop strings, in time proportional to the longest.
-MAX_STOP_CHARACTERS = 1024
-MAX_SALT_CHARACTERS = 256
-MAX_PRIORITY = 10
 NO_ADAPTER_DIGEST = ""  # in a namespace, in place of an adapter's digest
 KIND_DESCRIPTIONS = {
     RequestKind.GENERATE: ("generate text", "generates text (/generate, /v1/chat/completions)"),
@@ -196,10 +199,10 @@ class RequestValidator:
         return SamplingParams(
             temperature=temperature if generation_input.is_sampling else 0.0,
             repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
-            relative_frequency_penalty=validate_range("frequency_penalty", generation_input.relative_frequency_penalty,
-                                                      -2.0, 2.0),
-            frequency_penalty=validate_range("frequency_penalty", generation_input.frequency_penalty, -2.0, 2.0),
-            presence_penalty=validate_range("presence_penalty", generation_input.presence_penalty, -2.0, 2.0),
+            relative_frequency_penalty=validate_penalty("frequency_penalty",
+                                                        generation_input.relative_frequency_penalty),
+            frequency_penalty=validate_penalty("frequency_penalty", generation_input.frequency_penalty),
+            presence_penalty=validate_penalty("presence_penalty", generation_input.presence_penalty),
             top_p=validate_fraction("top_p", generation_input.top_p),
             typical_p=validate_fraction("typical_p", generation_input.typical_p),
             top_k=self._validate_top_k(generation_input.top_k),

@@ -1,14 +1,15 @@
 """OpenAPI document of the routes, generated from route_catalog.py and the pydantic models of the bodies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
 from router.http.docs.route_catalog import DocumentedRoute, get_route_sections
-from router.http.docs.schema_bounds import add_bounds_to_schemas
-from router.http.openai.errors import has_openai_error_format
+from router.http.transport.body import RequestBody
+from router.http.transport.errors import has_openai_error_format
+from router.validation.bounds import FieldBounds
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
@@ -47,7 +48,8 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
     routes = [entry for section in sections.values() for entry in section]
     body_models = list(dict.fromkeys(body for entry in routes for body in entry.body_models))
     _, schemas = models_json_schema([(body, "validation") for body in body_models], ref_template=SCHEMA_REFERENCE)
-    add_bounds_to_schemas(schemas["$defs"])
+    for model in iter_subclasses(RequestBody):
+        add_field_bounds(model, schemas["$defs"].get(model.__name__, {}).get("properties", {}))
     paths: dict[str, dict[str, Any]] = {}
     for title, section in sections.items():
         for entry in section:
@@ -61,6 +63,20 @@ def build_openapi_document(compat: str = "none", dialect: str = "none") -> dict[
                        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
+
+
+def iter_subclasses(body_model: type[RequestBody]) -> Iterator[type[RequestBody]]:
+    for subclass in body_model.__subclasses__():
+        yield subclass
+        yield from iter_subclasses(subclass)
+
+
+def add_field_bounds(model: type[RequestBody], properties: dict[str, Any]) -> None:
+    """Add the ranges (`FieldBounds`) of the model's fields to the properties of its JSON schema."""
+    for name in model.model_fields.keys() & properties.keys():
+        for bounds in model.model_fields[name].metadata:
+            if isinstance(bounds, FieldBounds):
+                properties[name].update(bounds.keywords)
 
 
 def get_error_schemas(routes: Iterable[DocumentedRoute], compat: str) -> dict[str, Any]:

@@ -6,8 +6,13 @@ A test compares it with the routes of the application.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from router.http.lorax.openai_routes import LoraxChatRequest, LoraxCompletionRequest
-from router.http.lorax.routes import LoraxCompatGenerateRequest, LoraxGenerateRequest, LoraxTokenizeRequest
+from router.http.lorax.routes import (
+    LoraxChatRequest,
+    LoraxCompatGenerateRequest,
+    LoraxCompletionRequest,
+    LoraxGenerateRequest,
+    LoraxTokenizeRequest,
+)
 from router.http.openai.chat import ChatRequest
 from router.http.openai.completions import CompletionRequest
 from router.http.routes.adapters import LoadAdapterRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest

@@ -2,19 +2,29 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
-from router.http.tgi.parameters import SharedGenerateParameters
+from router.http.tgi.routes import SharedGenerateParameters
 from router.http.transport.body import Int32, RequestBody
 from router.http.transport.request_context import RequestContext
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames, TokenLimits
-from router.validation.bounds import round_to_float32
+from router.validation.bounds import (
+    AT_LEAST_ONE,
+    CACHE_SALT,
+    FRACTION_OR_ONE,
+    MAX_PENALTY,
+    MIN_PENALTY,
+    NOT_NEGATIVE,
+    PENALTY,
+    PRIORITY,
+    round_to_float32,
+)
 from router.validation.validator import GenerationInput
 
 PENALTY_FIELDS = ("frequency_penalty", "presence_penalty")
@@ -55,13 +65,15 @@ class ResponseFormat(RequestBody):
 class LoraxParameters(SharedGenerateParameters):
     """The field `parameters` of LoRAX's requests."""
 
-    presence_penalty: float | None = None
+    temperature: Annotated[float | None, NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, FRACTION_OR_ONE] = None
+    presence_penalty: Annotated[float | None, PENALTY] = None
     ignore_eos_token: bool = False
-    return_k_alternatives: Int32 | None = None
+    return_k_alternatives: Annotated[Int32 | None, AT_LEAST_ONE] = None
     apply_chat_template: bool = False
     response_format: ResponseFormat | None = None
-    cache_salt: str | None = None
-    priority: Int32 = 0
+    cache_salt: Annotated[str | None, CACHE_SALT] = None
+    priority: Annotated[Int32, PRIORITY] = 0
 
     @property
     def num_choices(self) -> int:
@@ -144,7 +156,7 @@ def find_sampling_faults(parameters: LoraxParameters) -> Iterator[str]:
     if round_parameter_to_float32(parameters, "repetition_penalty", 1.0) <= 0:
         yield "`repetition_penalty` must be strictly positive"
     for name in PENALTY_FIELDS:
-        if not -2 <= round_parameter_to_float32(parameters, name, 0.0) <= 2:
+        if not MIN_PENALTY <= round_parameter_to_float32(parameters, name, 0.0) <= MAX_PENALTY:
             yield f"`{name}` must be >= -2.0 and <= 2.0"
     if not 0 < round_parameter_to_float32(parameters, "top_p", 1.0) <= 1:
         yield "`top_p` must be > 0.0 and < 1.0"

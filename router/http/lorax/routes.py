@@ -1,37 +1,57 @@
-"""LoRAX's API (--compat lorax): the routes that generate, `/tokenize` and `/info`.
+"""LoRAX's API (--compat lorax): its own routes (those that generate, `/tokenize` and `/info`) and OpenAI's.
 
-parameters.py has the parameters and their checks, rendering.py the format of responses.
+All requests are converted to LoRAX's parameters and run by a `LoraxGenerator`. Responses of OpenAI's routes have
+OpenAI's fields, with some values of LoRAX's own. parameters.py has the parameters and their checks, rendering.py the
+format of responses.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from pydantic import Field
 
-from router.grammars.parameters import Grammar
+from router.adapters.reference import AdapterReference, ResolvedAdapter
+from router.errors import InvalidTools
+from router.grammars.parameters import ANY_OBJECT_SCHEMA, Grammar, make_json_schema_grammar
 from router.http.lorax.parameters import LoraxParameters, check_lorax_parameters, check_streamable
 from router.http.lorax.rendering import (
-    LoraxStreamRenderer,
-    generate_response_json,
-    lorax_base_headers,
+    LORAX_CHAT_WORDS,
+    LORAX_COMPLETION_WORDS,
+    LORAX_WORDS,
+    LoraxChunkStreamRenderer,
+    chat_response_json,
+    completion_response_json,
     lorax_error_event,
     lorax_timing_headers,
 )
+from router.http.openai.base_request import OpenAIBaseRequest
+from router.http.openai.chat import ChatRequest, create_response_parser
+from router.http.openai.rendering import SYSTEM_FINGERPRINT
+from router.http.openai.tool_rendering import raw_token_texts, tool_call_json
+from router.http.openai.tools import required_call_grammar
 from router.http.routes.tokenize import PARAMETER_NAMES, json_list_pieces, respond_with_tokens
+from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json
 from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import GenerationOutput
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import adapter_headers, model_and_prompt_headers, request_id_header
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump, EventRenderer, EventStream
+from router.http.transport.body import Int32, RequestBody, UInt32, json_response, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, adapter_headers, request_id_header
+from router.http.transport.services import COMPUTE_TYPE, GenerationOutput, Services, generate_best_first
+from router.http.transport.sse import EventPump, EventRenderer, open_response_stream
+from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import TokenizedText
+from router.text.response_parser import ParsedToolCall, parse_complete_response
+from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, POSITIVE
 from router.validation.validator import ValidatedRequest
+
+COPIED_FIELDS = ("adapter_source", "api_token", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_k",
+                 "top_p", "stop", "seed", "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +74,7 @@ class LoraxGenerationInput:
 class LoraxGenerateRequest(RequestBody):
     """Body of LoRAX's `/generate` and `/generate_stream`."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: LoraxParameters = Field(default_factory=LoraxParameters)
 
     @property
@@ -77,16 +97,83 @@ class LoraxTokenizeRequest(RequestBody):
     add_special_tokens: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoraxFullOutput:
-    """Answers of a request without streaming: the best one, the others, and the response headers."""
+class NamedSchema(RequestBody):
+    """Value of `json_schema` in a `response_format`: a JSON schema with a name."""
 
-    best_output: GenerationOutput
-    other_outputs: list[GenerationOutput]
-    headers: dict[str, str]
+    name: str
+    response_schema: Any = Field(default=None, alias="schema")
 
-    def to_response(self, body: str) -> web.Response:
-        return web.Response(body=body.encode(), headers=self.headers, content_type="application/json")
+
+class ChatResponseFormat(RequestBody):
+    """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
+
+    type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
+    response_schema: Any = Field(default=None, alias="schema")
+    named_schema: NamedSchema | None = Field(default=None, alias="json_schema")
+
+    def to_grammar(self) -> Grammar | None:
+        if self.type in {"text", "Text"}:
+            return None
+        if self.type in {"json_object", "JsonObject"}:
+            return make_json_schema_grammar("response_format.schema",
+                                            ANY_OBJECT_SCHEMA if self.response_schema is None else self.response_schema)
+        schema = None if self.named_schema is None else self.named_schema.response_schema
+        return make_json_schema_grammar("response_format.json_schema.schema",
+                                        ANY_OBJECT_SCHEMA if schema is None else schema)
+
+
+class LoraxChatRequest(ChatRequest):
+    """Body of LoRAX's `/v1/chat/completions`: OpenAI's fields and some of LoRAX's parameters."""
+
+    n: UInt32 | None = None
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
+    ignore_eos_token: bool | None = None
+    response_format: ChatResponseFormat | None = None
+
+    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+        """Convert to a request of LoRAX's own routes. Raises InvalidTools and InvalidRequest."""
+        if self.tools is not None and self.response_format is not None:
+            raise InvalidTools("Response format and tools are mutually exclusive")
+        parameters = to_lorax_parameters(
+            self, services, best_of=self.n, max_new_tokens=self.resolve_max_new_tokens(), do_sample=True,
+            temperature=self.temperature)
+        return LoraxGenerationInput(self.conversation, parameters, self._output_grammar)
+
+    def _output_grammar(self) -> Grammar | None:
+        grammar = None if self.response_format is None else self.response_format.to_grammar()
+        return grammar or required_call_grammar(self.tools, self.tool_choice)
+
+
+class LoraxCompletionRequest(OpenAIBaseRequest):
+    """A prompt to complete. `n` only switches sampling on; `logprobs` are not returned."""
+
+    prompt: Annotated[str, NON_EMPTY_TEXT]
+    n: UInt32 | None = None
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
+    ignore_eos_token: bool | None = None
+    best_of: UInt32 | None = None
+    echo: bool | None = None
+    logprobs: Int32 | None = None
+
+    def to_lorax_generation_input(self, services: Services) -> LoraxGenerationInput:
+        parameters = to_lorax_parameters(
+            self, services, best_of=self.best_of, max_new_tokens=self.max_tokens, do_sample=self.n is not None,
+            temperature=self.temperature, return_full_text=self.echo,
+            decoder_input_details=self.logprobs is not None)
+        return LoraxGenerationInput(self.prompt, parameters, lambda: None)
+
+
+def to_lorax_parameters(openai_request: LoraxChatRequest | LoraxCompletionRequest, services: Services,
+                        **other_parameters: Any) -> LoraxParameters:
+    """Convert the fields to the parameters of LoRAX's own routes."""
+    adapter = openai_request.adapter_reference(services, "")
+    return LoraxParameters.model_construct(
+        adapter_id=None if adapter is None else adapter.name,
+        ignore_eos_token=bool(openai_request.ignore_eos_token or openai_request.ignore_eos),
+        priority=openai_request.priority or 0, details=True,
+        **{name: getattr(openai_request, name) for name in COPIED_FIELDS}, **other_parameters)
 
 
 class LoraxGenerator:
@@ -96,37 +183,32 @@ class LoraxGenerator:
         self._services = services
 
     async def generate_in_full(self, request: web.Request, generation_request: LoraxGenerationInput,
-                               context: RequestContext) -> LoraxFullOutput:
+                               context: RequestContext) -> tuple[list[GenerationOutput], dict[str, str]]:
+        """Return the outputs of all choices, the best first, and the response headers."""
         validated_requests = await self._validate(generation_request, context)
         validated_at = clock()
-        outputs = await generate_all(self._services, validated_requests, context)
-        best_output, *other_outputs = sorted(outputs, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (self._base_headers(request, generation_request.num_characters
-                                      or best_output.validated_request.num_prompt_characters)
-                   | adapter_headers(best_output.validated_request.adapter)
+        outputs = await generate_best_first(self._services, validated_requests, context)
+        best_output = outputs[0]
+        headers = (self._headers(request, generation_request.num_characters
+                                 or best_output.validated_request.num_prompt_characters,
+                                 best_output.validated_request.adapter)
                    | lorax_timing_headers(best_output, validated_at - context.arrived_at, clock() - context.arrived_at))
-        return LoraxFullOutput(best_output, other_outputs, headers)
+        return outputs, headers
 
     async def respond_streaming(self, request: web.Request, generation_request: LoraxGenerationInput,
                                 context: RequestContext,
                                 make_renderer: Callable[[ValidatedRequest], EventRenderer]) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
-        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generation_request.parameters.adapter_reference(context.source_token))
-        headers = self._base_headers(request, generation_request.num_characters) | adapter_headers(adapter)
-        async with open_response_stream(request, headers, self._services.config.slow_client_timeout,
-                                        lorax_error_event) as event_stream:
-            await self._stream_events(generation_request, context, make_renderer, event_stream)
+        services, parameters = self._services, generation_request.parameters
+        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
+                                             parameters.adapter_reference(context.source_token))
+        async with open_response_stream(request, self._headers(request, generation_request.num_characters, adapter),
+                                        services.config.slow_client_timeout, lorax_error_event) as event_stream:
+            check_streamable(parameters)
+            [validated_request] = await self._validate(generation_request, context)
+            with closing(services.submit(validated_request, context)) as stream:
+                await EventPump(stream, make_renderer(validated_request), event_stream, services.pump_flusher).run()
         return event_stream.response
-
-    async def _stream_events(self, generation_request: LoraxGenerationInput, context: RequestContext,
-                             make_renderer: Callable[[ValidatedRequest], EventRenderer],
-                             event_stream: EventStream) -> None:
-        check_streamable(generation_request.parameters)
-        [validated_request] = await self._validate(generation_request, context)
-        with closing(self._services.submit(validated_request, context)) as stream:
-            stream.abort_connection = event_stream.abort_connection
-            await EventPump(stream, make_renderer(validated_request), event_stream, self._services.pump_flusher).run()
 
     async def _validate(self, generation_request: LoraxGenerationInput,
                         context: RequestContext) -> list[ValidatedRequest]:
@@ -136,14 +218,17 @@ class LoraxGenerator:
         return await validator.validate(generation_request.parameters.to_generation_input(
             generation_request.prompt, context, generation_request.make_grammar()))
 
-    def _base_headers(self, request: web.Request, num_characters: int | None) -> dict[str, str]:
-        exact = model_and_prompt_headers(self._services.engine.model_info, 0)["x-weft-exact"]
-        return (lorax_base_headers(self._services.served_model.name, num_characters) | {"x-weft-exact": exact}
-                | request_id_header(request))
+    def _headers(self, request: web.Request, num_characters: int | None,
+                 adapter: AdapterReference | ResolvedAdapter | None) -> dict[str, str]:
+        """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
+        length_header = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
+        return ({"x-compute-type": COMPUTE_TYPE, "x-model-id": self._services.served_model.name} | length_header
+                | {"x-weft-exact": str(int(self._services.engine.model_info.exact))} | request_id_header(request)
+                | ({} if adapter is None else adapter_headers(adapter)))
 
 
 class LoraxRoutes:
-    """Handlers of LoRAX's own routes."""
+    """Handlers of LoRAX's own routes, and of OpenAI's as LoRAX has them."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -156,21 +241,24 @@ class LoraxRoutes:
             web.post("/generate_stream", self.generate_stream),
             web.post("/tokenize", self.tokenize),
             web.get("/info", self.info),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.complete),
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generation_request = (await read_body(request, LoraxGenerateRequest)).lorax_generation_input
-        full_output = await self._generator.generate_in_full(request, generation_request, context)
-        return full_output.to_response(self._response_json(generation_request, full_output))
+        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(self._response_json(generation_request, outputs), headers)
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_body = await read_body(request, LoraxCompatGenerateRequest)
         if generate_body.stream:
             return await self._respond_streaming(request, generate_body, context)
-        full_output = await self._generator.generate_in_full(request, generate_body.lorax_generation_input, context)
-        return full_output.to_response(f"[{self._response_json(generate_body.lorax_generation_input, full_output)}]")
+        generation_request = generate_body.lorax_generation_input
+        outputs, headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(f"[{self._response_json(generation_request, outputs)}]", headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
@@ -181,13 +269,13 @@ class LoraxRoutes:
         generation_request = generate_body.lorax_generation_input
         return await self._generator.respond_streaming(
             request, generation_request, context,
-            lambda choice: LoraxStreamRenderer(choice, generation_request.parameters.details,
-                                               generation_request.returned_prompt))
+            lambda choice: GenerateStreamRenderer(choice, generation_request.parameters.details,
+                                                  generation_request.returned_prompt, LORAX_WORDS))
 
-    def _response_json(self, generation_request: LoraxGenerationInput, full_output: LoraxFullOutput) -> str:
-        return generate_response_json(full_output.best_output, self._services.validator.tokenizer,
-                                      full_output.other_outputs, generation_request.returned_prompt,
-                                      has_details=generation_request.parameters.has_details)
+    def _response_json(self, generation_request: LoraxGenerationInput, outputs: Sequence[GenerationOutput]) -> str:
+        return generate_response_json(outputs[0], self._services.validator.tokenizer, outputs[1:],
+                                      generation_request.returned_prompt,
+                                      has_details=generation_request.parameters.has_details, words=LORAX_WORDS)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Return the tokens as the vocabulary spells them, with offsets in characters."""
@@ -224,3 +312,35 @@ class LoraxRoutes:
             "docker_label": None,
             "request_logger_url": None,
         })
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        context = RequestContext.from_request(request, self._services.engine, CHAT_OPERATION)
+        chat_request = await read_body(request, LoraxChatRequest)
+        generation_request = chat_request.to_lorax_generation_input(self._services)
+        if chat_request.stream:
+            return await self._generator.respond_streaming(
+                request, generation_request, context,
+                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_CHAT_WORDS))
+        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        message = await self._message_json(chat_request, output)
+        return json_text_response(chat_response_json(output, message, self._services.served_model.name,
+                                                     int(time.time()), SYSTEM_FINGERPRINT), headers)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        context = RequestContext.from_request(request, self._services.engine)
+        completion_request = await read_body(request, LoraxCompletionRequest)
+        generation_request = completion_request.to_lorax_generation_input(self._services)
+        if completion_request.stream:
+            return await self._generator.respond_streaming(
+                request, generation_request, context,
+                lambda choice: LoraxChunkStreamRenderer(len(choice.request.prompt), LORAX_COMPLETION_WORDS))
+        [output, *_], headers = await self._generator.generate_in_full(request, generation_request, context)
+        return json_text_response(completion_response_json(output, generation_request.returned_prompt), headers)
+
+    async def _message_json(self, chat_request: LoraxChatRequest, output: GenerationOutput) -> str:
+        """Render the message, with either text or tool calls."""
+        parser = await create_response_parser(self._services, chat_request, output.validated_request)
+        parts = [] if parser is None else parse_complete_response(parser, raw_token_texts(output, parser))
+        tool_calls = ",".join(tool_call_json(part, call_id="0") for part in parts if isinstance(part, ParsedToolCall))
+        content_field = f'"tool_calls":[{tool_calls}]' if tool_calls else f'"content":{quoted(output.final_event.text)}'
+        return f'{{"role":"assistant",{content_field}}}'

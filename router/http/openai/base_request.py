@@ -15,6 +15,16 @@ from router.http.transport.request_context import RequestContext
 from router.http.transport.services import Services
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
+from router.validation.bounds import (
+    AT_LEAST_ONE,
+    CACHE_SALT,
+    EXACTLY_ONE,
+    FRACTION_OR_ONE,
+    NOT_NEGATIVE,
+    PENALTY,
+    PRIORITY,
+    STOP_STRINGS,
+)
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 
@@ -37,19 +47,19 @@ class OpenAIBaseRequest(RequestBody):
     model: str | None = None
     adapter_source: str | None = None
     api_token: str | None = Field(default=None, repr=False)
-    max_tokens: UInt32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    max_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    temperature: Annotated[float | None, NOT_NEGATIVE] = None
+    top_p: Annotated[float | None, FRACTION_OR_ONE] = None
+    frequency_penalty: Annotated[float | None, PENALTY] = None
+    presence_penalty: Annotated[float | None, PENALTY] = None
     seed: UInt64 | None = None
-    stop: StringList = Field(default_factory=list)
-    n: UInt32 | None = None
+    stop: Annotated[StringList, STOP_STRINGS] = Field(default_factory=list)
+    n: Annotated[UInt32 | None, EXACTLY_ONE] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    cache_salt: str | None = None
-    priority: Int32 | None = None
+    cache_salt: Annotated[str | None, CACHE_SALT] = None
+    priority: Annotated[Int32 | None, PRIORITY] = None
 
     @property
     def should_include_usage(self) -> bool:

@@ -21,7 +21,6 @@ from router.http.openai.rendering import (
     ChatOutputOptions,
     OpenAIChatStreamRenderer,
     ResponseMetadata,
-    create_response_metadata,
     text_chat_completion_json,
 )
 from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json
@@ -33,16 +32,10 @@ from router.http.openai.tools import (
     required_call_grammar,
     select_template_tools,
 )
-from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-    timing_headers,
-)
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump
+from router.http.transport.body import RequestBody, UInt32, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import Services, generate_all, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
 from router.telemetry.spans import CHAT_OPERATION
 from router.text.chat_template import Conversation
 from router.text.prompt_encoder import DialectParameterNames
@@ -53,12 +46,13 @@ from router.text.response_parser import (
     StreamingResponseParser,
     import_chat_parsing,
 )
+from router.validation.bounds import AT_LEAST_ONE, GRAMMAR
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 PARAMETER_NAMES = DialectParameterNames(prompt="messages", max_new_tokens="max_tokens", truncate="",
                                         grammar="response_format", top_n_tokens="top_logprobs")
 NUM_LAST_PROMPT_TOKENS = 64  # last tokens of the prompt, in which the template may have begun the answer
-SERVED_MODEL_PLACEHOLDERS = frozenset({None, "", "tgi"})  # values of `model` that mean the served one
+SERVED_MODEL_PLACEHOLDERS = frozenset({"", "tgi"})  # values of `model` that mean the served one
 
 
 def join_content_parts(content: object) -> str | None:
@@ -108,10 +102,10 @@ class ChatRequest(OpenAIBaseRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    max_completion_tokens: UInt32 | None = None
+    max_completion_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
-    response_format: Any = None
+    response_format: Annotated[Any, GRAMMAR] = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     tool_prompt: str | None = None
@@ -123,8 +117,9 @@ class ChatRequest(OpenAIBaseRequest):
     @property
     def conversation(self) -> Conversation:
         return Conversation(tuple(message.to_template_message() for message in self.messages),
-                            select_template_tools(self.tools, self.tool_choice), self.tool_prompt or "",
-                            self.needs_tool_call)
+                            (() if self.tools is None and self.tool_choice is None
+                             else select_template_tools(self.tools, self.tool_choice)),
+                            self.tool_prompt or "", self.needs_tool_call)
 
     @property
     def can_call_tools(self) -> bool:
@@ -132,7 +127,7 @@ class ChatRequest(OpenAIBaseRequest):
 
     @property
     def needs_tool_call(self) -> bool:
-        return get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
+        return self.tool_choice is not None and get_tool_choice_name(self.tool_choice) not in {"auto", "none"}
 
     def to_tgi_generation_input(self, context: RequestContext) -> GenerationInput:
         """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
@@ -143,7 +138,8 @@ class ChatRequest(OpenAIBaseRequest):
     def to_generation_input(self, context: RequestContext) -> GenerationInput:
         conversation = self.conversation
         grammar = self._output_grammar()
-        self._check_supported()
+        if self.n not in {None, 1}:
+            raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
         parameter_names = replace(PARAMETER_NAMES, grammar="tool_choice") if self.needs_tool_call else PARAMETER_NAMES
         return replace(self.base_generation_input(conversation, parameter_names, context),
                        max_new_tokens=self.resolve_max_new_tokens(), top_n_tokens=self.top_logprobs, grammar=grammar)
@@ -152,11 +148,7 @@ class ChatRequest(OpenAIBaseRequest):
         grammar = None if self.response_format is None else parse_grammar(PARAMETER_NAMES.grammar, self.response_format)
         if grammar is not None and self.tools is not None:
             raise InvalidTools("Grammar and tools are mutually exclusive", param="response_format")
-        return grammar or required_call_grammar(self.tools, self.tool_choice)
-
-    def _check_supported(self) -> None:
-        if self.n not in {None, 1}:
-            raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
+        return grammar or (required_call_grammar(self.tools, self.tool_choice) if self.needs_tool_call else None)
 
     def resolve_max_new_tokens(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -190,19 +182,18 @@ class ChatRoutes:
         metadata, validated_at = self._create_metadata(request, chat_request), clock()
         parser = await create_response_parser(self._services, chat_request, validated_request)
         outputs = await generate_all(self._services, [validated_request], context)
-        headers = (model_and_prompt_headers(self._services.engine.model_info, validated_request.num_prompt_characters)
-                   | request_id_header(request) | adapter_headers(validated_request.adapter)
+        headers = (response_headers(request, self._services.engine.model_info, validated_request.num_prompt_characters,
+                                    validated_request.adapter)
                    | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
         render_arguments = metadata, outputs[0], chat_request.output_options
-        body = (tool_chat_completion_json(*render_arguments, parser) if parser
-                else text_chat_completion_json(*render_arguments))
-        return web.Response(body=body.encode(), headers=headers, content_type="application/json")
+        return json_text_response(tool_chat_completion_json(*render_arguments, parser) if parser
+                                  else text_chat_completion_json(*render_arguments), headers)
 
     async def _respond_streaming(self, request: web.Request, chat_request: ChatRequest,
                                  validated_request: ValidatedRequest, context: RequestContext) -> web.StreamResponse:
         services = self._services
-        headers = (model_and_prompt_headers(services.engine.model_info, validated_request.num_prompt_characters)
-                   | request_id_header(request) | adapter_headers(validated_request.adapter))
+        headers = response_headers(request, services.engine.model_info, validated_request.num_prompt_characters,
+                                   validated_request.adapter)
         metadata = self._create_metadata(request, chat_request)
         renderer_arguments = metadata, len(validated_request.request.prompt), chat_request.output_options
         parser = await create_response_parser(self._services, chat_request, validated_request)
@@ -211,16 +202,14 @@ class ChatRoutes:
         with closing(services.submit(validated_request, context)) as stream:
             async with open_response_stream(request, headers, services.config.slow_client_timeout,
                                             metadata.render_error_chunk) as event_stream:
-                stream.abort_connection = event_stream.abort_connection
                 await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
             return event_stream.response
 
     def _create_metadata(self, request: web.Request, chat_request: ChatRequest) -> ResponseMetadata:
-        """Return the response's metadata. Its id is generated: the client's may be long, and every chunk has it."""
-        model = (self._services.served_model.name if chat_request.model in SERVED_MODEL_PLACEHOLDERS
-                 else chat_request.model)
-        assert model is not None
-        return create_response_metadata(self._services, request.path, "chatcmpl", model)
+        model = chat_request.model
+        if model is None or model in SERVED_MODEL_PLACEHOLDERS:
+            model = self._services.served_model.name
+        return ResponseMetadata.create(self._services, request.path, "chatcmpl", model)
 
 
 async def create_response_parser(services: Services, chat_request: ChatRequest,

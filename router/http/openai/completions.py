@@ -21,19 +21,13 @@ from router.http.openai.rendering import (
     ResponseMetadata,
     completion_json,
     completions_usage_chunk,
-    create_response_metadata,
 )
-from router.http.transport.body import UInt32, read_body
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-    timing_headers,
-)
-from router.http.transport.services import Services, gather_or_cancel, generate_all, open_response_stream
-from router.http.transport.sse import EventPump
+from router.http.transport.body import UInt32, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import Services, gather_or_cancel, generate_all, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
 from router.text.prompt_encoder import DialectParameterNames
+from router.validation.bounds import AT_MOST_ZERO, EMPTY_TEXT, EXACTLY_ONE, FALSE, NON_EMPTY_TEXT_OR_TEXTS, POSITIVE
 from router.validation.validator import GenerationInput, ValidatedRequest
 
 PARAMETER_NAMES = DialectParameterNames(prompt="prompt", max_new_tokens="max_tokens", truncate="")
@@ -44,12 +38,12 @@ PromptList = Annotated[list[str], FailFast(), Field(min_length=1),
 class CompletionRequest(OpenAIBaseRequest):
     """Body of `/v1/completions`."""
 
-    prompt: PromptList
-    repetition_penalty: float | None = None
-    suffix: str | None = None
-    best_of: UInt32 | None = None
-    echo: bool | None = None
-    logprobs: UInt32 | None = None
+    prompt: Annotated[PromptList, NON_EMPTY_TEXT_OR_TEXTS]
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    suffix: Annotated[str | None, EMPTY_TEXT] = None
+    best_of: Annotated[UInt32 | None, EXACTLY_ONE] = None
+    echo: Annotated[bool | None, FALSE] = None
+    logprobs: Annotated[UInt32 | None, AT_MOST_ZERO] = None
 
     def check_suffix_and_batch_size(self, max_prompts: int) -> None:
         """Reject what text-generation-inference rejects, too. Raises InvalidRequest."""
@@ -91,17 +85,14 @@ class CompletionRoutes:
         completion_request.check_suffix_and_batch_size(self._services.config.max_client_batch_size)
         if not self._services.is_tgi:
             completion_request.check_supported()
-        validated_requests = [choice for index, prompt in enumerate(completion_request.prompt)
-                              for choice in await self._validate_request_for_prompt(completion_request, prompt,
-                                                                                    context.for_prompt(index))]
+        validated_requests: list[ValidatedRequest] = []
+        for index, prompt in enumerate(completion_request.prompt):
+            generation_input = completion_request.to_generation_input(prompt, context.for_prompt(index))
+            validated_requests += await validate_with_model_adapter(self._services, completion_request,
+                                                                    generation_input, context)
         if completion_request.stream:
             return await self._respond_streaming(request, completion_request, validated_requests, context)
         return await self._respond_in_full(request, validated_requests, context)
-
-    async def _validate_request_for_prompt(self, completion_request: CompletionRequest, prompt: str,
-                                           context: RequestContext) -> list[ValidatedRequest]:
-        return await validate_with_model_adapter(self._services, completion_request,
-                                                 completion_request.to_generation_input(prompt, context), context)
 
     async def _respond_in_full(self, request: web.Request, validated_requests: Sequence[ValidatedRequest],
                                context: RequestContext) -> web.StreamResponse:
@@ -109,8 +100,7 @@ class CompletionRoutes:
         outputs = await generate_all(self._services, validated_requests, context)
         headers = (self._response_headers(request, validated_requests)
                    | timing_headers(outputs, validated_at - context.arrived_at, clock() - context.arrived_at))
-        body = completion_json(metadata, outputs).encode()
-        return web.Response(body=body, headers=headers, content_type="application/json")
+        return json_text_response(completion_json(metadata, outputs), headers)
 
     async def _respond_streaming(self, request: web.Request, completion_request: CompletionRequest,
                                  validated_requests: Sequence[ValidatedRequest],
@@ -122,8 +112,6 @@ class CompletionRoutes:
             slow_client_timeout = services.config.slow_client_timeout
             async with open_response_stream(request, self._response_headers(request, validated_requests),
                                             slow_client_timeout, metadata.render_error_chunk) as event_stream:
-                for stream in streams:
-                    stream.abort_connection = event_stream.abort_connection
                 renderers = [OpenAICompletionStreamRenderer(metadata, index, len(choice.request.prompt))
                              for index, choice in enumerate(validated_requests)]
                 await gather_or_cancel(
@@ -135,11 +123,11 @@ class CompletionRoutes:
 
     def _response_headers(self, request: web.Request, validated_requests: Sequence[ValidatedRequest]) -> dict[str, str]:
         num_characters = sum(choice.num_prompt_characters for choice in validated_requests)
-        return (model_and_prompt_headers(self._services.engine.model_info, num_characters) | request_id_header(request)
-                | adapter_headers(validated_requests[0].adapter))
+        return response_headers(request, self._services.engine.model_info, num_characters,
+                                validated_requests[0].adapter)
 
     def _create_metadata(self, request: web.Request) -> ResponseMetadata:
-        return create_response_metadata(self._services, request.path, "cmpl", self._services.served_model.name)
+        return ResponseMetadata.create(self._services, request.path, "cmpl", self._services.served_model.name)
 
 
 async def pump_completion(pump: EventPump, renderer: OpenAICompletionStreamRenderer) -> None:

@@ -8,18 +8,21 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
+from typing import Self
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled, RequestError
-from router.http.openai.errors import OpenAIErrorReply, has_openai_error_format
-from router.http.tgi.errors import TgiErrorReply
-from router.http.transport.outputs import GenerationOutput, float32_json
-from router.http.transport.services import Services
+from router.http.tgi.rendering import float32_json
+from router.http.transport.errors import OpenAIErrorReply, TgiErrorReply, has_openai_error_format
+from router.http.transport.services import GenerationOutput, Services
 from router.request import FinishReason
 
 DONE_EVENT = "data: [DONE]\n\n"
+USAGE_TEMPLATE = '{{"prompt_tokens":{0},"completion_tokens":{1},"total_tokens":{2}}}'
 SYSTEM_FINGERPRINT = f"{version('weft')}-native"
 # OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 OPENAI_FINISH_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
@@ -28,8 +31,8 @@ TGI_FINISH_REASONS = OPENAI_FINISH_REASONS | {FinishReason.STOP_STRING: "stop_se
 
 
 @dataclass(frozen=True, slots=True)
-class DialectFormat:
-    """A dialect's finish reasons, and details of its chunks."""
+class OpenAIWords:
+    """Words of a dialect in the responses of OpenAI's routes."""
 
     finish_reasons: Mapping[FinishReason, str]
     completion_chunk_finish_reasons: Mapping[FinishReason, str]
@@ -38,11 +41,11 @@ class DialectFormat:
     every_delta_has_a_role: bool
 
 
-OPENAI_FORMAT = DialectFormat(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
-                              every_delta_has_a_role=False)
+OPENAI_WORDS = OpenAIWords(OPENAI_FINISH_REASONS, OPENAI_FINISH_REASONS, "null", "tool_calls",
+                           every_delta_has_a_role=False)
 # As text-generation-inference has them (--compat tgi).
-TGI_FORMAT = DialectFormat(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop",
-                           every_delta_has_a_role=True)
+TGI_COMPAT_WORDS = OpenAIWords(TGI_FINISH_REASONS, TGI_FINISH_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""',
+                               "stop", every_delta_has_a_role=True)
 
 
 def tgi_error_chunk(error: Exception) -> str:
@@ -54,8 +57,10 @@ def tgi_error_chunk(error: Exception) -> str:
             f"{DONE_EVENT}")
 
 
-def openai_error_chunk(error: Exception) -> str:
-    """Return an error and the end of a stream in OpenAI's format."""
+def render_error_chunk(error: Exception, *, path: str, compat: str) -> str:
+    """Return an error and the end of a stream in the format of the route at `path`."""
+    if not has_openai_error_format(path, compat):
+        return tgi_error_chunk(error)
     return f"data: {OpenAIErrorReply.from_exception(error).to_json()}\n\n{DONE_EVENT}"
 
 
@@ -67,8 +72,16 @@ class ResponseMetadata:
     created: int  # in seconds
     model: str
     system_fingerprint: str
-    format_variant: DialectFormat = OPENAI_FORMAT
+    words: OpenAIWords = OPENAI_WORDS
     render_error_chunk: Callable[[Exception], str] = tgi_error_chunk
+
+    @classmethod
+    def create(cls, services: Services, path: str, id_prefix: str, model: str) -> Self:
+        """Return the metadata of a new response. Its id is generated: the client's may be long, and every chunk has
+        it."""
+        return cls(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
+                   TGI_COMPAT_WORDS if services.is_tgi else OPENAI_WORDS,
+                   partial(render_error_chunk, path=path, compat=services.config.compat))
 
     def to_json_fields(self, object_type: str) -> str:
         return (f'"object":"{object_type}","id":"{self.id}","created":{self.created},"model":{quoted(self.model)},'
@@ -87,15 +100,14 @@ def text_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutp
                               output_options: ChatOutputOptions) -> str:
     message = f'{{"role":"assistant","content":{quoted(output.final_event.text)}}}'
     return chat_completion_json(metadata, output, output_options, message,
-                                metadata.format_variant.finish_reasons[output.final_event.finish_reason])
+                                metadata.words.finish_reasons[output.final_event.finish_reason])
 
 
 def chat_completion_json(metadata: ResponseMetadata, output: GenerationOutput, output_options: ChatOutputOptions,
                          message_json: str, finish_reason: str) -> str:
     logprobs = logprobs_json(output.tokens) if output_options.includes_logprobs else "null"
     choice = f'{{"index":0,"message":{message_json},"logprobs":{logprobs},"finish_reason":"{finish_reason}"}}'
-    usage = usage_json(len(output.validated_request.request.prompt), output.final_event.num_tokens)
-    return f'{{{metadata.to_json_fields("chat.completion")},"choices":[{choice}],"usage":{usage}}}'
+    return f'{{{metadata.to_json_fields("chat.completion")},"choices":[{choice}],"usage":{usage_json([output])}}}'
 
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
@@ -114,12 +126,24 @@ def token_fields(token: TokenEvent | TopToken) -> str:
 
 
 def completion_json(metadata: ResponseMetadata, outputs: Sequence[GenerationOutput]) -> str:
-    choices = ",".join(f'{{"index":{index},"text":{quoted(answer.final_event.text)},"logprobs":null,'
-                       f'"finish_reason":"{metadata.format_variant.finish_reasons[answer.final_event.finish_reason]}"}}'
+    choices = ",".join(completion_choice_json(index, answer.final_event.text,
+                                              metadata.words.finish_reasons[answer.final_event.finish_reason])
                        for index, answer in enumerate(outputs))
-    usage = usage_json(sum(len(answer.validated_request.request.prompt) for answer in outputs),
-                       sum(answer.final_event.num_tokens for answer in outputs))
-    return f'{{{metadata.to_json_fields("text_completion")},"choices":[{choices}],"usage":{usage}}}'
+    return f'{{{metadata.to_json_fields("text_completion")},"choices":[{choices}],"usage":{usage_json(outputs)}}}'
+
+
+def completion_choice_json(index: int, text: str, finish_reason: str) -> str:
+    return f'{{"index":{index},"text":{quoted(text)},"logprobs":null,"finish_reason":"{finish_reason}"}}'
+
+
+def usage_json(outputs: Sequence[GenerationOutput], template: str = USAGE_TEMPLATE) -> str:
+    """Render the tokens of prompts and outputs, and their sum, in a dialect's order of the fields."""
+    return format_usage(sum(len(output.validated_request.request.prompt) for output in outputs),
+                        sum(output.final_event.num_tokens for output in outputs), template)
+
+
+def format_usage(num_prompt_tokens: int, num_tokens: int, template: str = USAGE_TEMPLATE) -> str:
+    return template.format(num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens)
 
 
 class ChunkStreamRenderer:
@@ -128,36 +152,30 @@ class ChunkStreamRenderer:
     The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
     """
 
-    __slots__ = ("_num_sent_characters", "is_finished")
+    __slots__ = ("_num_sent_characters", "_render_error", "is_finished")
 
-    def __init__(self) -> None:
+    def __init__(self, render_error: Callable[[Exception], str]) -> None:
         self.is_finished = False
+        self._render_error = render_error
         self._num_sent_characters = 0  # characters sent so far
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
-        token: TokenEvent | None = None  # held back until the next event: it may be the last token
-        for event in events:
-            if token is not None and type(event) is not FinishedEvent:
-                parts.append(self._render_token(token))
-                token = None
-            if type(event) is TokenEvent:
-                token = event
+        last_token: TokenEvent | None = None  # goes into the chunk of the end
+        for event, next_event in zip_longest(events, events[1:]):
+            if type(event) is TokenEvent and type(next_event) is FinishedEvent:
+                last_token = event
+            elif type(event) is TokenEvent:
+                text = "" if event.special else event.text
+                self._num_sent_characters += len(text)
+                parts.append(self._render_chunk(text, event))
             elif type(event) is FinishedEvent:
                 self.is_finished = True
-                parts.append(self._render_end(event, event.text[self._num_sent_characters:], token))
-                token = None
+                parts.append(self._render_end(event, event.text[self._num_sent_characters:], last_token))
             elif type(event) is FailedEvent:
                 self.is_finished = True
                 parts.append(self._render_failure(event))
-        if token is not None:
-            parts.append(self._render_token(token))
         return "".join(parts).encode("ascii")
-
-    def _render_token(self, token: TokenEvent) -> str:
-        text = "" if token.special else token.text
-        self._num_sent_characters += len(text)
-        return self._render_chunk(text, token)
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
         raise NotImplementedError
@@ -167,77 +185,67 @@ class ChunkStreamRenderer:
         raise NotImplementedError
 
     def _render_failure(self, event: FailedEvent) -> str:
-        raise NotImplementedError
+        if isinstance(event.error, Cancelled):
+            raise event.error
+        return self._render_error(event.error)
 
 
 class OpenAIChatStreamRenderer(ChunkStreamRenderer):
     """Renderer of a chat's stream."""
 
-    __slots__ = ("_chunk_prefix", "_event_prefix", "_format_variant", "_later_chunk_prefix", "_num_prompt_tokens",
-                 "_output_options", "_render_error_chunk")
+    __slots__ = ("_chunk_prefix", "_event_prefix", "_finish_reason_json", "_later_chunk_prefix", "_num_prompt_tokens",
+                 "_output_options", "_words")
 
     def __init__(self, metadata: ResponseMetadata, num_prompt_tokens: int, output_options: ChatOutputOptions) -> None:
-        super().__init__()
+        super().__init__(metadata.render_error_chunk)
         self._event_prefix = f'data: {{{metadata.to_json_fields("chat.completion.chunk")},"choices":['
         self._chunk_prefix = self._event_prefix + '{"index":0,"delta":{"role":"assistant","content":'
-        self._later_chunk_prefix = self._event_prefix + '{"index":0,"delta":{"content":'
-        if metadata.format_variant.every_delta_has_a_role:
-            self._later_chunk_prefix = self._chunk_prefix
-        self._format_variant = metadata.format_variant
-        self._render_error_chunk = metadata.render_error_chunk
+        self._later_chunk_prefix = (self._chunk_prefix if metadata.words.every_delta_has_a_role
+                                    else self._event_prefix + '{"index":0,"delta":{"content":')
+        self._finish_reason_json = "null"  # until the end
+        self._words = metadata.words
         self._num_prompt_tokens = num_prompt_tokens
         self._output_options = output_options
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:
-        return self._render_content_chunk(text, token, "null")
-
-    def _render_content_chunk(self, text: str, token: TokenEvent | None, finish_reason_json: str) -> str:
+        logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
         prefix, self._chunk_prefix = self._chunk_prefix, self._later_chunk_prefix
-        return (
-            f'{prefix}{quoted(text)}}},"logprobs":{self._logprobs_json(token)},"finish_reason":{finish_reason_json}}}],'
-            '"usage":null}\n\n')
-
-    def _logprobs_json(self, token: TokenEvent | None) -> str:
-        return logprobs_json([token]) if self._output_options.includes_logprobs and token is not None else "null"
+        return (f'{prefix}{quoted(text)}}},"logprobs":{logprobs},"finish_reason":{self._finish_reason_json}}}],'
+                '"usage":null}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        return (self._render_content_chunk(text, token, f'"{self._format_variant.finish_reasons[event.finish_reason]}"')
-                + self._render_usage_and_done(event.num_tokens))
+        self._finish_reason_json = f'"{self._words.finish_reasons[event.finish_reason]}"'
+        return self._render_chunk(text, token) + self._render_usage_and_done(event.num_tokens)
 
     def _render_usage_and_done(self, num_tokens: int) -> str:
         """Return what follows the last chunk: the usage, if requested, and the end of the stream."""
         if not self._output_options.includes_usage:
             return DONE_EVENT
-        return f'{self._event_prefix}],"usage":{usage_json(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE_EVENT}'
-
-    def _render_failure(self, event: FailedEvent) -> str:
-        if isinstance(event.error, Cancelled):
-            raise event.error
-        return self._render_error_chunk(event.error)
+        return f'{self._event_prefix}],"usage":{format_usage(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE_EVENT}'
 
 
 class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
     """Renderer of one completion in a stream that may hold several. The last chunk of each has its usage."""
 
-    __slots__ = ("_chunk_prefix", "_format_variant", "error", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("_chunk_prefix", "_words", "error", "num_prompt_tokens", "num_tokens")
 
     def __init__(self, metadata: ResponseMetadata, index: int, num_prompt_tokens: int) -> None:
-        super().__init__()
+        super().__init__(metadata.render_error_chunk)
         self._chunk_prefix = (
             f'data: {{{metadata.to_json_fields("text_completion")},"choices":[{{"index":{index},"text":')
-        self._format_variant = metadata.format_variant
+        self._words = metadata.words
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # known at the end
         self.error: RequestError | None = None  # ends all completions of the stream, not only this one
 
     def _render_chunk(self, text: str, _: TokenEvent | None, /) -> str:
         return (f'{self._chunk_prefix}{quoted(text)},"logprobs":null,'
-                f'"finish_reason":{self._format_variant.unfinished_reason_json}}}],"usage":null}}\n\n')
+                f'"finish_reason":{self._words.unfinished_reason_json}}}],"usage":null}}\n\n')
 
     def _render_end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
         self.num_tokens = event.num_tokens
-        usage = usage_json(self.num_prompt_tokens, self.num_tokens)
-        reason = self._format_variant.completion_chunk_finish_reasons[event.finish_reason]
+        usage = format_usage(self.num_prompt_tokens, self.num_tokens)
+        reason = self._words.completion_chunk_finish_reasons[event.finish_reason]
         return f'{self._chunk_prefix}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
 
     def _render_failure(self, event: FailedEvent) -> str:
@@ -248,18 +256,5 @@ class OpenAICompletionStreamRenderer(ChunkStreamRenderer):
 
 def completions_usage_chunk(metadata: ResponseMetadata, renderers: Sequence[OpenAICompletionStreamRenderer]) -> str:
     """Return the chunk with the usage of all completions together."""
-    usage = usage_json(sum(text.num_prompt_tokens for text in renderers), sum(text.num_tokens for text in renderers))
+    usage = format_usage(sum(text.num_prompt_tokens for text in renderers), sum(text.num_tokens for text in renderers))
     return f'data: {{{metadata.to_json_fields("text_completion")},"choices":[],"usage":{usage}}}\n\n'
-
-
-def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
-    return (f'{{"prompt_tokens":{num_prompt_tokens},"completion_tokens":{num_tokens},'
-            f'"total_tokens":{num_prompt_tokens + num_tokens}}}')
-
-
-def create_response_metadata(services: Services, path: str, id_prefix: str, model: str) -> ResponseMetadata:
-    format_variant = TGI_FORMAT if services.is_tgi else OPENAI_FORMAT
-    render_error_chunk = openai_error_chunk if has_openai_error_format(path,
-                                                                       services.config.compat) else tgi_error_chunk
-    return ResponseMetadata(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, SYSTEM_FINGERPRINT,
-                            format_variant, render_error_chunk)

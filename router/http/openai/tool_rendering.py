@@ -10,12 +10,13 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import (
     ChatOutputOptions,
-    DialectFormat,
     OpenAIChatStreamRenderer,
+    OpenAIWords,
     ResponseMetadata,
     chat_completion_json,
+    logprobs_json,
 )
-from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason
 from router.text.response_parser import (
     AnyResponseParser,
@@ -29,16 +30,18 @@ from router.text.response_parser import (
 COMPLETED_FINISH_REASONS = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
 
 
-def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, format_variant: DialectFormat) -> str:
-    return (format_variant.tool_calls_finish_reason if num_tool_calls
-            and final_event.finish_reason in COMPLETED_FINISH_REASONS
-            else format_variant.finish_reasons[final_event.finish_reason])
+def chat_finish_reason(final_event: FinishedEvent, num_tool_calls: int, words: OpenAIWords) -> str:
+    return (words.tool_calls_finish_reason
+            if num_tool_calls and final_event.finish_reason in COMPLETED_FINISH_REASONS
+            else words.finish_reasons[final_event.finish_reason])
 
 
-def tool_call_json(call: ParsedToolCall, index: int | None = None) -> str:
-    """Render a tool call; in a stream it has an `index`. `description` is there because some clients look for it."""
+def tool_call_json(call: ParsedToolCall, index: int | None = None, call_id: str = "") -> str:
+    """Render a tool call, with a new id unless one is given; in a stream it has an `index`. `description` is there
+    because some clients look for it."""
     index_field = "" if index is None else f'"index":{index},'
-    return (f'{{{index_field}"id":"call_{secrets.token_hex(12)}","type":"function","function":{{"description":null,'
+    call_id = call_id or f"call_{secrets.token_hex(12)}"
+    return (f'{{{index_field}"id":"{call_id}","type":"function","function":{{"description":null,'
             f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
 
 
@@ -54,7 +57,7 @@ def tool_chat_completion_json(metadata: ResponseMetadata, output: GenerationOutp
     message = json_object(['"role":"assistant"', *message_fields(parts),
                            *[f'"tool_calls":[{",".join(tool_calls)}]'] * bool(tool_calls)])
     return chat_completion_json(metadata, output, output_options, message,
-                                chat_finish_reason(output.final_event, len(tool_calls), metadata.format_variant))
+                                chat_finish_reason(output.final_event, len(tool_calls), metadata.words))
 
 
 def message_fields(parts: Sequence[ResponsePart]) -> Iterator[str]:
@@ -99,7 +102,7 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
     def _render_end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
         last = get_last_token_text(text, token, event, self._parser)
         chunks = self._render_parts([*self._parser.feed(last), *self._parser.finish()], token)
-        reason = chat_finish_reason(event, self._num_tool_calls, self._format_variant)
+        reason = chat_finish_reason(event, self._num_tool_calls, self._words)
         return (chunks + self._render_delta_chunk("", None, f'"{reason}"')
                 + self._render_usage_and_done(event.num_tokens))
 
@@ -119,7 +122,8 @@ class OpenAIToolChatStreamRenderer(OpenAIChatStreamRenderer):
                             finish_reason_json: str = "null") -> str:
         delta = json_object([given for given in (self._role_field, content_field) if given])
         self._role_field = ""
-        return (f'{self._event_prefix}{{"index":0,"delta":{delta},"logprobs":{self._logprobs_json(token)},'
+        logprobs = logprobs_json([token]) if token is not None and self._output_options.includes_logprobs else "null"
+        return (f'{self._event_prefix}{{"index":0,"delta":{delta},"logprobs":{logprobs},'
                 f'"finish_reason":{finish_reason_json}}}],"usage":null}}\n\n')
 
 

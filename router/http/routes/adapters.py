@@ -6,7 +6,7 @@ Every key may list adapters, only an admin key may load or unload them. Response
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
@@ -18,6 +18,7 @@ from router.http.transport.auth import require_admin
 from router.http.transport.body import RequestBody, json_response, read_body
 from router.http.transport.services import Services
 from router.scheduler.loadable_resource_cache import ABSENT_STATUS, AdapterStatus
+from router.validation.bounds import ADAPTER_NAME
 
 ABSENT_ADAPTER_STATUS = AdapterStatus(ABSENT_STATUS, 0)
 MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error message
@@ -26,17 +27,17 @@ MAX_NAME_CHARS_IN_ERROR = 200  # characters of an unknown name in an error messa
 class LoadAdapterRequest(RequestBody):
     """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
-    id: str
+    id: Annotated[str, ADAPTER_NAME]
     source: str | None = None
     api_token: str | None = None
-    alias: str | None = None
+    alias: Annotated[str | None, ADAPTER_NAME] = None
 
 
 class LoadLoraAdapterRequest(RequestBody):
     """Body of vLLM's `/v1/load_lora_adapter`."""
 
-    lora_name: str
-    lora_path: str
+    lora_name: Annotated[str, ADAPTER_NAME]
+    lora_path: Annotated[str, ADAPTER_NAME]
     load_inplace: bool = False
 
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from router.errors import InvalidRequest
-from router.http.transport.body import RequestBody, json_response, read_body_of_any_media_type
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import request_id_header
+from router.http.transport.body import RequestBody, json_response, read_body
+from router.http.transport.request_context import RequestContext, request_id_header
 from router.http.transport.services import Services, generate_all
 from router.text.prompt_encoder import DialectParameterNames
 from router.validation.validator import GenerationInput
@@ -112,7 +111,7 @@ class BatchingStudyRoutes:
     async def inference(self, request: web.Request) -> web.Response:
         async with self._handler_slots:
             started_at, context = self._now(), RequestContext.from_request(request, self._services.engine)
-            inference_request = await read_body_of_any_media_type(request, StudyInferenceRequest)
+            inference_request = await read_body(request, StudyInferenceRequest, any_media_type=True)
             validated_requests = await self._services.validator.validate(inference_request.to_generation_input(context))
             [answer] = await generate_all(self._services, validated_requests, context)
             seconds = self._now() - started_at

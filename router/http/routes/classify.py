@@ -8,15 +8,15 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import PoolingRequestOutput
 from router.http.transport.pooling_requests import PoolingResults, run_pooling_requests
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services
+from router.http.transport.services import PoolingRequestOutput, Services
 from router.pooling_output import TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import CLASSIFICATION_OPERATION
 from router.text.entity_aggregation import Entity, EntityAggregator
 from router.text.prompt_encoder import DialectParameterNames
+from router.validation.bounds import NON_EMPTY_TEXT, NON_EMPTY_TEXTS
 from router.validation.validator import GenerationInput
 
 PARAMETER_NAMES = DialectParameterNames(truncate="")
@@ -25,13 +25,13 @@ PARAMETER_NAMES = DialectParameterNames(truncate="")
 class ClassifyRequest(RequestBody):
     """Body of `/classify`: one text."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
 
 
 class ClassifyBatchRequest(RequestBody):
     """Body of `/classify_batch`: several texts."""
 
-    inputs: Annotated[list[str], FailFast(), Field(min_length=1)]
+    inputs: Annotated[list[str], FailFast(), Field(min_length=1), NON_EMPTY_TEXTS]
 
     def check_batch_size(self, max_texts: int) -> None:
         if len(self.inputs) > max_texts:

@@ -3,7 +3,6 @@
 Both take the bodies of other routes.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -15,9 +14,8 @@ from router.http.openai.base_request import validate_with_model_adapter
 from router.http.openai.chat import ChatRequest
 from router.http.tgi.routes import GenerateRequest
 from router.http.transport.body import RequestBody, json_response, read_body
-from router.http.transport.outputs import GenerationOutput
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services, gather_or_cancel, generate_all
+from router.http.transport.services import Services, gather_or_cancel, generate_best_first
 from router.validation.validator import ValidatedRequest
 
 
@@ -73,8 +71,9 @@ class CloudRoutes:
                                  f"got {len(instances_body.instances)}", "batch size exceeded")
         validated_by_instance = [await self._validate_instance(instance, context.for_prompt(index))
                                  for index, instance in enumerate(instances_body.instances)]
-        outputs = await gather_or_cancel(self._generate_best(choices, context) for choices in validated_by_instance)
-        return json_response({"predictions": [answer.final_event.text for answer in outputs]})
+        outputs_by_instance = await gather_or_cancel(generate_best_first(self._services, choices, context)
+                                                     for choices in validated_by_instance)
+        return json_response({"predictions": [outputs[0].final_event.text for outputs in outputs_by_instance]})
 
     async def _validate_instance(self, instance: GenerateRequest | ChatRequest,
                                  context: RequestContext) -> list[ValidatedRequest]:
@@ -82,8 +81,3 @@ class CloudRoutes:
         if isinstance(instance, ChatRequest):
             return await validate_with_model_adapter(self._services, instance, generation_input, context)
         return await self._services.validator.validate(generation_input)
-
-    async def _generate_best(self, validated_requests: Sequence[ValidatedRequest],
-                             context: RequestContext) -> GenerationOutput:
-        return max(await generate_all(self._services, validated_requests, context),
-                   key=lambda answer: answer.mean_logprob)

@@ -14,16 +14,17 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.adapters.reference import RequestedAdapter
 from router.errors import InvalidRequest
+from router.http.tgi.rendering import float32_json
 from router.http.transport.adapter_parameters import AdapterParameters
-from router.http.transport.body import RequestBody, UInt32, read_body
-from router.http.transport.outputs import PoolingRequestOutput, float32_json
+from router.http.transport.body import RequestBody, UInt32, json_text_response, read_body
 from router.http.transport.pooling_requests import run_pooling_requests
 from router.http.transport.request_context import RequestContext
-from router.http.transport.services import Services
+from router.http.transport.services import PoolingRequestOutput, Services
 from router.pooling_output import EmbeddingVector, TokenClassificationOutput
 from router.request import RequestKind
 from router.telemetry.spans import EMBEDDINGS_OPERATION
 from router.text.prompt_encoder import DialectParameterNames, RawPrompt
+from router.validation.bounds import AT_LEAST_ONE, NON_EMPTY_TEXT, NON_EMPTY_TEXTS_OR_TOKENS
 from router.validation.validator import GenerationInput
 
 PARAMETER_NAMES = DialectParameterNames(prompt="input", truncate="")
@@ -44,7 +45,7 @@ class EmbedParameters(AdapterParameters):
 class EmbedRequest(RequestBody):
     """Body of LoRAX's `/embed`: one text."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: EmbedParameters | None = None
 
     def to_pooling_input(self, context: RequestContext) -> GenerationInput:
@@ -66,10 +67,10 @@ EmbeddingInputs = Annotated[
 class EmbeddingsRequest(RequestBody):
     """One or several texts to embed. Null means that a field is not given."""
 
-    input: EmbeddingInputs
+    input: Annotated[EmbeddingInputs, NON_EMPTY_TEXTS_OR_TOKENS]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: UInt32 | None = None
+    dimensions: Annotated[UInt32 | None, AT_LEAST_ONE] = None
     parameters: EmbedParameters | None = None
 
     def check_limits(self) -> None:
@@ -142,10 +143,6 @@ def create_embedding_input(text: RawPrompt, parameter_names: DialectParameterNam
 def get_output_vector(output: PoolingRequestOutput) -> EmbeddingVector:
     assert not isinstance(output.final_event.output, TokenClassificationOutput)
     return output.final_event.output
-
-
-def json_text_response(body: str, headers: dict[str, str]) -> web.Response:
-    return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
 
 def vector_json(vector: EmbeddingVector) -> str:

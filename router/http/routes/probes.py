@@ -1,4 +1,4 @@
-"""Health probes: liveness, readiness, and progress of the startup.
+"""Health probes (liveness, readiness, progress of the startup) and `GET /metrics` for Prometheus.
 
 These routes are open without a key, so they reveal nothing about any tenant or request.
 """
@@ -9,7 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from router.http.tgi.errors import TgiErrorReply
+from router.http.transport.body import json_response
+from router.http.transport.errors import TgiErrorReply
+from router.http.transport.services import EngineClient
+from router.telemetry.instruments import CONTENT_TYPE
 
 RETRY_AFTER_HEADERS = {"Retry-After": "1"}
 
@@ -57,3 +60,34 @@ class ProbeRoutes:
 def probe_response(status: int, value: dict[str, Any]) -> web.Response:
     return web.Response(status=status, body=json.dumps(value).encode(), content_type="application/json",
                         headers={} if status == 200 else RETRY_AFTER_HEADERS)
+
+
+class MetricsRoutes:
+    """Handler of `/metrics`."""
+
+    def __init__(self, engine: EngineClient, *, allows_json: bool = False) -> None:
+        """With `allows_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
+        self._engine = engine
+        self._allows_json = allows_json
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/metrics", self.metrics)]
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._allows_json and request.headers.get("Accept") == "application/json":
+            return json_response(metrics_page_to_json(self._engine.metrics_page()))
+        return web.Response(body=self._engine.metrics_page().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def metrics_page_to_json(page: str) -> dict[str, Any]:
+    """Return each family with its type and its samples, keyed as in the text format."""
+    families: dict[str, Any] = {}
+    samples: list[dict[str, Any]] = []
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            families[name] = {"type": kind, "data": (samples := [])}
+        elif not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            samples.append({"key": key, "value": float(value)})
+    return families

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from time import monotonic as clock
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
-from router.http.transport.auth import TENANT
+from router.http.transport.auth import CLIENT
 from router.http.transport.body import json_response
+from router.http.transport.services import EngineClient
 from router.scheduler.sequence import RequestPhase
 from router.telemetry.server_metrics import MAX_FINISHED_RECORDS, RequestRecord
 
@@ -37,16 +38,10 @@ PHASE_DESCRIPTIONS = {
 }
 
 
-class RequestRecordSource(Protocol):
-    """Interface of the engine that this route uses: the records of current and recent requests."""
-
-    def get_request_record(self, request_id: str) -> RequestRecord | None: ...
-
-
 class RequestTimelineRoutes:
     """Handler of `/v1/requests/{id}/explain`."""
 
-    def __init__(self, engine: RequestRecordSource) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def routes(self) -> list[web.RouteDef]:
@@ -54,7 +49,7 @@ class RequestTimelineRoutes:
 
     async def explain(self, request: web.Request) -> web.Response:
         record = self._engine.get_request_record(request.match_info["id"])
-        if record is None or record.tenant_name != request[TENANT].name:
+        if record is None or record.tenant_name != request[CLIENT].tenant.name:
             raise web.HTTPNotFound(
                 text=f"no request of this id is served, or was one of the last {MAX_FINISHED_RECORDS}")
         return json_response(timeline_json(record, clock()))

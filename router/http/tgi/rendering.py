@@ -1,47 +1,101 @@
-"""Rendering of generated tokens as TGI's JSON: events of a stream, and the details of a whole response.
+"""Rendering of generated tokens as JSON of text-generation-inference and of LoRAX, which is a fork of it: events of a
+stream, and the details of a whole response.
 
-Text is escaped to ASCII: some clients take U+2028 and the like for the end of an event's line.
+A `GenerateWords` holds the words in which the two differ. Text is escaped to ASCII: some clients take U+2028 and the
+like for the end of an event's line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.engine.stream import FailedEvent, FinishedEvent, StreamEvent, TokenEvent, TopToken
 from router.errors import Cancelled
-from router.http.tgi.errors import TgiErrorReply
-from router.http.transport.outputs import GenerationOutput, float32_json
+from router.http.transport.errors import TgiErrorReply
+from router.http.transport.services import GenerationOutput
+from router.request import FinishReason
 from router.text.tokenizer import Tokenizer
 from router.validation.validator import ValidatedRequest
 
 EMPTY_TOKEN = TokenEvent(0, "", 0.0, special=True)  # placeholder for an end without a token
 UNFINISHED_FIELDS = '"generated_text":null,"details":null'
+END_FIELDS = '"finish_reason":"{reason}","generated_tokens":{num_tokens},"seed":{seed}'
 
 
-def token_json(token: TokenEvent | TopToken) -> str:
-    special = "true" if token.special else "false"
-    return (
-        f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)},"special":{special}}}')
+def tgi_error_event(error: Exception) -> str:
+    return f"data: {TgiErrorReply.from_exception(error).to_json()}\n\n"
 
 
-def top_tokens_json(top_tokens: Sequence[TopToken]) -> str:
-    return f"[{','.join(map(token_json, top_tokens))}]"
+@dataclass(frozen=True, slots=True)
+class GenerateWords:
+    """Words of a dialect in the answers of `/generate` and `/generate_stream`.
+
+    The fields of the end are templates with `reason`, `num_tokens`, `seed` and `num_prompt_tokens`.
+    """
+
+    event_prefix: str
+    numbers_events: bool  # whether events have an `index`
+    special_fields: tuple[str, str]  # end of a token that is not special, and of one that is
+    top_token_special_fields: tuple[str, str]
+    nests_top_tokens: bool  # whether top tokens are in their token, as `alternative_tokens`, or beside it
+    finish_reasons: Mapping[FinishReason, str]
+    details_fields: str  # first fields of the details of a whole response
+    stream_details_fields: str
+    render_error_event: Callable[[Exception], str]
 
 
-def seed_json(seed: int | None) -> str:
-    return "null" if seed is None else str(seed)
+TGI_WORDS = GenerateWords(
+    event_prefix="data: {",
+    numbers_events=True,
+    special_fields=(',"special":false', ',"special":true'),
+    top_token_special_fields=(',"special":false', ',"special":true'),
+    nests_top_tokens=False,
+    finish_reasons={reason: str(reason) for reason in FinishReason},
+    details_fields=END_FIELDS,
+    stream_details_fields=END_FIELDS + ',"input_length":{num_prompt_tokens}',
+    render_error_event=tgi_error_event,
+)
 
 
-class TgiStreamRenderer:
+def float32_json(value: float | None) -> str:
+    """Render a 32-bit float. Nine digits tell all such numbers apart. JSON has no infinities: the logprob of an
+    excluded token becomes null."""
+    return f"{value:.9g}" if value is not None and value - value == 0 else "null"
+
+
+def token_json(token: TokenEvent, words: GenerateWords = TGI_WORDS) -> str:
+    alternatives = (f',"alternative_tokens":{top_tokens_json(token.top_tokens, words)}'
+                    if words.nests_top_tokens and token.top_tokens else "")
+    return (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)}'
+            f'{words.special_fields[token.special]}{alternatives}}}')
+
+
+def top_tokens_json(top_tokens: Sequence[TopToken], words: GenerateWords) -> str:
+    tops = ",".join(f'{{"id":{top.id},"text":{quoted(top.text)},"logprob":{float32_json(top.logprob)}'
+                    f'{words.top_token_special_fields[top.special]}}}' for top in top_tokens)
+    return f"[{tops}]"
+
+
+def format_end(template: str, event: FinishedEvent, validated_request: ValidatedRequest, words: GenerateWords) -> str:
+    seed = validated_request.seed
+    return template.format(reason=words.finish_reasons[event.finish_reason], num_tokens=event.num_tokens,
+                           seed="null" if seed is None else seed,
+                           num_prompt_tokens=len(validated_request.request.prompt))
+
+
+class GenerateStreamRenderer:
     """Renderer of one request's events. The last token's event carries the end; after a timeout without a token, an
     empty special token does."""
 
-    __slots__ = ("_has_details", "_text_prefix", "_token_index", "_validated_request", "is_finished")
+    __slots__ = ("_has_details", "_text_prefix", "_token_index", "_validated_request", "_words", "is_finished")
 
-    def __init__(self, validated_request: ValidatedRequest, has_details: bool, text_prefix: str) -> None:
+    def __init__(self, validated_request: ValidatedRequest, has_details: bool, text_prefix: str,
+                 words: GenerateWords = TGI_WORDS) -> None:
         self.is_finished = False
         self._validated_request = validated_request
         self._has_details = has_details
         self._text_prefix = text_prefix  # prepended to the generated text
+        self._words = words
         self._token_index = 0
 
     def render(self, events: list[StreamEvent]) -> bytes:
@@ -60,64 +114,54 @@ class TgiStreamRenderer:
                 parts[-1] = self._render_token_event(token, self._render_end_fields(event))
                 self.is_finished = True
             elif type(event) is FailedEvent:
-                parts.append(self._render_failure(event))
+                if isinstance(event.error, Cancelled):
+                    raise event.error
+                parts.append(self._words.render_error_event(event.error))
                 self.is_finished = True
         return "".join(parts).encode("ascii")
 
     def _render_token_event(self, token: TokenEvent, end_fields: str) -> str:
-        if token.top_tokens:
-            end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens)},{end_fields}'
-        return f'data: {{"index":{self._token_index},"token":{token_json(token)},{end_fields}}}\n\n'
+        words = self._words
+        if token.top_tokens and not words.nests_top_tokens:
+            end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens, words)},{end_fields}'
+        index_field = f'"index":{self._token_index},' if words.numbers_events else ""
+        return f'{words.event_prefix}{index_field}"token":{token_json(token, words)},{end_fields}}}\n\n'
 
     def _render_end_fields(self, event: FinishedEvent) -> str:
-        details = "null"
-        if self._has_details:
-            details = (f'{{"finish_reason":"{event.finish_reason}","generated_tokens":{event.num_tokens},'
-                       f'"seed":{seed_json(self._validated_request.seed)},'
-                       f'"input_length":{len(self._validated_request.request.prompt)}}}')
+        words = self._words
+        details = (f"{{{format_end(words.stream_details_fields, event, self._validated_request, words)}}}"
+                   if self._has_details else "null")
         return f'"generated_text":{quoted(self._text_prefix + event.text)},"details":{details}'
 
-    def _render_failure(self, event: FailedEvent) -> str:
-        if isinstance(event.error, Cancelled):
-            raise event.error
-        return tgi_error_event(event.error)
 
-
-def tgi_error_event(error: Exception) -> str:
-    return f"data: {TgiErrorReply.from_exception(error).to_json()}\n\n"
+def generate_response_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],
+                           text_prefix: str, *, has_details: bool, words: GenerateWords = TGI_WORDS) -> str:
+    """Render a whole response: the best choice, with the others among its details."""
+    text = quoted(text_prefix + output.final_event.text)
+    if not has_details:
+        return f'{{"generated_text":{text}}}'
+    return f'{{"generated_text":{text},"details":{details_json(output, tokenizer, other_outputs, text_prefix, words)}}}'
 
 
 def details_json(output: GenerationOutput, tokenizer: Tokenizer, other_outputs: Sequence[GenerationOutput],
-                 text_prefix: str) -> str:
+                 text_prefix: str, words: GenerateWords = TGI_WORDS) -> str:
     """Render the field `details` of a whole response."""
-    best_of_sequences = ",".join(best_of_sequence_json(other, tokenizer, text_prefix) for other in other_outputs)
-    best_of = f',"best_of_sequences":[{best_of_sequences}]'
-    return f"{{{_details_fields(output, tokenizer)}{best_of if other_outputs else ''}{_top_tokens_field(output)}}}"
+    best_of = ",".join(f'{{"generated_text":{quoted(text_prefix + other.final_event.text)},'
+                       f'{choice_fields(other, tokenizer, END_FIELDS, "", words)}}}' for other in other_outputs)
+    best_of_field = f',"best_of_sequences":[{best_of}]' if other_outputs else ""
+    return f"{{{choice_fields(output, tokenizer, words.details_fields, best_of_field, words)}}}"
 
 
-def best_of_sequence_json(output: GenerationOutput, tokenizer: Tokenizer, text_prefix: str) -> str:
-    """Render one of the choices other than the best."""
-    text = quoted(text_prefix + output.final_event.text)
-    return f'{{"generated_text":{text},{_details_fields(output, tokenizer)}{_top_tokens_field(output)}}}'
-
-
-def _details_fields(output: GenerationOutput, tokenizer: Tokenizer) -> str:
-    final_event = output.final_event
-    return (f'"finish_reason":"{final_event.finish_reason}","generated_tokens":{final_event.num_tokens},'
-            f'"seed":{seed_json(output.validated_request.seed)},"prefill":[{prefill_json(output, tokenizer)}],'
-            f'"tokens":[{",".join(map(token_json, output.tokens))}]')
-
-
-def prefill_json(output: GenerationOutput, tokenizer: Tokenizer) -> str:
-    """Render the prompt's tokens with their logprobs, or nothing if they were not requested."""
+def choice_fields(output: GenerationOutput, tokenizer: Tokenizer, end_fields: str, best_of_field: str,
+                  words: GenerateWords) -> str:
+    """Render the details of one choice. The prompt's tokens are there if their logprobs were requested."""
     request = output.validated_request.request
-    if not request.prompt_logprobs:
-        return ""
-    return ",".join(
+    prefill = "" if not request.prompt_logprobs else ",".join(
         f'{{"id":{token},"text":{quoted(tokenizer.decode_token(token))},"logprob":{float32_json(logprob)}}}'
         for token, logprob in zip(request.prompt, output.prompt_logprobs, strict=True))
-
-
-def _top_tokens_field(output: GenerationOutput) -> str:
-    tops = [token.top_tokens for token in output.tokens]
-    return f',"top_tokens":[{",".join(map(top_tokens_json, tops))}]' if any(tops) else ""
+    tokens = ",".join([token_json(token, words) for token in output.tokens])
+    top_tokens = [] if words.nests_top_tokens else [token.top_tokens for token in output.tokens]
+    top_tokens_field = (f',"top_tokens":[{",".join(top_tokens_json(tops, words) for tops in top_tokens)}]'
+                        if any(top_tokens) else "")
+    return (f"{format_end(end_fields, output.final_event, output.validated_request, words)},"
+            f'"prefill":[{prefill}],"tokens":[{tokens}]{best_of_field}{top_tokens_field}')

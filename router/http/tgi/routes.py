@@ -3,41 +3,98 @@
 Parses bodies into `GenerationInput`; `rendering.py` renders the events.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
+from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.grammars.parameters import parse_grammar
-from router.http.tgi.parameters import GenerateParameters
-from router.http.tgi.rendering import TgiStreamRenderer, details_json, tgi_error_event
-from router.http.transport.adapter_parameters import adapter_for_stream_headers
-from router.http.transport.body import RequestBody, read_body
-from router.http.transport.outputs import GenerationOutput
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
-    adapter_headers,
-    model_and_prompt_headers,
-    request_id_header,
-    timing_headers,
+from router.http.tgi.rendering import GenerateStreamRenderer, generate_response_json, tgi_error_event
+from router.http.transport.adapter_parameters import AdapterParameters, adapter_for_stream_headers
+from router.http.transport.body import Int32, RequestBody, UInt32, UInt64, json_text_response, read_body
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import Services, generate_best_first, timing_headers
+from router.http.transport.sse import EventPump, open_response_stream
+from router.text.chat_template import Conversation
+from router.validation.bounds import (
+    AT_LEAST_ONE,
+    CACHE_SALT,
+    FRACTION,
+    GRAMMAR,
+    NON_EMPTY_TEXT,
+    PENALTY,
+    POSITIVE,
+    PRIORITY,
+    STOP_STRINGS,
 )
-from router.http.transport.services import Services, generate_all, open_response_stream
-from router.http.transport.sse import EventPump, EventStream
 from router.validation.validator import GenerationInput
+
+
+class SharedGenerateParameters(AdapterParameters):
+    """Generation parameters that TGI's and LoRAX's `parameters` have in common."""
+
+    best_of: UInt64 | None = None
+    temperature: Annotated[float | None, POSITIVE] = None
+    repetition_penalty: Annotated[float | None, POSITIVE] = None
+    frequency_penalty: Annotated[float | None, PENALTY] = None
+    top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
+    top_p: Annotated[float | None, FRACTION] = None
+    typical_p: Annotated[float | None, FRACTION] = None
+    do_sample: bool = False
+    max_new_tokens: Annotated[UInt32 | None, AT_LEAST_ONE] = None
+    return_full_text: bool | None = None
+    stop: Annotated[list[str], FailFast(), STOP_STRINGS] = Field(default_factory=list)
+    truncate: Annotated[UInt64 | None, AT_LEAST_ONE] = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: UInt64 | None = None
+
+    def base_generation_input(self, prompt: str | Conversation, context: RequestContext) -> GenerationInput:
+        """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
+        return GenerationInput(
+            prompt=prompt,
+            best_of=self.best_of,
+            temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            typical_p=self.typical_p,
+            do_sample=self.do_sample,
+            max_new_tokens=self.max_new_tokens,
+            stop_strings=tuple(self.stop),
+            truncate=self.truncate,
+            watermark=self.watermark,
+            seed=self.seed,
+            prompt_logprobs=self.decoder_input_details,
+            adapter=(None if self.adapter_id is None and self.merged_adapters is None
+                     else self.adapter_reference(context.source_token)),
+            tenant=context.tenant,
+            request_id=context.request_id,
+            deadline=context.deadline,
+        )
+
+
+class GenerateParameters(SharedGenerateParameters):
+    """Parameters of a generation. Null means that a field is not given, where its type allows null."""
+
+    top_n_tokens: UInt32 | None = None
+    grammar: Annotated[Any, GRAMMAR] = None
+    cache_salt: Annotated[str | None, CACHE_SALT] = None
+    priority: Annotated[Int32, PRIORITY] = 0
 
 
 class GenerateRequest(RequestBody):
     """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
     ask for sampling."""
 
-    inputs: str
+    inputs: Annotated[str, NON_EMPTY_TEXT]
     parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters(do_sample=True))
-    cache_salt: str | None = None  # other servers take it here rather than in `parameters`
+    cache_salt: Annotated[str | None, CACHE_SALT] = None  # other servers take it here rather than in `parameters`
 
     @property
     def returned_prompt(self) -> str:
@@ -48,16 +105,12 @@ class GenerateRequest(RequestBody):
         if parameters.adapter_id and parameters.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
         grammar = None if parameters.grammar is None else parse_grammar("grammar", parameters.grammar)
-        cache_salt = self._resolve_cache_salt()
-        return replace(parameters.base_generation_input(self.inputs, context),
-                       relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
-                       grammar=grammar, cache_salt=cache_salt, priority=parameters.priority)
-
-    def _resolve_cache_salt(self) -> str | None:
-        salts = {self.cache_salt, self.parameters.cache_salt} - {None}
+        salts = {self.cache_salt, parameters.cache_salt} - {None}
         if len(salts) > 1:
             raise InvalidRequest("`cache_salt` is given twice, with different values; give it once")
-        return salts.pop() if salts else None
+        return replace(parameters.base_generation_input(self.inputs, context),
+                       relative_frequency_penalty=parameters.frequency_penalty, top_n_tokens=parameters.top_n_tokens,
+                       grammar=grammar, cache_salt=next(iter(salts), None), priority=parameters.priority)
 
     def check_streamable(self) -> None:
         if self.parameters.best_of not in {None, 1}:
@@ -92,61 +145,49 @@ class TgiRoutes:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
-        headers, body = await self._generate_in_full(request, await read_body(request, GenerateRequest), context)
-        return web.Response(body=body.encode(), headers=headers, content_type="application/json")
+        return json_text_response(*await self._generate_in_full(request, await read_body(request, GenerateRequest),
+                                                                context))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         generate_request = await read_body(request, CompatGenerateRequest)
         if generate_request.stream:
             return await self._respond_streaming(request, generate_request, context)
-        headers, body = await self._generate_in_full(request, generate_request, context)
-        return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
+        body, headers = await self._generate_in_full(request, generate_request, context)
+        return json_text_response(f"[{body}]", headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         context = RequestContext.from_request(request, self._services.engine)
         return await self._respond_streaming(request, await read_body(request, GenerateRequest), context)
 
     async def _generate_in_full(self, request: web.Request, generate_request: GenerateRequest,
-                                context: RequestContext) -> tuple[dict[str, str], str]:
+                                context: RequestContext) -> tuple[str, dict[str, str]]:
         services = self._services
         validated_requests = await services.validator.validate(generate_request.to_generation_input(context))
         validated_at = clock()
-        outputs = await generate_all(services, validated_requests, context)
-        best_output, *other_outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
-        headers = (model_and_prompt_headers(services.engine.model_info, len(generate_request.inputs))
-                   | request_id_header(request) | adapter_headers(best_output.validated_request.adapter)
+        best_output, *other_outputs = await generate_best_first(services, validated_requests, context)
+        headers = (response_headers(request, services.engine.model_info, len(generate_request.inputs),
+                                    best_output.validated_request.adapter)
                    | timing_headers([best_output], validated_at - context.arrived_at, clock() - context.arrived_at))
-        return headers, self._response_json(generate_request, best_output, other_outputs)
+        parameters = generate_request.parameters
+        body = generate_response_json(
+            best_output, services.validator.tokenizer, other_outputs, generate_request.returned_prompt,
+            has_details=parameters.details or parameters.decoder_input_details)
+        return body, headers
 
     async def _respond_streaming(self, request: web.Request, generate_request: GenerateRequest,
                                  context: RequestContext) -> web.StreamResponse:
         """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
-        adapter = adapter_for_stream_headers(self._services.validator.adapter_registry,
-                                             generate_request.parameters.adapter_reference(context.source_token))
-        headers = (model_and_prompt_headers(self._services.engine.model_info, len(generate_request.inputs))
-                   | request_id_header(request) | adapter_headers(adapter))
-        slow_client_timeout = self._services.config.slow_client_timeout
-        async with open_response_stream(request, headers, slow_client_timeout, tgi_error_event) as event_stream:
-            await self._stream_events(generate_request, context, event_stream)
-        return event_stream.response
-
-    async def _stream_events(self, generate_request: GenerateRequest, context: RequestContext,
-                             event_stream: EventStream) -> None:
         services = self._services
-        generate_request.check_streamable()
-        [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
-        renderer = TgiStreamRenderer(validated_request, generate_request.parameters.details,
-                                     generate_request.returned_prompt)
-        with closing(services.submit(validated_request, context)) as stream:
-            stream.abort_connection = event_stream.abort_connection
-            await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
-
-    def _response_json(self, generate_request: GenerateRequest, best_output: GenerationOutput,
-                       other_outputs: Sequence[GenerationOutput]) -> str:
-        text = quoted(generate_request.returned_prompt + best_output.final_event.text)
-        if not (generate_request.parameters.details or generate_request.parameters.decoder_input_details):
-            return f'{{"generated_text":{text}}}'
-        details = details_json(best_output, self._services.validator.tokenizer, other_outputs,
-                               generate_request.returned_prompt)
-        return f'{{"generated_text":{text},"details":{details}}}'
+        adapter = adapter_for_stream_headers(services.validator.adapter_registry,
+                                             generate_request.parameters.adapter_reference(context.source_token))
+        headers = response_headers(request, services.engine.model_info, len(generate_request.inputs), adapter)
+        async with open_response_stream(request, headers, services.config.slow_client_timeout,
+                                        tgi_error_event) as event_stream:
+            generate_request.check_streamable()
+            [validated_request] = await services.validator.validate(generate_request.to_generation_input(context))
+            renderer = GenerateStreamRenderer(validated_request, generate_request.parameters.details,
+                                              generate_request.returned_prompt)
+            with closing(services.submit(validated_request, context)) as stream:
+                await EventPump(stream, renderer, event_stream, services.pump_flusher).run()
+        return event_stream.response

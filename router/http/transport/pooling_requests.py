@@ -17,16 +17,15 @@ from aiohttp import web
 from router.config import RouterConfig
 from router.engine.stream import RequestStream
 from router.errors import Overloaded
-from router.http.transport.outputs import PoolingRequestOutput, wait_for_pooling_output
-from router.http.transport.request_context import RequestContext
-from router.http.transport.response_headers import (
+from router.http.transport.request_context import RequestContext, response_headers
+from router.http.transport.services import (
     COMPUTE_TYPE,
-    format_milliseconds,
-    model_and_prompt_headers,
-    request_id_header,
+    PoolingRequestOutput,
+    Services,
+    gather_or_cancel,
     timing_headers,
+    wait_for_pooling_output,
 )
-from router.http.transport.services import Services, gather_or_cancel
 from router.validation.validator import GenerationInput, ValidatedRequest, remaining_seconds
 
 MAX_CONCURRENT_TEXTS = 32
@@ -53,12 +52,11 @@ async def run_pooling_requests(services: Services, request: web.Request, context
     workers = PoolingRequestRunner(services, context, validated_requests, build_result)
     results = await workers.run()
     total_seconds = clock() - context.arrived_at
-    headers = (model_and_prompt_headers(services.engine.model_info,
-                                        sum(choice.num_prompt_characters for choice in validated_requests))
-               | request_id_header(request)
+    headers = (response_headers(request, services.engine.model_info,
+                                sum(choice.num_prompt_characters for choice in validated_requests))
                | timing_headers(workers.finished_outputs, validated_at - context.arrived_at, total_seconds))
     if services.is_lorax:
-        headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": format_milliseconds(total_seconds)}
+        headers |= {"x-compute-type": COMPUTE_TYPE, "x-compute-time": str(int(total_seconds * 1000))}
     return PoolingResults(results, sum(len(choice.request.prompt) for choice in validated_requests), headers)
 
 

@@ -1,4 +1,9 @@
-"""Context of an HTTP request: tenant, id, arrival time, deadline and tracing span."""
+"""Context of an HTTP request (tenant, id, arrival time, deadline, tracing span), the response headers that follow from
+it (request id, model, adapter), and the tracing middleware.
+
+`RequestContext.from_request` begins the span of a request, so only requests that run the model have one; the middleware
+ends it.
+"""
 
 import re
 import secrets
@@ -7,10 +12,14 @@ from time import monotonic as clock
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from router.adapters.reference import AdapterReference, ResolvedAdapter
 from router.errors import InvalidRequest
-from router.http.transport.auth import SOURCE_TOKEN, TENANT
-from router.request import DEFAULT_TENANT, Tenant
+from router.http.transport.auth import CLIENT, KEYLESS_CLIENT
+from router.http.transport.errors import error_label, is_client_error
+from router.model_info import ModelInfo
+from router.request import Tenant
 from router.telemetry.instruments import Counter
 from router.telemetry.spans import TEXT_COMPLETION_OPERATION, RequestSpanFactory, RequestTrace
 
@@ -18,7 +27,12 @@ REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_COUNTER = web.RequestKey("request_counter", Counter)  # counter of requests; removed once this one is counted
 SPAN_FACTORY = web.RequestKey("span_factory", RequestSpanFactory)  # absent without tracing
 REQUEST_SPAN = web.RequestKey("request_span", RequestTrace)
+# Type of the exception from which a response was made. The exception itself would reference the request through its
+# traceback, and both would stay in memory until the garbage collector runs.
+FAILURE_TYPE = web.RequestKey("failure", type)
+DROPPED_LABEL = "dropped"  # the connection ended before the response was complete, so the span has no status
 MAX_REQUEST_ID_LENGTH = 128
+MAX_ADAPTER_HEADER_CHARS = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS_PATTERN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 
 
@@ -45,21 +59,19 @@ class RequestContext:
     @classmethod
     def from_request(cls, request: web.Request, registry: RequestIdRegistry,
                      operation: str = TEXT_COMPLETION_OPERATION) -> "RequestContext":
-        arrived_at, tenant = clock(), request.get(TENANT, DEFAULT_TENANT)
-        client_request_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
-        is_usable = (1 <= len(client_request_id) <= MAX_REQUEST_ID_LENGTH and client_request_id.isascii()
-                     and client_request_id.isprintable())
-        request_id = (client_request_id if is_usable and registry.can_use_request_id(client_request_id, tenant)
-                      else secrets.token_hex(16))
-        request[REQUEST_ID] = request_id
+        arrived_at, client, request_id = clock(), request.get(CLIENT, KEYLESS_CLIENT), ""
+        requested_id = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
+        if (1 <= len(requested_id) <= MAX_REQUEST_ID_LENGTH and requested_id.isascii() and requested_id.isprintable()
+            and registry.can_use_request_id(requested_id, client.tenant)):
+            request_id = requested_id
+        request[REQUEST_ID] = request_id = request_id or secrets.token_hex(16)
         if REQUEST_COUNTER in request:
             request.pop(REQUEST_COUNTER).add()
         if SPAN_FACTORY in request:
-            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(operation, request_id,
-                                                                             get_trace_context_headers(request),
-                                                                             arrived_at)
-        return cls(tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
-                   request.get(REQUEST_SPAN), request.get(SOURCE_TOKEN, ""))
+            request[REQUEST_SPAN] = request[SPAN_FACTORY].start_request_span(
+                operation, request_id, get_trace_context_headers(request), arrived_at)
+        return cls(client.tenant, request_id, arrived_at, request.headers.get("x-request-timeout-ms"),
+                   request.get(REQUEST_SPAN), client.source_token)
 
     def for_prompt(self, index: int) -> "RequestContext":
         """Return the context of the prompt at `index`: each needs an id of its own, and the first has the request's."""
@@ -82,3 +94,60 @@ def get_trace_context_headers(request: web.Request) -> dict[str, str]:
     parents = request.headers.getall("traceparent", [])
     states = request.headers.getall("tracestate", [])
     return {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
+
+
+def request_id_header(request: web.Request) -> dict[str, str]:
+    """Return the header with the request's id, if it has one already."""
+    request_id = request.get(REQUEST_ID)
+    return {} if request_id is None else {"x-request-id": request_id}
+
+
+def response_headers(request: web.Request, model_info: ModelInfo, num_characters: int,
+                     adapter: AdapterReference | ResolvedAdapter | None = None) -> dict[str, str]:
+    """Return the headers with the number and type of devices, the length of the prompt in characters, whether results
+    are exact (independent of the batch), the request's id, and the adapter in use; names of merged adapters are joined
+    by commas."""
+    headers = {
+        "x-compute-type": f"{model_info.world_size}-{model_info.device}",
+        "x-compute-characters": str(num_characters),
+        "x-weft-exact": str(int(model_info.exact)),
+    }
+    if REQUEST_ID in request:
+        headers["x-request-id"] = request[REQUEST_ID]
+    return headers if adapter is None else headers | adapter_headers(adapter)
+
+
+def adapter_headers(adapter: AdapterReference | ResolvedAdapter) -> dict[str, str]:
+    return {"x-adapter-id": adapter.name[:MAX_ADAPTER_HEADER_CHARS],
+            "x-adapter-source": (adapter.source or "")[:MAX_ADAPTER_HEADER_CHARS]}
+
+
+def create_tracing_middleware(span_factory: RequestSpanFactory) -> Middleware:
+    """Return the tracing middleware. It goes outside the one that turns exceptions into error responses."""
+    @web.middleware
+    async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[SPAN_FACTORY] = span_factory
+        try:
+            response = await handler(request)
+        except BaseException as error:
+            end_request_span(request, None, type(error))
+            raise
+        end_request_span(request, response, request.get(FAILURE_TYPE))
+        return response
+
+    return trace_request
+
+
+def end_request_span(request: web.Request, response: web.StreamResponse | None,
+                     failure_type: type[BaseException] | None) -> None:
+    if (request_span := request.get(REQUEST_SPAN)) is None:
+        return
+    attributes: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
+    if failure_type is not None:
+        attributes["error.type"] = error_label(failure_type)
+    if response is not None and attributes.get("error.type") != DROPPED_LABEL:
+        attributes["http.response.status_code"] = response.status
+    if response is not None and not isinstance(response, web.Response):
+        attributes["gen_ai.request.stream"] = True
+    # Spans of failures that clients cause are not marked as failed.
+    request_span.end_request(attributes, is_server_error=failure_type is not None and not is_client_error(failure_type))

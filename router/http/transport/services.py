@@ -1,29 +1,36 @@
 """Services that the handlers of all dialects use: the engine, the validator and the settings, and functions that run
-requests with them.
+requests with them and report their outputs and times.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+import math
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from time import monotonic as clock
 from typing import Protocol, TypeVar
-
-from aiohttp import web
 
 from router.config import RouterConfig
 from router.engine.resource_controller import ResourceController
-from router.engine.stream import RequestStream
-from router.errors import Cancelled
-from router.http.transport.metrics import FAILURE_TYPE
-from router.http.transport.outputs import GenerationOutput, OutputCollector
+from router.engine.stream import (
+    FailedEvent,
+    FinishedEvent,
+    PoolingEvent,
+    PromptLogprobsEvent,
+    RequestStream,
+    TokenEvent,
+)
 from router.http.transport.request_context import RequestContext
-from router.http.transport.sse import EventStream, PumpFlusher, open_event_stream
+from router.http.transport.sse import PumpFlusher
 from router.model_info import ModelInfo
 from router.request import Request, Tenant
+from router.scheduler.sequence import RUNNING_PHASES, RequestPhase
 from router.telemetry.server_metrics import RequestRecord, ServerMetrics
 from router.validation.validator import RequestValidator, ValidatedRequest
 
 T = TypeVar("T")
+COMPUTE_TYPE = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
+MIN_REPORTED_WAIT_SECONDS = 0.001  # a shorter wait gets no `x-wait-reason`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,41 +93,84 @@ class Services:
         return self.config.compat == "lorax"
 
 
-@asynccontextmanager
-async def open_response_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
-                               render_error: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
-    """Open an event stream for the block. An exception of the block becomes the last event, rendered by `render_error`;
-    Cancelled and ConnectionError abort the connection."""
-    async with open_event_stream(request, headers, slow_client_timeout) as event_stream:
-        try:
-            yield event_stream
-            if event_stream.failure is not None:
-                request[FAILURE_TYPE] = type(event_stream.failure)
-        except (Cancelled, ConnectionError) as error:
-            request[FAILURE_TYPE] = type(error)
-            event_stream.abort_connection()
-        except Exception as error:
-            request[FAILURE_TYPE] = type(error)
-            event_stream.write(render_error(error).encode())
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """Complete output of one choice."""
+
+    validated_request: ValidatedRequest
+    tokens: list[TokenEvent]
+    prompt_logprobs: list[float | None]  # one per prompt token
+    final_event: FinishedEvent
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(token.logprob for token in self.tokens) / max(len(self.tokens), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """Output of a pooling request (embedding or classification)."""
+
+    validated_request: ValidatedRequest
+    final_event: PoolingEvent
+
+
+async def wait_for_pooling_output(stream: RequestStream, validated_request: ValidatedRequest) -> PoolingRequestOutput:
+    """Wait for the output of a pooling request. Raises the request's error if it failed."""
+    while True:
+        for event in await stream.wait_for_events():
+            if isinstance(event, FailedEvent):
+                raise event.error
+            if isinstance(event, PoolingEvent):
+                return PoolingRequestOutput(validated_request, event)
+
+
+class OutputCollector:
+    """Collects the events of one stream in a callback, so that the waiting task wakes only once, at the end."""
+
+    def __init__(self, stream: RequestStream, validated_request: ValidatedRequest) -> None:
+        self._stream = stream
+        self._validated_request = validated_request
+        self._tokens: list[TokenEvent] = []
+        self._prompt_logprobs: list[float | None] = [None] * len(validated_request.request.prompt)
+        self._final_event: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
+
+    async def wait_for_output(self) -> GenerationOutput:
+        """Wait for the end and return the output. Raises the request's error if it failed."""
+        self._stream.set_event_callback(self._collect_events)
+        self._collect_events()
+        final_event = await self._final_event
+        return GenerationOutput(self._validated_request, self._tokens, self._prompt_logprobs, final_event)
+
+    def _collect_events(self) -> None:
+        for event in self._stream.take_events():
+            match event:
+                case TokenEvent():
+                    self._tokens.append(event)
+                case PromptLogprobsEvent(start, logprobs):
+                    self._prompt_logprobs[start:start + len(logprobs)] = logprobs
+                case FinishedEvent() if not self._final_event.done():
+                    self._final_event.set_result(event)
+                case FailedEvent(error) if not self._final_event.done():
+                    self._final_event.set_exception(error)
 
 
 async def generate_all(services: Services, validated_requests: Sequence[ValidatedRequest],
                        context: RequestContext) -> list[GenerationOutput]:
     """Return the outputs of all choices. If one fails or the client disconnects, all are cancelled."""
-    with submit_all(services, validated_requests, context) as streams:
-        return await gather_or_cancel(OutputCollector(*pair).wait_for_output()
-                                      for pair in zip(streams, validated_requests, strict=True))
-
-
-@contextmanager
-def submit_all(services: Services, validated_requests: Sequence[ValidatedRequest],
-               context: RequestContext) -> Iterator[list[RequestStream]]:
     with ExitStack() as exit_stack:
-        streams = []
-        for validated_request in validated_requests:
-            streams.append(services.submit(validated_request, context))
-            exit_stack.callback(streams[-1].close)
-        yield streams
+        collectors = [OutputCollector(exit_stack.enter_context(closing(services.submit(choice, context))), choice)
+                      for choice in validated_requests]
+        return await gather_or_cancel(map(OutputCollector.wait_for_output, collectors))
+
+
+async def generate_best_first(services: Services, validated_requests: Sequence[ValidatedRequest],
+                              context: RequestContext) -> list[GenerationOutput]:
+    """Return the outputs of all choices, that with the best mean logprob first."""
+    outputs = await generate_all(services, validated_requests, context)
+    if len(outputs) > 1:
+        outputs.sort(key=lambda output: output.mean_logprob, reverse=True)
+    return outputs
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
@@ -134,3 +184,44 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[None, None, T]]) -> li
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def timing_headers(outputs: Sequence[GenerationOutput | PoolingRequestOutput], validation_seconds: float,
+                   total_seconds: float) -> dict[str, str]:
+    """Return the timing headers; with several outputs, the sums over all of them. The header `x-wait-reason` names the
+    phase of most of the waiting time, if there was any."""
+    seconds_by_phase = sum_seconds_by_phase(outputs)
+    num_prompt_tokens = num_tokens = num_cached_tokens = 0
+    for output in outputs:
+        num_prompt_tokens += len(output.validated_request.request.prompt)
+        num_tokens += output.final_event.num_tokens
+        num_cached_tokens += output.final_event.timeline.num_prefix_hit_tokens
+    waiting_seconds = {phase: seconds for phase, seconds in seconds_by_phase.items() if phase not in RUNNING_PHASES}
+    prefill, decode = seconds_by_phase.get(RequestPhase.PREFILL, 0.0), seconds_by_phase.get(RequestPhase.DECODE, 0.0)
+    queue, inference = math.fsum(waiting_seconds.values()), prefill + decode
+    headers = {
+        "x-compute-time": str(total_seconds),
+        "x-total-time": str(int(total_seconds * 1000)),
+        "x-validation-time": str(int(validation_seconds * 1000)),
+        "x-queue-time": str(int(queue * 1000)),
+        "x-inference-time": str(int(inference * 1000)),
+        "x-time-per-token": str(int(inference / max(num_tokens, 1) * 1000)),
+        "x-prompt-tokens": str(num_prompt_tokens),
+        "x-generated-tokens": str(num_tokens),
+        "x-queue-ms": f"{queue * 1000:.1f}",
+        "x-prefill-ms": f"{prefill * 1000:.1f}",
+        "x-decode-ms": f"{decode * 1000:.1f}",
+        "x-cached-tokens": str(num_cached_tokens),
+    }
+    longest = max(waiting_seconds, key=waiting_seconds.__getitem__, default=None)
+    if longest is not None and waiting_seconds[longest] >= MIN_REPORTED_WAIT_SECONDS:
+        headers["x-wait-reason"] = str(longest)
+    return headers
+
+
+def sum_seconds_by_phase(outputs: Sequence[GenerationOutput | PoolingRequestOutput]) -> Mapping[RequestPhase, float]:
+    now, sums = clock(), dict[RequestPhase, float]()
+    for output in outputs:
+        for phase, seconds in output.final_event.timeline.seconds_by_phase(now).items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    return sums

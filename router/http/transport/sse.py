@@ -1,7 +1,11 @@
-"""Server-sent events: writing rendered events to an open response, and comments that keep idle connections alive."""
+"""Server-sent events: writing rendered events to an open response, and comments that keep idle connections alive.
+
+Every stream has the same way: `open_response_stream` opens the response, and an `EventPump` for each of its requests
+writes what the dialect's renderer makes of the events.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -9,6 +13,8 @@ from typing import Protocol
 from aiohttp import HttpVersion11, web
 
 from router.engine.stream import RequestStream, StreamEvent
+from router.errors import Cancelled
+from router.http.transport.request_context import FAILURE_TYPE
 
 EVENT_STREAM_HEADERS = {
     "Content-Type": "text/event-stream",
@@ -20,10 +26,15 @@ KEEPALIVE_SECONDS = 15.0
 
 
 @asynccontextmanager
-async def open_event_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
-                            keepalive_seconds: float = KEEPALIVE_SECONDS) -> AsyncIterator["EventStream"]:
+async def open_response_stream(request: web.Request, headers: Mapping[str, str], slow_client_timeout: float,
+                               render_error: Callable[[Exception], str],
+                               keepalive_seconds: float = KEEPALIVE_SECONDS) -> AsyncIterator["EventStream"]:
     """Open a response that ends with the block, unless the connection is closed earlier. A client that does not read
-    for `slow_client_timeout` seconds is disconnected."""
+    for `slow_client_timeout` seconds is disconnected.
+
+    An exception of the block becomes the last event, rendered by `render_error`; Cancelled and ConnectionError abort
+    the connection.
+    """
     response = web.StreamResponse(headers={**EVENT_STREAM_HEADERS, **headers})
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
@@ -36,6 +47,14 @@ async def open_event_stream(request: web.Request, headers: Mapping[str, str], sl
     stream = EventStream(request, response, transport, slow_client_timeout, keepalive_seconds)
     try:
         yield stream
+        if stream.failure is not None:
+            request[FAILURE_TYPE] = type(stream.failure)
+    except (Cancelled, ConnectionError) as error:
+        request[FAILURE_TYPE] = type(error)
+        stream.abort_connection()
+    except Exception as error:
+        request[FAILURE_TYPE] = type(error)
+        stream.write(render_error(error).encode())
     finally:
         stream.stop_keepalive()
     if not transport.is_closing():
@@ -130,6 +149,7 @@ class EventPump:
         self._event_stream = event_stream
         self._pump_flusher = pump_flusher
         self._wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stream.abort_connection = event_stream.abort_connection
 
     async def run(self) -> None:
         """Run until the last event is written. Raises what rendering and writing raise."""
@@ -179,6 +199,6 @@ class PumpFlusher:
 
     def _flush(self) -> None:
         pumps, self._due_pumps = self._due_pumps, []
-        rendered = [pump.render_queued_events() for pump in pumps]
+        rendered = [*map(EventPump.render_queued_events, pumps)]
         for pump, data in zip(pumps, rendered, strict=True):
             pump.write(data)

@@ -17,7 +17,7 @@ from router.api_keys import ApiKeys
 from router.config import RouterConfig
 from router.engine.stream import PoolingEvent, RequestStream, StreamEvent
 from router.http.app import create_app
-from router.http.transport.server import PROTOCOL_OPTIONS
+from router.http.server import PROTOCOL_OPTIONS
 from router.http.transport.services import ServedModel
 from router.model_info import ModelInfo
 from router.pooling_output import TokenClassificationOutput

@@ -15,7 +15,7 @@ from benchmarks.bench.load.http import HttpConnectionPool  # takes a fraction of
 from router.config import RouterConfig
 from router.http.docs.openapi import SCHEMA_REFERENCE, build_openapi_document
 from router.http.docs.route_catalog import GENERATE_ROUTES, POOLING_ROUTES, DocumentedRoute, get_route_sections
-from router.http.openai.errors import has_openai_error_format
+from router.http.transport.errors import has_openai_error_format
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 VALID_EXAMPLES = {"Message": {"role": "user", "content": "x"}, "ChatResponseFormat": {"type": "text"},

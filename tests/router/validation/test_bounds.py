@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
-from router.validation.bounds import round_to_float32, validate_fraction, validate_positive, validate_range
+from router.validation.bounds import round_to_float32, validate_fraction, validate_penalty, validate_positive
 
 # Halfway between two neighbours of float32, numbers are rounded to the even one.
 HALF_OF_SMALLEST = 2.0**-150  # rounded to 0
@@ -20,10 +20,6 @@ HALFWAY_NUMBERS = [sign * number for sign in (1.0, -1.0) for number in (
     HALF_OF_SMALLEST, HALFWAY_TO_ONE, HALFWAY_ABOVE_TWO, HALFWAY_ABOVE_LARGEST)]
 NUMBERS = (st.floats() | st.floats(-3.0, 3.0) | st.sampled_from(HALFWAY_NUMBERS)
            | st.builds(math.nextafter, st.sampled_from(HALFWAY_NUMBERS), st.sampled_from([-math.inf, math.inf])))
-
-
-def validate_penalty(name: str, value: float | None) -> float:
-    return validate_range(name, value, -2.0, 2.0)
 
 
 VALIDATORS: dict[Callable[[str, float | None], float], Callable[[float], bool]] = {
@@ -90,6 +86,6 @@ def test_neighbouring_numbers_on_both_sides_of_a_bound(validate: Callable[[str, 
 
 def test_error_names_the_bounds_and_the_value_as_it_was_given() -> None:
     assert str(get_error(validate_positive, -0.1)) == "`name` must be above 0, got -0.1"
-    assert str(get_error(validate_range, 0.1, 0.5, 2.5)) == "`name` must be at least 0.5 and at most 2.5, got 0.1"
+    assert str(get_error(validate_penalty, 2.1)) == "`name` must be at least -2.0 and at most 2.0, got 2.1"
     assert str(get_error(validate_fraction, 1.1)) == (
         "`name` must be above 0 and below 1, got 1.1; leave it out to keep all candidates")

@@ -29,7 +29,7 @@ from router.config import RouterConfig
 from router.engine.engine import Engine
 from router.engine.stream import RequestStream
 from router.http.app import create_app
-from router.http.transport.server import HttpServer
+from router.http.server import HttpServer
 from router.http.transport.services import ServedModel
 from router.request import Request
 from router.text.chat_template import simulated_model_template

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from router.http.docs.openapi import build_openapi_document
+from router.http.docs.openapi import build_openapi_document, iter_subclasses
+from router.http.transport.body import RequestBody
+from router.validation.bounds import FieldBounds
 
 OPENAPI_DOCUMENT = build_openapi_document()
 
@@ -67,3 +69,20 @@ def test_path_parameters_and_responses_are_described():
             described = {parameter["name"] for parameter in operation.get("parameters", ())}
             assert described == set(re.findall(r"\{(\w+)\}", path))
             assert all(answer["description"] for answer in operation["responses"].values())
+
+
+def test_bounds_of_fields_appear_in_their_schemas():
+    schemas = build_openapi_document("lorax")["components"]["schemas"] | OPENAPI_DOCUMENT["components"]["schemas"]
+    bounded = [(schemas[model.__name__]["properties"][name], bounds.keywords)
+               for model in iter_subclasses(RequestBody) if model.__name__ in schemas
+               for name, field in model.model_fields.items() for bounds in field.metadata
+               if isinstance(bounds, FieldBounds)]
+    assert len(bounded) > 50
+    for schema, keywords in bounded:
+        assert keywords.items() <= schema.items()
+
+
+def test_same_field_name_has_dialect_specific_bounds():
+    schemas = OPENAPI_DOCUMENT["components"]["schemas"]
+    assert schemas["GenerateParameters"]["properties"]["temperature"]["exclusiveMinimum"] == 0
+    assert schemas["ChatRequest"]["properties"]["temperature"]["minimum"] == 0

@@ -13,7 +13,7 @@ from router.http.openai.rendering import (
     ResponseMetadata,
     text_chat_completion_json,
 )
-from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.validation.validator import ValidatedRequest
 

@@ -8,7 +8,7 @@ from support.servers.expected_streams import make_finished_timeline
 from router.engine.stream import FinishedEvent, TokenEvent
 from router.http.openai.rendering import ChatOutputOptions, ResponseMetadata
 from router.http.openai.tool_rendering import OpenAIToolChatStreamRenderer, tool_chat_completion_json
-from router.http.transport.outputs import GenerationOutput
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.response_parser import HERMES_FORMAT, StreamingResponseParser
 from router.validation.validator import ValidatedRequest

@@ -1,14 +1,29 @@
-"""Probes, and the 503 answers of all other routes while the server is not ready."""
+"""Probes, the 503 answers of all other routes while the server is not ready, and the counts of requests on /metrics."""
 
 import asyncio
 
 import pytest
+from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
+from support.metrics_page import check_metrics_page, get_failure_counts, parse_metrics
+from support.servers.fake_adapter_store import FakeAdapterStore
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
+from router.engine.stream import FailedEvent, TokenEvent
+from router.errors import (
+    Cancelled,
+    ClassificationFailed,
+    EmbeddingFailed,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    TimedOut,
+)
 from router.http.app import create_stand_in_app
-from router.http.routes.probes import ProbeRoutes
+from router.http.routes.probes import MetricsRoutes, ProbeRoutes
+from router.telemetry.instruments import CONTENT_TYPE
 
 LOADING_PROGRESS = {"phase": "load", "bytes": 1, "total": 4, "eta_seconds": 3.0}
 
@@ -83,3 +98,180 @@ def test_api_key_is_required_during_startup_except_for_probes():
         for path in ("/health", "/live", "/ping", "/ready", "/startup"):
             assert (await client.get(path)).status in {200, 503}
     run_with_stand_in_app(scenario, config=RouterConfig(api_key="sk-one"))
+
+
+GENERATION_PATHS = ["/generate", "/generate_stream", "/v1/chat/completions"]
+PARTIAL_SCRIPT = [TokenEvent(97, "a", -0.5, False)]  # delivered before the failure
+
+
+def make_body(path, **fields):
+    body = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("/v1") else {"inputs": "x"}
+    return body | fields
+
+
+async def read_request_counts(client):
+    async with client.get("/metrics") as answer:
+        assert (answer.status, answer.headers["Content-Type"]) == (200, CONTENT_TYPE)
+        page = await answer.text()
+    check_metrics_page(page)
+    samples = parse_metrics(page)
+    return samples["tgi_request_count"], samples["tgi_request_success"], get_failure_counts(samples)
+
+
+async def post_text(client, path, **fields):
+    async with client.post(path, json=make_body(path, **fields)) as answer:
+        return await answer.text()
+
+
+@pytest.mark.parametrize("path", GENERATION_PATHS)
+def test_request_and_its_success_are_counted_once(serve, path):
+    async def scenario(client, engine):
+        for _ in range(3):
+            await post_text(client, path)
+        assert await read_request_counts(client) == (3, 3, {})
+    serve(scenario)
+
+
+def test_best_of_counts_as_one_request(serve):
+    async def scenario(client, engine):
+        await post_text(client, "/generate", parameters={"best_of": 2, "do_sample": True})
+        assert len(engine.requests) == 2
+        assert await read_request_counts(client) == (1, 1, {})
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", GENERATION_PATHS)
+@pytest.mark.parametrize(("error", "err"), [
+    (Overloaded("full"), "overloaded"), (NotReady("gone"), "overloaded"), (TimedOut("late"), "timeout"),
+    (InvalidRequest("no"), "validation"), (RuntimeError("a mistake"), "incomplete")])
+def test_rejection_is_counted_by_reason_on_streams_too(serve, path, error, err):
+    async def scenario(client, engine):
+        engine.submit_errors = [error]
+        await post_text(client, path)
+        assert await read_request_counts(client) == (1, 0, {err: 1})
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", GENERATION_PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_during_generation_is_counted_by_reason(serve, path, stream):
+    async def scenario(client, engine):
+        text = await post_text(client, path, stream=stream)
+        assert "broken" in text
+        assert await read_request_counts(client) == (1, 0, {"generation": 1})
+    serve(scenario, [*PARTIAL_SCRIPT, FailedEvent(GenerationFailed("broken"))])
+
+
+@pytest.mark.parametrize(("path", "body", "error", "err"), [
+    ("/embed", {"inputs": "x"}, EmbeddingFailed, "embedding_failure"),
+    ("/v1/embeddings", {"input": ["x", "y"]}, EmbeddingFailed, "embedding_failure"),
+    ("/classify_batch", {"inputs": ["x"]}, ClassificationFailed, "classification_failure")])
+def test_pooling_failure_is_counted_like_lorax(serve, path, body, error, err):
+    async def scenario(client, engine):
+        assert (await client.post(path, json=body)).status == 500
+        assert await read_request_counts(client) == (1, 0, {err: 1})
+    serve(scenario, [FailedEvent(error("broken"))], embeddings=True, classification=True, labels=("O",))
+
+
+@pytest.mark.parametrize("name", ["nobody", "broken"])
+def test_adapter_failure_is_counted_like_lorax(serve, name):
+    async def scenario(client, engine):
+        await post_text(client, "/generate", parameters={"adapter_id": name})
+        assert await read_request_counts(client) == (1, 0, {"download_adapter": 1})
+    serve(scenario, store=FakeAdapterStore())
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate", {"inputs": ""}), ("/generate", {"inputs": 5}), ("/generate", {}),
+    ("/generate_stream", {"inputs": "x", "parameters": {"top_p": 7.0}}), ("/v1/chat/completions", {"messages": []})])
+def test_invalid_request_is_counted_as_validation(serve, path, body):
+    async def scenario(client, engine):
+        await (await client.post(path, json=body)).read()
+        assert await read_request_counts(client) == (1, 0, {"validation": 1})
+    serve(scenario)
+
+
+def test_missing_chat_template_is_counted_as_template_failure(serve):
+    async def scenario(client, engine):
+        await post_text(client, "/v1/chat/completions")
+        assert await read_request_counts(client) == (1, 0, {"template": 1})
+    serve(scenario, template=None)
+
+
+def test_client_disconnect_is_counted_as_dropped(serve):
+    async def scenario(client, engine):
+        task = asyncio.create_task(client.post("/generate", json={"inputs": "x"}))
+        await engine.request_received.wait()
+        assert await read_request_counts(client) == (1, 0, {})
+        task.cancel()
+        await engine.client_disconnected.wait()
+        await asyncio.sleep(0)
+        assert await read_request_counts(client) == (1, 0, {"dropped": 1})
+    serve(scenario, [])
+
+
+@pytest.mark.parametrize("failed", [Cancelled("slow"), ConnectionResetError("gone")])
+def test_cancelled_slow_client_is_counted_as_dropped(serve, failed):
+    async def scenario(client, engine):
+        engine.submit_errors = [failed]
+        with pytest.raises(ClientPayloadError):
+            await post_text(client, "/generate_stream")
+        assert await read_request_counts(client) == (1, 0, {"dropped": 1})
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("method", "path"), [
+    ("GET", "/info"), ("GET", "/health"), ("GET", "/nowhere"), ("PUT", "/generate"), ("GET", "/metrics")])
+def test_other_routes_are_not_counted(serve, method, path):
+    async def scenario(client, engine):
+        await (await client.request(method, path)).read()
+        assert await read_request_counts(client) == (0, 0, {})
+    serve(scenario)
+
+
+def test_metrics_page_needs_no_api_key_and_unauthorized_requests_are_not_counted(serve):
+    async def scenario(client, engine):
+        assert (await client.post("/generate", json={"inputs": "x"})).status == 401
+        assert await read_request_counts(client) == (0, 0, {})
+    serve(scenario, config=RouterConfig(api_key="sk-one"))
+
+
+def test_metrics_page_reports_readiness(serve):
+    async def scenario(client, engine):
+        for engine.unavailable_reason, ready in (("", 1), ("no step has ended", 0)):
+            assert parse_metrics(await (await client.get("/metrics")).text())["tgi_ready"] == ready
+    serve(scenario)
+
+
+def test_metrics_page_is_served_until_the_last_request_ends(serve):
+    async def scenario(client, engine):
+        engine.unavailable_reason = "the server is shutting down"
+        probes = ProbeRoutes(engine.why_unavailable, lambda: None)
+        door = create_stand_in_app(probes, ApiKeys.from_config(RouterConfig()), MetricsRoutes(engine).routes())
+        async with TestClient(TestServer(door)) as late:
+            assert await read_request_counts(late) == (0, 0, {})
+            assert (await late.post("/generate")).status == 503
+            assert await read_request_counts(late) == (0, 0, {})
+    serve(scenario)
+
+
+def test_lorax_metrics_are_available_as_json(serve):
+    async def scenario(client, engine):
+        await post_text(client, "/generate")
+        answer = await client.get("/metrics", headers={"Accept": "application/json"})
+        assert answer.content_type == "application/json"
+        families = await answer.json()
+        assert families["tgi_request_count"] == {"type": "counter", "data": [{"key": "tgi_request_count", "value": 1}]}
+        assert {"key": 'tgi_request_failure{err="dropped"}', "value": 0} in families["tgi_request_failure"]["data"]
+        assert len(families["tgi_request_duration"]["data"]) == 38
+        plain = await client.get("/metrics", headers={"Accept": "text/plain"})
+        assert parse_metrics(await plain.text()) == {
+            sample["key"]: sample["value"] for family in families.values() for sample in family["data"]}
+    serve(scenario, config=RouterConfig(compat="lorax"))
+
+
+def test_metrics_page_ignores_the_accept_header_without_lorax(serve):
+    async def scenario(client, engine):
+        answer = await client.get("/metrics", headers={"Accept": "application/json"})
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+    serve(scenario)

@@ -8,8 +8,8 @@ from support.servers.expected_streams import make_finished_timeline
 
 from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.errors import Cancelled, GenerationFailed
-from router.http.tgi.rendering import TgiStreamRenderer, details_json, token_json
-from router.http.transport.outputs import GenerationOutput
+from router.http.tgi.rendering import GenerateStreamRenderer, details_json, float32_json, token_json
+from router.http.transport.services import GenerationOutput
 from router.request import FinishReason, Request
 from router.text.tokenizer import create_byte_tokenizer
 from router.validation.validator import ValidatedRequest
@@ -20,8 +20,16 @@ FINAL_EVENT = FinishedEvent(FinishReason.END_TOKEN, "hé", 1, make_finished_time
 
 
 def render_stream(*events, has_details=True, text_prefix=""):
-    text = TgiStreamRenderer(VALIDATED_REQUEST, has_details, text_prefix).render(list(events)).decode()
+    text = GenerateStreamRenderer(VALIDATED_REQUEST, has_details, text_prefix).render(list(events)).decode()
     return [json.loads(line.removeprefix("data: ")) for line in text.removesuffix("\n\n").split("\n\n")]
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (-0.5, "-0.5"), (0.0, "0"), (-1.2345677614212036, "-1.23456776"), (-1e-7, "-1e-07"), (None, "null"),
+    (math.nan, "null"), (-math.inf, "null")])
+def test_float32_numbers_are_rendered_as_valid_json(value, text):
+    assert float32_json(value) == text
+    json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["", '"\\', "\n\r\0", "\u2028\x85", "é😀"])
@@ -33,14 +41,14 @@ def test_token_json_is_one_ascii_line(text):
 
 
 def test_token_index_counts_across_bursts():
-    streaming = TgiStreamRenderer(VALIDATED_REQUEST, False, "")
+    streaming = GenerateStreamRenderer(VALIDATED_REQUEST, False, "")
     bursts = [streaming.render([TOKEN_EVENT]), streaming.render([TOKEN_EVENT, TOKEN_EVENT])]
     assert [burst.count(b"data: ") for burst in bursts] == [1, 2]
     assert b'{"index":3,' in bursts[1]
 
 
 def test_event_fields_are_in_tgi_order():
-    assert TgiStreamRenderer(VALIDATED_REQUEST, False, "").render([TOKEN_EVENT]) == (
+    assert GenerateStreamRenderer(VALIDATED_REQUEST, False, "").render([TOKEN_EVENT]) == (
         b'data: {"index":1,"token":{"id":104,"text":"h","logprob":-0.5,"special":false},'
         b'"generated_text":null,"details":null}\n\n')
 
@@ -52,7 +60,7 @@ def test_last_token_event_carries_the_final_fields():
 
 
 def test_end_without_a_token_is_sent_with_an_empty_special_token():
-    streaming = TgiStreamRenderer(VALIDATED_REQUEST, True, "")
+    streaming = GenerateStreamRenderer(VALIDATED_REQUEST, True, "")
     streaming.render([TOKEN_EVENT])
     event = json.loads(streaming.render([FinishedEvent(FinishReason.TIMEOUT, "hé", 1,
                                                        make_finished_timeline())]).removeprefix(b"data: "))

@@ -9,7 +9,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from router.api_keys import ApiKeys
 from router.config import RouterConfig
-from router.http.transport.auth import SOURCE_TOKEN, create_auth_middleware, require_admin
+from router.http.transport.auth import CLIENT, authenticate, require_admin
 from router.request import DEFAULT_TENANT, Tenant
 
 API_KEY_CONFIG = RouterConfig(api_key="sk-One")
@@ -74,7 +74,8 @@ def test_admin_routes_are_only_for_admin_keys():
 
     def request_with_key(key, keys=keys):
         request = make_mocked_request("POST", "/looms", {"Authorization": f"Bearer {key}"})
-        return asyncio.run(create_auth_middleware(keys)(request, require_admin(handler)))
+        authenticate(request, keys)
+        return asyncio.run(require_admin(handler)(request))
     assert request_with_key("sk-one") == request_with_key("", ApiKeys({})) == "reached"
     with pytest.raises(web.HTTPForbidden) as refused:
         request_with_key("sk-two")
@@ -84,10 +85,9 @@ def test_admin_routes_are_only_for_admin_keys():
 
 def read_source_token(keys, header):
     """Return the token that a handler finds in the request."""
-    async def handler(request):
-        return request[SOURCE_TOKEN]
     request = make_mocked_request("POST", "/", {} if header is None else {"Authorization": header})
-    return asyncio.run(create_auth_middleware(keys)(request, handler))
+    authenticate(request, keys)
+    return request[CLIENT].source_token
 
 
 def test_request_belongs_to_the_tenant_of_its_key(serve, tmp_path):

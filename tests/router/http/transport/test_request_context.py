@@ -1,12 +1,19 @@
-"""Tests of router/http/transport/request_context.py."""
+"""The context of a request, the headers that follow from it, and its span."""
+
+import asyncio
+import json
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from support.servers.expected_streams import make_text_events
+from support.servers.span_sender import RecordingSpanSender
 
-from router.errors import InvalidRequest
-from router.http.transport.auth import TENANT
-from router.http.transport.request_context import REQUEST_COUNTER, RequestContext
-from router.http.transport.response_headers import request_id_header
+from router.engine.stream import FailedEvent
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+from router.http.transport.auth import CLIENT, AuthenticatedClient
+from router.http.transport.request_context import REQUEST_COUNTER, RequestContext, request_id_header, response_headers
+from router.http.transport.services import ServedModel
+from router.model_info import ModelInfo
 from router.request import DEFAULT_TENANT, Tenant
 from router.scheduler.sequence import RequestTimeline
 from router.telemetry.instruments import Counter, MetricDefinition, MetricType
@@ -58,7 +65,7 @@ def test_response_headers_contain_the_request_id():
 def test_tenant_comes_from_the_api_key():
     request = make_mocked_request("POST", "/")
     assert RequestContext.from_request(request, RequestRecordStore()).tenant is DEFAULT_TENANT
-    request[TENANT] = Tenant("a")
+    request[CLIENT] = AuthenticatedClient(Tenant("a"))
     assert RequestContext.from_request(request, RequestRecordStore()).tenant == Tenant("a")
 
 
@@ -88,3 +95,127 @@ def test_request_is_counted_once():
     for _ in range(2):
         RequestContext.from_request(request, RequestRecordStore())
     assert counter.value == 1
+
+
+def test_headers_report_compute_device_and_exactness():
+    facts = ModelInfo("m", "cuda", "bfloat16", 512, 4096, 16, 100, world_size=2)
+    assert response_headers(make_mocked_request("POST", "/"), facts, 5) == {
+        "x-compute-type": "2-cuda", "x-compute-characters": "5", "x-weft-exact": "0"}
+
+
+PARENT_TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CHAT_BODY = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 4}
+SECRET_BODY = {"inputs": "a secret", "parameters": {"max_new_tokens": 4}}
+
+
+@pytest.fixture
+def send_and_get_span(serve):
+    """Send one request and return its span, or None, and the engine."""
+    def run(path, body, *scripts, refusal=None, headers=()):
+        span_sender = RecordingSpanSender()
+
+        async def scenario(client, engine):
+            if refusal is not None:
+                engine.submit_errors.append(refusal)
+            answer = await client.post(path, data=json.dumps(body),
+                                       headers=[("Content-Type", "application/json"), *headers])
+            await answer.read()
+            return engine
+
+        engine = serve(scenario, *scripts, served_model=ServedModel("demo"), sender=span_sender)
+        assert len(span_sender.spans) <= 1
+        return (span_sender.spans or [None])[0], engine
+    return run
+
+
+@pytest.mark.parametrize(("path", "body", "name"), [
+    ("/v1/chat/completions", CHAT_BODY, "chat demo"),
+    ("/invocations", CHAT_BODY, "chat demo"),
+    ("/generate", SECRET_BODY, "text_completion demo"),
+    ("/", SECRET_BODY, "text_completion demo"),
+    ("/v1/completions", {"prompt": "a secret", "max_tokens": 4}, "text_completion demo"),
+    ("/vertex", {"instances": [SECRET_BODY, SECRET_BODY]}, "text_completion demo"),
+])
+def test_generation_request_has_a_span(send_and_get_span, path, body, name):
+    span, engine = send_and_get_span(path, body)
+    assert (span.name, span.has_failed) == (name, False)
+    assert (span.attributes["url.path"], span.attributes["http.response.status_code"]) == (path, 200)
+    assert span.attributes["gen_ai.request.max_tokens"] == 4
+    for stream in engine.streams:
+        assert engine.get_request_record(stream.request.id).traceparent == span.traceparent
+
+
+def test_span_contains_no_prompt_text(send_and_get_span):
+    for path, body in (("/generate", SECRET_BODY), ("/v1/chat/completions", CHAT_BODY),
+                       ("/generate_stream", SECRET_BODY)):
+        span, _ = send_and_get_span(path, body)
+        assert "secret" not in repr(span)
+
+
+def test_other_routes_have_no_span(send_and_get_span):
+    for path in ("/tokenize", "/nowhere"):
+        assert send_and_get_span(path, {"inputs": "a"})[0] is None
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate_stream", SECRET_BODY), ("/v1/chat/completions", CHAT_BODY | {"stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"], "stream": True})])
+def test_stream_span_ends_with_the_stream(send_and_get_span, path, body):
+    span, _ = send_and_get_span(path, body)
+    assert span.attributes["gen_ai.request.stream"] is True
+    assert "gen_ai.usage.input_tokens" in span.attributes
+
+
+def test_span_without_streaming_is_not_marked_as_a_stream(send_and_get_span):
+    assert "gen_ai.request.stream" not in send_and_get_span("/generate", SECRET_BODY)[0].attributes
+
+
+@pytest.mark.parametrize(("headers", "parent"), [
+    ([], ""),
+    ([("traceparent", PARENT_TRACEPARENT)], PARENT_TRACEPARENT),
+    ([("traceparent", PARENT_TRACEPARENT), ("tracestate", "a=1"), ("tracestate", "b=2")], PARENT_TRACEPARENT),
+    ([("traceparent", PARENT_TRACEPARENT), ("traceparent", PARENT_TRACEPARENT)], ""),
+])
+def test_span_parent_comes_from_the_traceparent_header(send_and_get_span, headers, parent):
+    assert send_and_get_span("/generate", SECRET_BODY, headers=headers)[0].parent == parent
+
+
+@pytest.mark.parametrize(("refusal", "error", "status", "failed"), [
+    (Overloaded("too many"), "overloaded", 429, False),
+    (NotReady("no shards"), "overloaded", 503, True),
+    (GenerationFailed("broken"), "generation", 424, True),
+    (RuntimeError("a mistake"), "incomplete", 500, True),
+])
+def test_failed_request_span_has_error_type_and_status(send_and_get_span, refusal, error, status, failed):
+    span, _ = send_and_get_span("/generate", SECRET_BODY, refusal=refusal)
+    assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == (error, status)
+    assert span.has_failed == failed
+    assert span.children == []
+
+
+def test_invalid_request_has_a_span(send_and_get_span):
+    span, _ = send_and_get_span("/generate", {"inputs": "", "parameters": {}})
+    assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == ("validation", 422)
+    assert not span.has_failed
+
+
+def test_failed_stream_span_is_marked_as_failed(send_and_get_span):
+    span, _ = send_and_get_span("/generate_stream", SECRET_BODY,
+                                [*make_text_events("we")[:1], FailedEvent(GenerationFailed("broken"))])
+    assert (span.attributes["error.type"], span.attributes["http.response.status_code"]) == ("generation", 200)
+    assert span.has_failed
+
+
+def test_client_disconnect_ends_the_span(serve):
+    span_sender = RecordingSpanSender()
+
+    async def scenario(client, engine):
+        task = asyncio.create_task(client.post("/generate", json=SECRET_BODY))
+        await engine.request_received.wait()
+        task.cancel()
+        await engine.client_disconnected.wait()
+
+    serve(scenario, [], served_model=ServedModel("demo"), sender=span_sender)
+    (span,) = span_sender.spans
+    assert (span.attributes["error.type"], span.has_failed) == ("dropped", False)
+    assert "http.response.status_code" not in span.attributes

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp import ClientPayloadError, web
+from aiohttp.test_utils import TestClient, TestServer
 
 from router.engine.stream import FailedEvent, RequestStream, TokenEvent
-from router.errors import GenerationFailed
-from router.http.tgi.rendering import TgiStreamRenderer
-from router.http.transport.sse import EventPump, PumpFlusher, open_event_stream
+from router.errors import Cancelled, GenerationFailed
+from router.http.tgi.rendering import GenerateStreamRenderer
+from router.http.transport.sse import EventPump, PumpFlusher, open_response_stream
 from router.request import Request
 from router.validation.validator import ValidatedRequest
 
@@ -37,7 +37,7 @@ def post_and_read(http_version, *headers):
 
 
 async def write_two_events(request):
-    async with open_event_stream(request, {"x-more": "1"}, 30.0) as out:
+    async with open_response_stream(request, {"x-more": "1"}, 30.0, str) as out:
         out.write(b"data: a\n\n")
         out.write(b"data: b\n\n")
     request.transport.write(b"!")
@@ -75,7 +75,7 @@ def test_connection_serves_several_streams_in_turn():
 
 def test_keepalive_comments_are_sent_while_idle():
     async def handler(request):
-        async with open_event_stream(request, {}, 30.0, keepalive_seconds=0.01):
+        async with open_response_stream(request, {}, 30.0, str, keepalive_seconds=0.01):
             await asyncio.Event().wait()
 
     async def scenario(reader, writer):
@@ -89,7 +89,7 @@ def test_slow_client_is_waited_for_until_its_connection_is_aborted():
     stuck = asyncio.Queue()
 
     async def handler(request):
-        async with open_event_stream(request, {}, 30.0) as out:
+        async with open_response_stream(request, {}, 30.0, str) as out:
             while not request.protocol.writing_paused:
                 out.write(b"x" * 2**20)
                 await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_writing_after_a_disconnect_raises_an_error():
     ends = asyncio.Queue()
 
     async def handler(request):
-        async with open_event_stream(request, {}, 30.0) as out:
+        async with open_response_stream(request, {}, 30.0, str) as out:
             out.abort_connection()
             try:
                 out.write(b"x")
@@ -123,6 +123,38 @@ def test_writing_after_a_disconnect_raises_an_error():
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert isinstance(await ends.get(), ConnectionResetError)
     run_with_handler(handler, scenario)
+
+
+def read_stream(error):
+    async def handler(request):
+        async with open_response_stream(request, {"x-more": "yes"}, 1.0, lambda error: f"data: {error}\n\n") as out:
+            out.write(b"data: a\n\n")
+            if error is not None:
+                raise error
+        return out.response
+
+    async def main():
+        app = web.Application()
+        app.add_routes([web.get("/", handler)])
+        async with TestClient(TestServer(app)) as client:
+            answer = await client.get("/")
+            assert answer.headers["x-more"] == "yes"
+            return await answer.text()
+    return asyncio.run(main())
+
+
+def test_stream_ends_when_its_block_ends():
+    assert read_stream(None) == "data: a\n\n"
+
+
+def test_exception_in_the_block_is_the_last_event():
+    assert read_stream(GenerationFailed("broken")) == "data: a\n\ndata: broken\n\n"
+
+
+@pytest.mark.parametrize("error", [Cancelled("too slow"), ConnectionResetError("gone")])
+def test_cancelled_stream_is_cut_off(error):
+    with pytest.raises(ClientPayloadError):
+        read_stream(error)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -140,6 +172,9 @@ class FakeEventStream:
 
     def write(self, data):
         self.written.append(data)
+
+    def abort_connection(self):
+        pass
 
     async def drain(self):
         if self.is_paused:
@@ -217,7 +252,7 @@ def test_event_stream_remembers_the_failure_sent_to_the_client():
         fake_stream, failure = FakeEventStream(), GenerationFailed("broken")
         stream.put(TokenEvent(0, "a", 0.0, False))
         stream.put(FailedEvent(failure))
-        await EventPump(stream, TgiStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
+        await EventPump(stream, GenerateStreamRenderer(ValidatedRequest(stream.request, None), False, ""), fake_stream,
                         PumpFlusher()).run()
         assert fake_stream.failure is failure
     asyncio.run(main())

@@ -1,12 +1,25 @@
-"""HTTP server of an application with graceful shutdown, and a stand-in on the same socket (`StandInRunner`)."""
+"""HTTP server of an application with graceful shutdown, and the stand-in on the same socket while the main application
+is not ready or shuts down.
+
+The stand-in answers probes, and `/metrics` during shutdown, and rejects all other requests with 503.
+"""
 
 import logging
 import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
+
+from router.api_keys import ApiKeys
+from router.config import RouterConfig
+from router.http.app import create_stand_in_app
+from router.http.routes.probes import MetricsRoutes, ProbeRoutes
+from router.http.transport.cors import allow_cors_origins
+from router.http.transport.services import EngineClient
 
 SHUTDOWN_WRITE_SECONDS = 2.0  # for a complete response to reach its client during shutdown
 # for the rest of an unread body: some clients read the response only after sending all of it
@@ -63,20 +76,52 @@ def should_log_record(record: logging.LogRecord) -> bool:
     return not record.exc_info or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-class StandInRunner:
-    """Starts and stops a server for a stand-in application on a socket that the main application also uses."""
+@dataclass(frozen=True, slots=True)
+class StandInServer:
+    """Listening socket of the router, and the server that answers probes on it while the main application is not ready
+    or shuts down.
+    """
 
-    def __init__(self, listening_socket: socket.socket) -> None:
-        self._listening_socket = listening_socket
-        self._servers: list[HttpServer] = []  # one, or none
+    listening_socket: socket.socket
+    api_keys: ApiKeys
+    cors_origins: tuple[str, ...]
+    compat: str
+    _servers: list[HttpServer] = field(default_factory=list)  # one, or none
 
-    async def start(self, app: web.Application) -> None:
-        self._servers.append(HttpServer(app, close_after_response=True))
-        await self._servers[-1].start(self._listening_socket)
+    @classmethod
+    def from_config(cls, config: RouterConfig, listen_fd: int = -1) -> "StandInServer":
+        """Use the inherited socket `listen_fd`, or else open one. Raises ValueError and OSError."""
+        api_keys = ApiKeys.from_config(config)
+        inherited_socket = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
+        listening_socket = inherited_socket or create_listening_socket(config.hostname, config.port)
+        return cls(listening_socket, api_keys, config.cors_allow_origin, config.compat)
+
+    async def start_during_startup(self, engine: EngineClient,
+                                   get_startup_progress: Callable[[], dict[str, Any] | None]) -> None:
+        """Start the stand-in during startup, before any request is served."""
+        await self._start(ProbeRoutes(engine.why_unavailable, get_startup_progress))
+
+    async def start_during_shutdown(self, engine: EngineClient) -> None:
+        """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
+        await self._start(ProbeRoutes(engine.why_unavailable, lambda: None), MetricsRoutes(engine).routes())
+
+    async def _start(self, probes: ProbeRoutes, extra_routes: Iterable[web.RouteDef] = ()) -> None:
+        stand_in_app = create_stand_in_app(probes, self.api_keys, extra_routes, compat=self.compat)
+        allow_cors_origins(stand_in_app, self.cors_origins)
+        await self.start(stand_in_app)
+
+    async def start(self, stand_in_app: web.Application) -> None:
+        self._servers.append(HttpServer(stand_in_app, close_after_response=True))
+        await self._servers[-1].start(self.listening_socket)
 
     async def stop(self) -> None:
+        """Stop the stand-in. The socket stays open."""
         while self._servers:
             await self._servers.pop().close()
+
+    async def close(self) -> None:
+        await self.stop()
+        self.listening_socket.close()
 
 
 def create_listening_socket(hostname: str, port: int) -> socket.socket:

@@ -1,0 +1,191 @@
+"""Error responses, in the formats of text-generation-inference and of OpenAI, and how errors are counted.
+
+A row of ERROR_FORMATS tells everything about one exception. An unexpected exception is logged with its traceback; the
+client only receives `Internal server error`. OpenAI's format is that of all routes below /v1, except with
+`--compat tgi` and `--compat lorax`.
+"""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple, Self
+
+from aiohttp import web
+
+from router.errors import (
+    AdapterLoadFailed,
+    AdapterNotFound,
+    Cancelled,
+    ChatTemplateFailed,
+    ClassificationFailed,
+    EmbeddingFailed,
+    GenerationFailed,
+    InvalidRequest,
+    InvalidTools,
+    NotReady,
+    Overloaded,
+    TimedOut,
+)
+from router.http.transport.body import BodyValidationError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 500  # characters: a message may repeat a client's value of any length
+INVALID_REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
+COMPATS_WITH_OWN_ERRORS = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
+
+
+class ErrorFormat(NamedTuple):
+    """How an exception is reported. Clients act on status and type: `overloaded` and 429 mean "retry later"."""
+
+    label: str  # in metrics, as text-generation-inference names it, or else LoRAX
+    tgi: tuple[int, str, str]  # status, `error_type`, prefix of the message
+    openai: tuple[int, str, str]  # status, type, code
+    openai_has_prefix: bool = True  # whether the message has TGI's prefix, such as "Template error: "
+    is_client_error: bool = False  # whether the client caused it
+
+
+GENERATION_PREFIX = "Request failed during generation: "
+ERROR_FORMATS: dict[type[BaseException], ErrorFormat] = {
+    InvalidRequest: ErrorFormat("validation", (422, "validation", "Input validation error: "),
+                                (400, INVALID_REQUEST_ERROR, ""), openai_has_prefix=False, is_client_error=True),
+    ChatTemplateFailed: ErrorFormat("template", (422, "template_error", "Template error: "),
+                                    (400, INVALID_REQUEST_ERROR, ""), is_client_error=True),
+    InvalidTools: ErrorFormat("validation", (422, "tool_error", "Tool error: "), (400, INVALID_REQUEST_ERROR, ""),
+                              openai_has_prefix=False, is_client_error=True),
+    Overloaded: ErrorFormat("overloaded", (429, "overloaded", "Model is overloaded: "),
+                            (429, "rate_limit_error", "rate_limit_exceeded"), is_client_error=True),
+    NotReady: ErrorFormat("overloaded", (503, "overloaded", "Model is not ready: "), (503, SERVER_ERROR, "")),
+    AdapterNotFound: ErrorFormat("download_adapter", (424, "generation", GENERATION_PREFIX),
+                                 (404, INVALID_REQUEST_ERROR, "model_not_found"), openai_has_prefix=False),
+    AdapterLoadFailed: ErrorFormat("download_adapter", (424, "generation", GENERATION_PREFIX),
+                                   (424, INVALID_REQUEST_ERROR, "adapter_failed"), openai_has_prefix=False),
+    EmbeddingFailed: ErrorFormat("embedding_failure", (500, "embedding_failure", "Embedding Failure: "),
+                                 (500, SERVER_ERROR, "")),
+    ClassificationFailed: ErrorFormat("classification_failure", (500, "classification_failure",
+                                                                 "Classification Failure: "), (500, SERVER_ERROR, "")),
+    GenerationFailed: ErrorFormat("generation", (424, "generation", GENERATION_PREFIX), (500, SERVER_ERROR, "")),
+    TimedOut: ErrorFormat("timeout", (408, "timeout", "Request timed out: "), (408, "timeout_error", ""),
+                          is_client_error=True),
+}
+UNEXPECTED_ERROR = ErrorFormat("incomplete", (500, "internal", ""), (500, SERVER_ERROR, ""))
+# Labels of other errors that clients cause.
+CLIENT_ERROR_LABELS: dict[type[BaseException], str] = {
+    web.HTTPClientError: "validation", Cancelled: "dropped", ConnectionError: "dropped",
+    asyncio.CancelledError: "dropped"}
+# For HTTP exceptions of aiohttp.
+TGI_TYPES_BY_STATUS = {
+    400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
+    409: "conflict", 413: "payload_too_large", 415: "unsupported_media_type", 422: "validation", 424: "adapter_failed"}
+OPENAI_TYPES_BY_STATUS = {403: "permission_error"}
+OPENAI_CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
+
+
+def find_error_format(kind: type[BaseException]) -> ErrorFormat:
+    return next((row for known, row in ERROR_FORMATS.items() if issubclass(kind, known)), UNEXPECTED_ERROR)
+
+
+def error_label(kind: type[BaseException]) -> str:
+    """Return the label `err` of a failure in metrics; an unexpected exception is `incomplete`."""
+    return next((label for known, label in CLIENT_ERROR_LABELS.items() if issubclass(kind, known)),
+                find_error_format(kind).label)
+
+
+def is_client_error(kind: type[BaseException]) -> bool:
+    return issubclass(kind, tuple(CLIENT_ERROR_LABELS)) or find_error_format(kind).is_client_error
+
+
+def has_openai_error_format(path: str, compat: str) -> bool:
+    """Whether errors of the route at `path` have OpenAI's shape."""
+    return compat not in COMPATS_WITH_OWN_ERRORS and (path == "/v1" or path.startswith("/v1/"))
+
+
+def shorten_message(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]} ..."
+
+
+@dataclass(frozen=True, slots=True)
+class TgiErrorReply:
+    """Error response in TGI's format: a status, and a JSON object with `error` and `error_type`."""
+
+    status: int
+    error_type: str
+    message: str
+    retry_after: float | None = None
+
+    @classmethod
+    def from_exception(cls, error: Exception) -> Self:
+        if isinstance(error, web.HTTPException):
+            return cls(error.status, TGI_TYPES_BY_STATUS.get(error.status, "http"),
+                       shorten_message(error.text or error.reason))
+        error_format = find_error_format(type(error))
+        status, error_type, prefix = error_format.tgi
+        if error_format is UNEXPECTED_ERROR:
+            logger.error("a request failed unexpectedly", exc_info=error)
+            return cls(status, error_type, "Internal server error")
+        retry_after = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
+        return cls(status, getattr(error, "error_type", "") or error_type, shorten_message(f"{prefix}{error}"),
+                   retry_after)
+
+    def to_json(self) -> str:
+        return json.dumps({"error": self.message, "error_type": self.error_type}, separators=(",", ":"))
+
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIErrorReply:
+    """Error response in OpenAI's format: a status, and an object `error` with `message`, `type`, `param` and `code`.
+
+    OpenAI's clients act on the status: 400 means that the request is invalid; after 429 and 5xx they retry
+    automatically.
+    """
+
+    status: int
+    message: str
+    type: str
+    param: str = ""
+    code: str = ""
+    retry_after: float | None = None
+
+    @classmethod
+    def from_exception(cls, error: Exception) -> Self:
+        """Return the error to send to the client for any exception."""
+        if isinstance(error, web.HTTPException):
+            return cls.from_http_exception(error)
+        tgi_reply, error_format = TgiErrorReply.from_exception(error), find_error_format(type(error))
+        status, error_type, code = error_format.openai
+        return cls(status, tgi_reply.message if error_format.openai_has_prefix else shorten_message(str(error)),
+                   error_type, getattr(error, "param", "") if status in {400, 404} else "",
+                   getattr(error, "code", "") or code, tgi_reply.retry_after)
+
+    @classmethod
+    def from_http_exception(cls, error: web.HTTPException) -> Self:
+        """Return the error for an HTTP exception of aiohttp; 422 becomes 400, as in OpenAI's API."""
+        text, param = error.text or error.reason, ""
+        if isinstance(error, BodyValidationError):
+            text, param = error.fault, error.param
+        error_type = INVALID_REQUEST_ERROR if error.status < 500 else SERVER_ERROR
+        return cls(400 if error.status == 422 else error.status, shorten_message(text),
+                   OPENAI_TYPES_BY_STATUS.get(error.status, error_type), param,
+                   OPENAI_CODES_BY_STATUS.get(error.status, ""))
+
+    def to_json(self) -> str:
+        """Return the body as one line of JSON; empty fields are null."""
+        return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param or None,
+                                     "code": self.code or None}}, separators=(",", ":"))
+
+    def to_response(self) -> web.Response:
+        return error_response(self.status, self.to_json(), self.retry_after)
+
+
+def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
+    """Return a response with a JSON body. `retry_after` is in seconds; the header Retry-After has it rounded up, and
+    at least 1."""
+    response = web.Response(status=status, body=body.encode(), content_type="application/json")
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(max(ceil(retry_after), 1))
+    return response
