@@ -6,6 +6,7 @@ Rows become columns here and nowhere else; `answer_decoding.py` turns the column
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from router.config import RouterConfig
@@ -27,7 +28,7 @@ from shard.pb import shard_pb2 as pb
 RESOURCE_KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
 WANTED_BY_KIND: dict[RequestKind, "pb.Wanted"] = {RequestKind.EMBED: pb.VECTORS, RequestKind.CLASSIFY: pb.LABELS}
 NO_SAMPLING = SamplingParams()
-SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+SAMPLING_FIELDS = [(field.name, field.default, attrgetter(field.name)) for field in fields(SamplingParams)]
 
 T = TypeVar("T")
 
@@ -109,10 +110,10 @@ def _encode_sampling(requests: list[Request]) -> pb.Sampling:
         sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
     rows = [request.sampling for request in requests]
     if rows.count(NO_SAMPLING) < len(rows):
-        for name, default in SAMPLING_DEFAULTS.items():
-            values = [getattr(sampling, name) for sampling in rows]
-            columns |= (_encode_ragged_column(name, values) if isinstance(default, tuple)
-                        else {name: _encode_column(values, default)})
+        for name, default, get_value in SAMPLING_FIELDS:
+            values = [*map(get_value, rows)]
+            if values.count(default) < len(values):
+                columns |= _encode_ragged_column(name, values) if isinstance(default, tuple) else {name: values}
     return pb.Sampling(**columns)
 
 

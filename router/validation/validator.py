@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.adapters.reference import RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
@@ -54,6 +54,15 @@ KIND_DESCRIPTIONS = {
     RequestKind.EMBED: ("make embeddings", "makes embeddings (/embed, /v1/embeddings)"),
     RequestKind.CLASSIFY: ("label tokens", "labels tokens (/classify)"),
 }
+# Fields of GenerationInput with a floating-point number, their names in messages, and their checks, in TGI's order.
+FLOAT_PARAMETERS: tuple[tuple[str, str, Callable[[str, float], float]], ...] = (
+    ("temperature", "temperature", validate_positive),
+    ("repetition_penalty", "repetition_penalty", validate_positive),
+    ("relative_frequency_penalty", "frequency_penalty", validate_penalty),
+    ("frequency_penalty", "frequency_penalty", validate_penalty),
+    ("presence_penalty", "presence_penalty", validate_penalty),
+    ("top_p", "top_p", validate_fraction),
+    ("typical_p", "typical_p", validate_fraction))
 now = time.monotonic
 T = TypeVar("T")
 
@@ -193,22 +202,15 @@ class RequestValidator:
                                  "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
-        # The order of these lines is TGI's order of checks.
-        temperature = validate_positive("temperature", generation_input.temperature)
-        repetition_penalty = validate_positive("repetition_penalty", generation_input.repetition_penalty)
-        return SamplingParams(
-            temperature=temperature if generation_input.is_sampling else 0.0,
-            repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
-            relative_frequency_penalty=validate_penalty("frequency_penalty",
-                                                        generation_input.relative_frequency_penalty),
-            frequency_penalty=validate_penalty("frequency_penalty", generation_input.frequency_penalty),
-            presence_penalty=validate_penalty("presence_penalty", generation_input.presence_penalty),
-            top_p=validate_fraction("top_p", generation_input.top_p),
-            typical_p=validate_fraction("typical_p", generation_input.typical_p),
-            top_k=self._validate_top_k(generation_input.top_k),
-            watermark=generation_input.watermark,
-            top_n_tokens=generation_input.top_n_tokens or 0,
-        )
+        checked: dict[str, Any] = {}
+        for field, name, check in FLOAT_PARAMETERS:
+            if (value := getattr(generation_input, field)) is not None:
+                checked[field] = check(name, value)
+        if checked.get("repetition_penalty") == 1:
+            del checked["repetition_penalty"]  # changes nothing
+        checked["temperature"] = checked.get("temperature", 1.0) if generation_input.is_sampling else 0.0
+        return SamplingParams(**checked, top_k=self._validate_top_k(generation_input.top_k),
+                              watermark=generation_input.watermark, top_n_tokens=generation_input.top_n_tokens or 0)
 
     def _validate_top_k(self, value: int | None) -> int:
         if value is not None and value <= 0:
