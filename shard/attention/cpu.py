@@ -96,12 +96,14 @@ class CpuAttention:
         self._gather_buffer = torch.empty(0)  # buffer for gathered keys and values; kept, since allocating is slow
 
     def plan(self, decodes: list[TokenSpan], chunks: list[TokenSpan], num_tokens: int,
-             cache: KVCache) -> dict[int, CpuAttentionPlan]:
-        """Return the plans by window size."""
+             cache: KVCache) -> list[CpuAttentionPlan]:
+        """Return the plan of every layer; layers of one window size share theirs."""
         if self._head_shape[1] > TILE_ROWS:  # one token's heads need several tiles, so a decode is handled as a chunk
             decodes, chunks = [], decodes + chunks
-        return {window: self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
-                for window in self._config.window_sizes}
+        windows = self._config.sliding_windows or [0] * len(cache.keys)
+        plans = {window: self._plan_window(GatherWindow(window), decodes, chunks, num_tokens, cache)
+                 for window in sorted(set(windows))}
+        return [plans[window] for window in windows]
 
     def _plan_window(self, gather_window: GatherWindow, decodes: list[TokenSpan], chunks: list[TokenSpan],
                      num_tokens: int, cache: KVCache) -> CpuAttentionPlan:
@@ -126,11 +128,11 @@ class CpuAttention:
         return CpuAttentionPlan(gatherings, planner.output, make_int64_tensor(sort_order),
                                 make_int64_tensor(inverse_order))
 
-    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: dict[int, CpuAttentionPlan]) -> Tensor:
+    def run(self, queries: Tensor, cache: KVCache, layer: int, plan: list[CpuAttentionPlan]) -> Tensor:
         """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
-        window_plan = plan[self._config.window_of_layer(layer)]
-        gatherings, output, order, back = (window_plan.gathers, window_plan.output, window_plan.sort_order,
-                                           window_plan.inverse_order)
+        layer_plan = plan[layer]
+        gatherings, output, order, back = (layer_plan.gathers, layer_plan.output, layer_plan.sort_order,
+                                           layer_plan.inverse_order)
         if order is not None:
             queries = queries.index_select(0, order)
         queries = queries.view(-1, *self._head_shape)  # [tokens, kv_heads, group, head_dim]

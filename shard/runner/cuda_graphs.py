@@ -157,7 +157,10 @@ class CudaGraphRunner:
             if self._adapter_routing is None or not self._adapter_routing.write_static_work(self._lora_work, adapters):
                 return None
             captured = captured._replace(forward=self._forwards_with_adapters[rows])
-        return captured if self._write_inputs(list_tokens_and_spans(layout, previous_rows), rows) else None
+        # a token -1 - row refers to that row of the last step's tokens
+        tokens = (sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id]
+                  for sequence in layout.sequences)
+        return captured if self._write_inputs([*zip(tokens, layout.spans, strict=True)], rows) else None
 
     def _forward(self, inputs: ForwardInputs) -> GraphOutputs:
         hidden_states = self._model.forward(inputs, self._cache, self._attention)
@@ -196,12 +199,6 @@ class CudaGraphRunner:
         tokens, positions, slots = (column[:num_rows] for column in self._input_buffers.device_lists)
         return ForwardInputs(tokens, positions, slots, torch.arange(num_rows, device=tokens.device),
                              self._static_plans.make_plan(num_rows))
-
-
-def list_tokens_and_spans(layout: StepLayout, previous_rows: dict[int, int]) -> list[tuple[int, TokenSpan]]:
-    """Return the token and span of each sequence; a token -1 - row refers to that row of the last step's tokens."""
-    return [(sequence.tokens[-1] if sequence.tokens[-1] != PLACEHOLDER_TOKEN else -1 - previous_rows[sequence.id], span)
-            for sequence, span in zip(layout.sequences, layout.spans, strict=True)]
 
 
 def iter_capture_sizes(max_rows: int) -> Iterator[int]:

@@ -77,7 +77,8 @@ class ModelRunner:
         non_finite_ids = zero_non_finite_sequences(layout, hidden_states, cache)
         prompt_logprobs = {chunk.sequence.id: self._compute_prompt_logprobs(chunk, span.first_row, hidden_states)
                            for chunk, span in zip(step.chunks, layout.spans[layout.num_decodes:], strict=True)
-                           if needs_prompt_logprobs(chunk) and chunk.sequence.id not in non_finite_ids}
+                           if chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in non_finite_ids
+                           and chunk.start + 1 < chunk.sequence.num_prompt_tokens}
         if prompt_logprobs:
             non_finite_ids |= self._find_non_finite_prompts(prompt_logprobs)
         outputs: dict[int, SequenceOutput] = {}
@@ -150,10 +151,6 @@ class ModelRunner:
             if logits is not None:
                 logprobs += self._sampler.compute_prompt_logprobs(logits, target_tokens)
         return PromptLogprobs(chunk.start + 1, logprobs)
-
-
-def needs_prompt_logprobs(chunk: PrefillChunk) -> bool:
-    return chunk.sequence.wants_prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
 
 
 def make_adapter_runs(layout: StepLayout) -> list[AdapterRowSpan]:

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,33 +33,12 @@ def choose_green_tokens(previous_token: int, vocabulary_size: int) -> Tensor:
     return torch.randperm(vocabulary_size, generator=generator)[:int(vocabulary_size * GREEN_SHARE)]
 
 
-def apply_repetition_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Divide positive logits and multiply the others, for every token of prompt and output."""
-    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=True)
-    penalties = seen_tokens.repeat_by_row([s.sampling.repetition_penalty for s in sequences])
-    values = logits[seen_tokens.logit_indices]
-    logits[seen_tokens.logit_indices] = torch.where(values > 0, values / penalties, values * penalties)
-
-
-def apply_relative_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Penalise tokens by their share of all tokens, those of the prompt included."""
-    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=True)
-    lengths = seen_tokens.repeat_by_row([float(len(s.tokens)) for s in sequences])
-    penalties = seen_tokens.repeat_by_row([s.sampling.relative_frequency_penalty for s in sequences])
-    logits[seen_tokens.logit_indices] -= seen_tokens.counts / lengths * penalties
-
-
-def apply_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Penalise tokens by how often they were generated."""
-    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=False)
-    logits[seen_tokens.logit_indices] -= seen_tokens.counts * seen_tokens.repeat_by_row(
-        [s.sampling.frequency_penalty for s in sequences])
-
-
-def apply_presence_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Penalise tokens that were generated, however often."""
-    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=False)
-    logits[seen_tokens.logit_indices] -= seen_tokens.repeat_by_row([s.sampling.presence_penalty for s in sequences])
+def apply_penalty(parameter: str, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    """Change the logits of tokens that were seen, as PENALTIES has it."""
+    with_prompt, penalise = PENALTIES[parameter]
+    seen_tokens = count_tokens(logits, rows, sequences, with_prompt=with_prompt)
+    penalties = seen_tokens.repeat_by_row([getattr(sequence.sampling, parameter) for sequence in sequences])
+    logits[seen_tokens.logit_indices] = penalise(logits[seen_tokens.logit_indices], seen_tokens, penalties)
 
 
 def apply_biases(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
@@ -84,13 +64,20 @@ def apply_banned_tokens(logits: Tensor, rows: list[int], sequences: list[Sequenc
     logits[make_logit_indices(logits, rows, [s.sampling.banned_tokens for s in sequences])] = -torch.inf
 
 
+# By sampling parameter, in the order in which they apply: whether tokens of the prompt count, too, and the new logits,
+# from the logits [entries] of the tokens that were seen and the penalty of each.
+PENALTIES: dict[str, tuple[bool, Callable[[Tensor, "SeenTokens", Tensor], Tensor]]] = {
+    "repetition_penalty": (True, lambda logits, _, penalty: torch.where(logits > 0, logits / penalty,
+                                                                        logits * penalty)),
+    # by a token's share of all tokens
+    "relative_frequency_penalty": (True, lambda logits, seen, penalty: logits - seen.counts / seen.lengths * penalty),
+    "frequency_penalty": (False, lambda logits, seen, penalty: logits - seen.counts * penalty),
+    "presence_penalty": (False, lambda logits, _, penalty: logits - penalty),  # however often it was generated
+}
 # By sampling parameter, in the order in which the processors apply.
 PROCESSORS: dict[str, Callable[[Tensor, list[int], list[Sequence]], None]] = {
     "watermark": apply_watermark,
-    "repetition_penalty": apply_repetition_penalty,
-    "relative_frequency_penalty": apply_relative_frequency_penalty,
-    "frequency_penalty": apply_frequency_penalty,
-    "presence_penalty": apply_presence_penalty,
+    **{parameter: partial(apply_penalty, parameter) for parameter in PENALTIES},
     "biased_tokens": apply_biases,
     "min_tokens": apply_min_tokens,
     "allowed_tokens": apply_allowed_tokens,
@@ -120,6 +107,12 @@ class SeenTokens:
     logit_indices: LogitIndices
     counts: Tensor  # [entries]
     num_tokens_by_row: list[int]  # of each row
+    sequences: list[Sequence]  # of each row
+
+    @property
+    def lengths(self) -> Tensor:  # [entries]
+        """Number of tokens of each entry's sequence."""
+        return self.repeat_by_row([float(len(sequence.tokens)) for sequence in self.sequences])
 
     def repeat_by_row(self, values: list[float]) -> Tensor:
         """Repeat each row's value for each of its entries."""
@@ -139,7 +132,7 @@ def count_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence], *, 
         counts_by_row[-1].update(sequence.tokens)
     return SeenTokens(make_logit_indices(logits, rows, [seen.token_ids for seen in counts_by_row]),
                       concatenate_rows("f", [seen.counts for seen in counts_by_row]).to(logits.device),
-                      [len(seen.token_ids) for seen in counts_by_row])
+                      [len(seen.token_ids) for seen in counts_by_row], sequences)
 
 
 def make_logit_indices(logits: Tensor, rows: list[int],

@@ -42,10 +42,11 @@ def overlapping_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
     checkpoint = make_tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2")
     with pytest.MonkeyPatch.context() as patch:
         replay_on_cpu(patch)
-        with SchedulerWithWorkers(checkpoint) as harness:
-            if not harness.infos[0].exact:
-                pytest.skip("the gate found that answers are not exact on this machine")
-            yield harness
+        overlapping = SchedulerWithWorkers(checkpoint)  # no longer, so that the other fixture's worker captures nothing
+    with overlapping as harness:
+        if not harness.infos[0].exact:
+            pytest.skip("the gate found that answers are not exact on this machine")
+        yield harness
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,12 @@ def test_requests_that_cannot_overlap_are_exact_too(overlapping_workers: Schedul
     scheduled_requests = [ScheduledRequest(make_request(1)),
                           ScheduledRequest(make_request(2, SamplingParams(repetition_penalty=1.2), max_new_tokens=5))]
     overlapping_workers.run_and_compare(scheduled_requests, look_ahead=2)
+
+
+def test_worker_without_captured_steps_has_no_overlap_queue(overlapping_workers: SchedulerWithWorkers,
+                                                            waiting_workers: SchedulerWithWorkers) -> None:
+    assert overlapping_workers.workers[0]._overlap_queue is not None
+    assert waiting_workers.workers[0]._overlap_queue is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
