@@ -18,8 +18,8 @@ from benchmarks.bench.flag_rules import (
     find_replaced_settings,
     format_masked_command,
 )
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS, RequestOptions
+from benchmarks.bench.load.generator import Target
 from benchmarks.bench.load.http import HttpConnectionPool
 from benchmarks.bench.load.workload import Workload
 from benchmarks.bench.report.summary import LatencyGoal

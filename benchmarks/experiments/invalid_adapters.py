@@ -24,16 +24,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.bench.load.arrivals import iter_even_times
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS, UNSTREAMED_TGI_DIALECT
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.lora_step import iter_linears
 from benchmarks.harness import experiment
 from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
+from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
 from benchmarks.harness.random_checkpoints import write_random_safetensors
 from benchmarks.harness.results import report_results
-from benchmarks.harness.weft_server import MAX_ANSWER_SECONDS, run_weft_serve
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"
