@@ -120,8 +120,11 @@ async def run_streams(base_url: str, num_streams: int) -> AsyncIterator[TokenGap
     observer, target = TokenGapObserver(num_streams), Target(base_url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
     requests = (PlannedRequest(number, f"{number % num_streams} {PROMPT}", OUTPUT_TOKENS) for number in count())
     load = asyncio.create_task(run_load(target, requests, num_streams, observer=observer))
+    load.add_done_callback(lambda _: observer.all_started.set())
     try:
         await observer.all_started.wait()
+        if load.done():  # requests never run out, so it failed
+            load.result()
         observer.raise_failure()
         yield observer
         observer.raise_failure()
