@@ -17,8 +17,7 @@ import uvloop
 from cyclopts import CycloptsError
 
 from benchmarks.bench.flag_rules import format_masked_command
-from benchmarks.bench.load.client import Target
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.http import HttpConnectionPool, RequestFailedError
 from benchmarks.bench.load.prompts import choose_token_counter, make_local_token_counter, read_prompts
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord

@@ -17,9 +17,10 @@ from benchmarks.bench.flag_rules import (
     find_given_settings,
     find_replaced_settings,
     format_masked_command,
+    setting_to_flag,
 )
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS, RequestOptions
+from benchmarks.bench.load.generator import Target
 from benchmarks.bench.load.http import HttpConnectionPool
 from benchmarks.bench.load.workload import Workload
 from benchmarks.bench.report.summary import LatencyGoal
@@ -27,6 +28,10 @@ from benchmarks.bench.report.summary import LatencyGoal
 AT_LEAST_ONE = Number(gte=1)
 POSITIVE = Number(gt=0)
 POSITIVE_UP_TO_MILLION = Number(gt=0, lte=1e6)
+BATCHING_SETTINGS = ("prompt", "numtokens", "numsamples", "wait", "numtokens_range", "selection")
+SETTINGS_FIXED_BY_PROMPT = (  # number, times and lengths of requests
+    "concurrency", "rate", "trace", "requests", "numsamples", "seconds", "wait", "selection", "numtokens_range",
+    "prompts", "prompt_tokens", "output_tokens")
 API_KEY_VARIABLE = "WEFT_API_KEY"
 HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
         "and has settings of its own: weft bench --shard --help.")
@@ -184,35 +189,21 @@ def validate_settings(settings: BenchSettings) -> None:
 
 def validate_batching_dialect_settings(settings: BenchSettings) -> None:
     """Validate the flags of the study's client, and those that its dialect cannot support."""
-    batching_flags = {"--prompt": settings.prompt, "--numtokens": settings.numtokens,
-                      "--numsamples": settings.numsamples, "--wait": settings.wait is not None,
-                      "--numtokens_range": settings.numtokens_range, "--selection": settings.selection != "random"}
-    used = [flag for flag, value in batching_flags.items() if value]
+    changed_settings = find_changed_settings(settings)
     if settings.dialect != "batching":
-        if used:
-            raise ValueError(f"{used[0]} is of --dialect batching")
+        if used := [name for name in BATCHING_SETTINGS if name in changed_settings]:
+            raise ValueError(f"{setting_to_flag(used[0])} is of --dialect batching")
         return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
-    if settings.prompt and (surplus_flags := find_flags_conflicting_with_prompt(settings)):
-        raise ValueError(
-            f"--prompt and --numtokens make one request, of which {surplus_flags[0]} says nothing: leave it out")
+    if settings.prompt and (surplus := [name for name in SETTINGS_FIXED_BY_PROMPT if name in changed_settings]):
+        raise ValueError("--prompt and --numtokens make one request, of which "
+                         f"{setting_to_flag(surplus[0])} says nothing: leave it out")
     if settings.shared_prefix and not settings.prompt_tokens:
         raise ValueError("--shared-prefix is part of --prompt-tokens, which has to be given with --dialect batching: "
                          "its prompts are short")
     if (goal := settings.latency_goal) and min(goal.ttft, goal.itl) < inf:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
-
-
-def find_flags_conflicting_with_prompt(settings: BenchSettings) -> list[str]:
-    """Return the given flags that set number, times or lengths of requests, which --prompt already fixes."""
-    flag_values = {
-        "--concurrency": settings.concurrency, "--rate": settings.rate, "--trace": settings.trace,
-        "--requests": settings.requests, "--numsamples": settings.numsamples, "--seconds": settings.seconds,
-        "--wait": settings.wait is not None, "--selection": settings.selection != "random",
-        "--numtokens_range": settings.numtokens_range, "--prompts": settings.prompts,
-        "--prompt-tokens": settings.prompt_tokens, "--output-tokens": settings.output_tokens}
-    return [flag for flag, value in flag_values.items() if value]
 
 
 def parse_sampling(text: str) -> dict[str, Any]:

@@ -24,16 +24,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.bench.load.arrivals import iter_even_times
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS, UNSTREAMED_TGI_DIALECT
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.lora_step import iter_linears
 from benchmarks.harness import experiment
 from benchmarks.harness.invalid_adapter_files import CONFIG_FILE, WEIGHTS_FILE, add_defect
+from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
 from benchmarks.harness.random_checkpoints import write_random_safetensors
 from benchmarks.harness.results import report_results
-from benchmarks.harness.weft_server import MAX_ANSWER_SECONDS, run_weft_serve
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"
@@ -121,8 +120,11 @@ async def run_streams(base_url: str, num_streams: int) -> AsyncIterator[TokenGap
     observer, target = TokenGapObserver(num_streams), Target(base_url, DIALECTS["lorax"], timeout=MAX_ANSWER_SECONDS)
     requests = (PlannedRequest(number, f"{number % num_streams} {PROMPT}", OUTPUT_TOKENS) for number in count())
     load = asyncio.create_task(run_load(target, requests, num_streams, observer=observer))
+    load.add_done_callback(lambda _: observer.all_started.set())
     try:
         await observer.all_started.wait()
+        if load.done():  # requests never run out, so it failed
+            load.result()
         observer.raise_failure()
         yield observer
         observer.raise_failure()

@@ -16,9 +16,8 @@ import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.prompts import count_words
 from benchmarks.bench.load.request_records import RequestRecord
 from benchmarks.bench.load.workload import Workload, make_requests

@@ -18,15 +18,14 @@ import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS, UNSTREAMED_TGI_DIALECT
-from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.generator import Target, raise_first_failure, run_load
 from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.experiments.lora_step import COST_GOALS_PERCENT, write_random_adapter
 from benchmarks.harness import experiment
+from benchmarks.harness.processes import MAX_ANSWER_SECONDS, run_weft_serve
 from benchmarks.harness.results import format_json_line, save_report
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, Attempt, StealTimeRetry
-from benchmarks.harness.weft_server import MAX_ANSWER_SECONDS, run_weft_serve
 from router.simulation.run_stats import percentile
 
 PROMPT = "weave me a picture of the sea and of the boats that sail on it"

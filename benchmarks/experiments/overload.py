@@ -16,9 +16,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.bench.load.arrivals import iter_poisson_times
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import UNSTREAMED_TGI_DIALECT, RequestOptions
-from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.generator import Target, raise_first_failure, run_load
 from benchmarks.bench.load.http import ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, run_experiment

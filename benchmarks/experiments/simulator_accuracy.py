@@ -24,9 +24,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.bench.load.arrivals import iter_random_burst_times
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.generator import Target, raise_first_failure, run_load
 from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.harness.experiment import ExperimentSettings, PositiveFloat, PositiveInt, run_experiment
 from benchmarks.harness.processes import HOST, run_router_and_shard

@@ -20,9 +20,8 @@ import uvloop
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest
 from benchmarks.gpu.report import TableRow
 from benchmarks.gpu.step_timer import StepTimer

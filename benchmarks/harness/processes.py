@@ -1,10 +1,12 @@
-"""A shard and a router as processes, as in service, and the CPU time that the system reports for them.
+"""Servers as processes: a shard and a router, or `weft serve` as users start it, and the CPU time that they take.
 
-Both are started by their command lines; nothing is imported from them.
+All are started by their command lines; nothing is imported from them.
 """
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ SIMULATED_STEP_SECONDS = 0.005
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds for a child to end
 SIMULATED_SHARD_COSTS = {"seconds_per_step": SIMULATED_STEP_SECONDS, "seconds_per_row": 0.0,
                          "seconds_per_chunk_token": 0.0, "seconds_per_place": 0.0, "mean_output_length": 0.0,}
+MAX_ANSWER_SECONDS = 86_400.0  # an adapter may take any time to be fetched and loaded
 NO_SETTINGS: Mapping[str, Any] = {}
 ROUTER_CONFIG = {"hostname": HOST, "port": 0, "max_concurrent_requests": 1024, "max_batch_size": 1024,
                  "shutdown_timeout": 1.0}
@@ -66,6 +69,39 @@ def run_router_and_shard(look_ahead: int, profile_path: str = "", settings: Mapp
         with (run_child(("-m", "shard.rpc.server"), shard_args) as (shard_pid, _),
               run_child((*profiler, "-m", "router"), router_args, folder) as (router_pid, port)):
             yield ServerProcesses(router_pid, shard_pid, int(port), step_log)
+
+
+@contextmanager
+def run_weft_serve(model: Path, adapter_root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+    """Run a server for adapters below `adapter_root` and yield its URL; then stop it and delete its adapter cache."""
+    with tempfile.TemporaryDirectory() as cache_folder, convert_sigterm_to_exit():
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
+             "--adapter-root", str(adapter_root), "--adapter-source", "local", "--memory-fraction", "0.1",
+             "--adapter-memory-fraction", "0.7", *flags],
+            stdout=subprocess.PIPE, env={**os.environ, "XDG_CACHE_HOME": cache_folder})
+        try:
+            yield f"http://{HOST}:{wait_for_port(server)}"
+        finally:
+            terminate_process(server)
+
+
+@contextmanager
+def convert_sigterm_to_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that `finally` blocks run."""
+    previous_handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if match := re.search(rb"http://[^ ]*:(\d+)", line):
+            return int(match[1])
+    raise SystemExit("benchmarks: weft ended before it was ready")
 
 
 @contextmanager
@@ -141,5 +177,3 @@ def read_machine_cpu_seconds() -> float:
     with open("/proc/stat", encoding="ascii") as file:
         ticks = dict(zip(field_names, map(int, file.readline().split()[1:]), strict=False))  # "user" includes guests
     return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) / os.sysconf("SC_CLK_TCK")
-
-

@@ -14,9 +14,8 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import run_load
+from benchmarks.bench.load.generator import Target, run_load
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.harness.processes import HOST, ServerProcesses, run_router_and_shard
 from benchmarks.harness.steal_time import MAX_STEAL_SHARE, StealTimeRetry

@@ -4,8 +4,9 @@ The same settings and seed give the same requests, provided that tokens are coun
 """
 
 import asyncio
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, repeat, takewhile
 from math import inf
@@ -21,11 +22,13 @@ from benchmarks.bench.load.arrivals import (
     iter_times_with_uniform_pauses,
     read_trace,
 )
-from benchmarks.bench.load.lengths import parse_length_distribution
 from benchmarks.bench.load.prompts import TokenCounter, make_prompt_of_length, read_prompts
 from benchmarks.bench.load.request_records import PlannedRequest
 
 MAX_CONCURRENT_PROMPTS = 16  # prompts that are made and counted concurrently
+LengthSampler = Callable[[Random], int]
+LENGTH_SYNTAX = "64, 16-128, 1,25,100 or normal:MEAN:DEVIATION"
+NUMBER_PATTERN = r"(\d+\.?\d*|\.\d+)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +167,31 @@ async def generate_prompts(workload: Workload, prompt_lengths: Sequence[int],
 
 def make_prefix_label(number: int) -> str:
     return chr(ord("A") + number % 26) * (1 + number // 26)
+
+
+# -- distributions of lengths: `64`, `16-128` (uniform), `1,25,100` (one of them), `normal:100:30` (mean:deviation)
+
+def parse_length_distribution(text: str, flag: str) -> LengthSampler:
+    if match := re.fullmatch(r"(\d+)-(\d+)", text):
+        return make_uniform_sampler(int(match[1]), int(match[2]), flag)
+    if match := re.fullmatch(f"normal:{NUMBER_PATTERN}:{NUMBER_PATTERN}", text):
+        return make_normal_sampler(float(match[1]), float(match[2]))
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return make_choice_sampler([int(word) for word in text.split(",")], flag)
+    raise ValueError(f"{flag} is {LENGTH_SYNTAX}, got {text!r}")
+
+
+def make_uniform_sampler(minimum: int, maximum: int, flag: str) -> LengthSampler:
+    if not 1 <= minimum <= maximum:
+        raise ValueError(f"{flag} begins with 1 or more and rises, got {minimum}-{maximum}")
+    return lambda random: random.randint(minimum, maximum)
+
+
+def make_choice_sampler(choices: list[int], flag: str) -> LengthSampler:
+    if min(choices) < 1:
+        raise ValueError(f"{flag}: a length is at least 1, got {min(choices)}")
+    return lambda random: random.choice(choices)
+
+
+def make_normal_sampler(mean: float, deviation: float) -> LengthSampler:
+    return lambda random: max(1, round(random.gauss(mean, deviation)))

@@ -10,8 +10,8 @@ import pytest
 from support.fake_bench_results import make_bench_result, make_sample_result, make_streamed_record
 
 from benchmarks.bench import __main__ as program
-from benchmarks.bench.load.client import Target
 from benchmarks.bench.load.dialects import DIALECTS
+from benchmarks.bench.load.generator import Target
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.bench.settings import parse_settings
 from benchmarks.harness.processes import HOST, SIMULATED_SHARD_COSTS, run_router_and_shard

@@ -1,12 +1,15 @@
 """Tests of the figures of the benchmark of invalid adapters."""
 
 import json
+from array import array
 from collections import Counter
 
 import pytest
 
+from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 from benchmarks.experiments.invalid_adapters import (
     InvalidAdaptersSettings,
+    TokenGapObserver,
     TurnMeasurements,
     compute_ratios,
     format_error_counts,
@@ -53,3 +56,27 @@ def test_summary_and_table_contain_the_figures() -> None:
      "... its header must have ... to ... bytes, it claims ...")])
 def test_error_reasons_are_generalized(error: str, kind: str) -> None:
     assert normalize_error(error, "spoiled-7") == kind
+
+
+def make_stream_record(number: int, *times: float, error: str = "") -> RequestRecord:
+    return RequestRecord(PlannedRequest(number, "a", 3), 0.0, times=array("d", times), error=error)
+
+
+def test_gaps_are_added_to_the_current_turn_once_every_stream_has_a_token() -> None:
+    observer = TokenGapObserver(2)
+    observer.on_token(make_stream_record(0, 1.0))
+    assert not observer.all_started.is_set()
+    observer.on_token(make_stream_record(1, 1.5))
+    assert observer.all_started.is_set()
+    observer.measurements = turn = TurnMeasurements()
+    observer.on_token(make_stream_record(0, 1.0, 1.25))
+    assert (turn.token_gaps, observer.measurements) == ([0.25], turn)
+
+
+def test_failed_stream_ends_the_benchmark() -> None:
+    observer = TokenGapObserver(1)
+    observer.on_request_ended(make_stream_record(0))
+    observer.raise_failure()
+    observer.on_request_ended(make_stream_record(0, error="out of luck"))
+    with pytest.raises(ValueError, match="a stream without an adapter failed: out of luck"):
+        observer.raise_failure()

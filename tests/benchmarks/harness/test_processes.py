@@ -1,4 +1,7 @@
 import os
+import signal
+import subprocess
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -8,10 +11,12 @@ import pytest
 from benchmarks.harness.processes import (
     ProcessStartError,
     ServerProcesses,
+    convert_sigterm_to_exit,
     read_machine_cpu_seconds,
     read_process_cpu_seconds,
     run_child,
     run_children,
+    wait_for_port,
 )
 
 FAILING_PROGRAM = "import json, os, sys; os.write(json.loads(sys.argv[1])['ready_fd'], b'failed no luck\\n')"
@@ -66,3 +71,35 @@ def test_waiting_child_is_ended_when_another_fails() -> None:
     with (pytest.raises(ProcessStartError, match="no luck"),
           run_children(("-c", program), [{"fails": False}, {"fails": True}])):
         pass
+
+
+def start_printing_process(text: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", f"print({text!r})"], stdout=subprocess.PIPE)
+
+
+def test_port_is_read_from_the_banner() -> None:
+    with start_printing_process("weft: warm-up\n  url     http://127.0.0.1:4711\n") as server:
+        assert wait_for_port(server) == 4711
+
+
+def test_early_server_exit_ends_the_benchmark() -> None:
+    with start_printing_process("no model") as server, pytest.raises(SystemExit,
+                                                                     match="weft ended before it was ready"):
+        wait_for_port(server)
+
+
+def test_sigterm_runs_cleanup() -> None:
+    """A terminated benchmark used to leave its server running."""
+    ended = []
+
+    def benchmark() -> None:
+        with convert_sigterm_to_exit():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                ended.append("what was started")
+
+    with pytest.raises(SystemExit, match="143"):
+        benchmark()
+    assert ended == ["what was started"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

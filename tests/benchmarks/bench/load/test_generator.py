@@ -1,4 +1,4 @@
-"""Tests of benchmarks/bench/load/generator.py and client.py, against a server whose behaviour each prompt selects."""
+"""Tests of benchmarks/bench/load/generator.py, against a server whose behaviour each prompt selects."""
 
 import asyncio
 import json
@@ -9,9 +9,15 @@ import pytest
 from aiohttp import web
 
 from benchmarks.bench.load import generator
-from benchmarks.bench.load.client import ResponseReader, Target, check_is_json, escape_surrogates
 from benchmarks.bench.load.dialects import DIALECTS
-from benchmarks.bench.load.generator import raise_first_failure, run_load
+from benchmarks.bench.load.generator import (
+    ResponseReader,
+    Target,
+    check_is_json,
+    escape_surrogates,
+    raise_first_failure,
+    run_load,
+)
 from benchmarks.bench.load.http import RequestFailedError, ResponseHead
 from benchmarks.bench.load.request_records import PlannedRequest, RequestRecord
 

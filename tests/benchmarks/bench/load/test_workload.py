@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.bench.load.prompts import count_words
 from benchmarks.bench.load.request_records import PlannedRequest
-from benchmarks.bench.load.workload import Workload, make_requests
+from benchmarks.bench.load.workload import Workload, make_requests, parse_length_distribution
+
+FLAG_NAME = "--output-tokens"
 
 
 def make_bench_requests(**workload_fields) -> list[PlannedRequest]:
@@ -86,3 +89,31 @@ def test_prompts_of_a_file_repeat_and_may_set_their_output_length(tmp_path: Path
     path.write_text('one\n{"prompt": "two", "output_tokens": 5}\n')
     assert [(request.prompt, request.output_tokens)
             for request in make_bench_requests(requests=3, prompts=str(path))] == [("one", 64), ("two", 5), ("one", 64)]
+
+
+@given(st.integers(1, 100), st.integers(0, 100), st.integers())
+def test_range_lengths_are_within_the_range(minimum: int, width: int, seed: int) -> None:
+    assert minimum <= parse_length_distribution(f"{minimum}-{minimum + width}",
+                                                FLAG_NAME)(Random(seed)) <= minimum + width
+
+
+def test_list_lengths_are_all_drawn() -> None:
+    draw, random = parse_length_distribution("1,25,100", FLAG_NAME), Random(0)
+    assert {draw(random) for _ in range(100)} == {1, 25, 100}
+
+
+def test_single_length_is_constant() -> None:
+    assert parse_length_distribution("64", FLAG_NAME)(Random(0)) == 64
+
+
+def test_normal_lengths_are_near_the_mean_and_at_least_one() -> None:
+    draw, random = parse_length_distribution("normal:100:100", FLAG_NAME), Random(0)
+    lengths = [draw(random) for _ in range(2000)]
+    assert min(lengths) == 1
+    assert 95 < sum(lengths) / len(lengths) < 120
+
+
+@pytest.mark.parametrize("words", ["", "a", "10-5", "0", "0-4", "1,0", "normal:1", "normal:1.2.3:4", "-3"])
+def test_invalid_lengths_are_reported_with_the_flag(words: str) -> None:
+    with pytest.raises(ValueError, match=FLAG_NAME):
+        parse_length_distribution(words, FLAG_NAME)
