@@ -42,10 +42,11 @@ def lorax_error_event(error: Exception) -> str:
 
 LORAX_WORDS = replace(
     TGI_WORDS,
-    event_prefix="data:{",
+    before_index="data:{",
     numbers_events=False,
-    special_fields=(',"special":false,"skipped":false', ',"special":true,"skipped":false'),
-    top_token_special_fields=("", ""),
+    after_index='"token":',
+    token_ends=(',"special":false,"skipped":false}', ',"special":true,"skipped":false}'),
+    top_token_ends=("}", "}"),
     nests_top_tokens=True,
     # Clients know three finish reasons; a timeout is sent as `length`, which also means that the text was cut off.
     finish_reasons={**TGI_WORDS.finish_reasons, FinishReason.TIMEOUT: "length"},

@@ -125,7 +125,7 @@ class ChatResponseFormat(RequestBody):
 class LoraxChatRequest(ChatRequest):
     """Body of LoRAX's `/v1/chat/completions`: OpenAI's fields and some of LoRAX's parameters."""
 
-    n: UInt32 | None = None
+    n: UInt32 | None = None  # unlike OpenAI's, of any number
     repetition_penalty: Annotated[float | None, POSITIVE] = None
     top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
     ignore_eos_token: bool | None = None
@@ -149,7 +149,7 @@ class LoraxCompletionRequest(OpenAIBaseRequest):
     """A prompt to complete. `n` only switches sampling on; `logprobs` are not returned."""
 
     prompt: Annotated[str, NON_EMPTY_TEXT]
-    n: UInt32 | None = None
+    n: UInt32 | None = None  # unlike OpenAI's, of any number
     repetition_penalty: Annotated[float | None, POSITIVE] = None
     top_k: Annotated[Int32 | None, AT_LEAST_ONE] = None
     ignore_eos_token: bool | None = None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Self
 
@@ -161,20 +160,21 @@ class ChunkStreamRenderer:
 
     def render(self, events: list[StreamEvent]) -> bytes:
         parts: list[str] = []
+        end = events[-1] if events else None
         last_token: TokenEvent | None = None  # goes into the chunk of the end
-        for event, next_event in zip_longest(events, events[1:]):
-            if type(event) is TokenEvent and type(next_event) is FinishedEvent:
-                last_token = event
-            elif type(event) is TokenEvent:
+        if type(end) is FinishedEvent and len(events) > 1 and type(token := events[-2]) is TokenEvent:
+            last_token, events = token, events[:-2]
+        for event in events:
+            if type(event) is TokenEvent:
                 text = "" if event.special else event.text
                 self._num_sent_characters += len(text)
                 parts.append(self._render_chunk(text, event))
-            elif type(event) is FinishedEvent:
-                self.is_finished = True
-                parts.append(self._render_end(event, event.text[self._num_sent_characters:], last_token))
-            elif type(event) is FailedEvent:
-                self.is_finished = True
-                parts.append(self._render_failure(event))
+        if type(end) is FinishedEvent:
+            self.is_finished = True
+            parts.append(self._render_end(end, end.text[self._num_sent_characters:], last_token))
+        elif type(end) is FailedEvent:
+            self.is_finished = True
+            parts.append(self._render_failure(end))
         return "".join(parts).encode("ascii")
 
     def _render_chunk(self, text: str, token: TokenEvent | None, /) -> str:

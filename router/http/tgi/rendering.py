@@ -33,10 +33,11 @@ class GenerateWords:
     The fields of the end are templates with `reason`, `num_tokens`, `seed` and `num_prompt_tokens`.
     """
 
-    event_prefix: str
+    before_index: str  # beginning of an event
     numbers_events: bool  # whether events have an `index`
-    special_fields: tuple[str, str]  # end of a token that is not special, and of one that is
-    top_token_special_fields: tuple[str, str]
+    after_index: str
+    token_ends: tuple[str, str]  # after the logprob of a token that is not special, and of one that is
+    top_token_ends: tuple[str, str]
     nests_top_tokens: bool  # whether top tokens are in their token, as `alternative_tokens`, or beside it
     finish_reasons: Mapping[FinishReason, str]
     details_fields: str  # first fields of the details of a whole response
@@ -45,10 +46,11 @@ class GenerateWords:
 
 
 TGI_WORDS = GenerateWords(
-    event_prefix="data: {",
+    before_index='data: {"index":',
     numbers_events=True,
-    special_fields=(',"special":false', ',"special":true'),
-    top_token_special_fields=(',"special":false', ',"special":true'),
+    after_index=',"token":',
+    token_ends=(',"special":false}', ',"special":true}'),
+    top_token_ends=(',"special":false}', ',"special":true}'),
     nests_top_tokens=False,
     finish_reasons={reason: str(reason) for reason in FinishReason},
     details_fields=END_FIELDS,
@@ -64,15 +66,16 @@ def float32_json(value: float | None) -> str:
 
 
 def token_json(token: TokenEvent, words: GenerateWords = TGI_WORDS) -> str:
-    alternatives = (f',"alternative_tokens":{top_tokens_json(token.top_tokens, words)}'
-                    if words.nests_top_tokens and token.top_tokens else "")
-    return (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)}'
-            f'{words.special_fields[token.special]}{alternatives}}}')
+    token_object = (f'{{"id":{token.id},"text":{quoted(token.text)},"logprob":{float32_json(token.logprob)}'
+                    f"{words.token_ends[token.special]}")
+    if token.top_tokens and words.nests_top_tokens:
+        return f'{token_object[:-1]},"alternative_tokens":{top_tokens_json(token.top_tokens, words)}}}'
+    return token_object
 
 
 def top_tokens_json(top_tokens: Sequence[TopToken], words: GenerateWords) -> str:
     tops = ",".join(f'{{"id":{top.id},"text":{quoted(top.text)},"logprob":{float32_json(top.logprob)}'
-                    f'{words.top_token_special_fields[top.special]}}}' for top in top_tokens)
+                    f"{words.top_token_ends[top.special]}" for top in top_tokens)
     return f"[{tops}]"
 
 
@@ -122,10 +125,10 @@ class GenerateStreamRenderer:
 
     def _render_token_event(self, token: TokenEvent, end_fields: str) -> str:
         words = self._words
+        index = self._token_index if words.numbers_events else ""
         if token.top_tokens and not words.nests_top_tokens:
             end_fields = f'"top_tokens":{top_tokens_json(token.top_tokens, words)},{end_fields}'
-        index_field = f'"index":{self._token_index},' if words.numbers_events else ""
-        return f'{words.event_prefix}{index_field}"token":{token_json(token, words)},{end_fields}}}\n\n'
+        return f"{words.before_index}{index}{words.after_index}{token_json(token, words)},{end_fields}}}\n\n"
 
     def _render_end_fields(self, event: FinishedEvent) -> str:
         words = self._words
