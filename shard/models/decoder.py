@@ -176,31 +176,20 @@ class Decoder(LanguageModel):
         return replace(self, layers=self.layers[:num_layers])
 
 
-def read_embedding_and_head(source: ModelReader[Any], embedding_name: str,
-                            head_name: str) -> tuple[VocabParallelEmbedding, LMHead]:
-    """Read embedding and head by the names of their tensors.
-
-    They are read before the layers, because memory holds a head twice while it is packed.
-    """
-    config, weights, group = source.config, source.weights, source.group
-    check_attention_head_split(config, group.size)
-    shape = (config.vocabulary_size, config.hidden_size)
-    token_embedding = VocabParallelEmbedding(weights, group, embedding_name, shape)
-    if config.tie_word_embeddings:
-        weights.ignore_tensor(head_name)
-    return token_embedding, read_lm_head(weights, group, head_name, shape,
-                                         token_embedding if config.tie_word_embeddings else None)
-
-
 def read_decoder(source: ModelReader[Any], read_layer: Callable[[ModelReader[Any], int], DecoderLayer],
                  read_norm: NormReader = ModelReader.read_norm, *, names: DecoderNames = LLAMA_NAMES,
                  select_positions: SelectPositions | None = None) -> Decoder:
     """Read a decoder. `select_positions`: by default that of the rotary embedding in the config."""
-    config, weights = source.config, source.weights
-    prefix = f"{source.prefix}."
+    config, weights, group, prefix = source.config, source.weights, source.group, f"{source.prefix}."
+    check_attention_head_split(config, group.size)
     if weights.has_tensor(f"{names.embedding}.weight"):  # saved without the head
         weights.prefix_names(prefix, names.head)
-    embedding, head = read_embedding_and_head(source, f"{prefix}{names.embedding}.weight", f"{names.head}.weight")
+    # Embedding and head come before the layers, because memory holds a head twice while it is packed.
+    shape, head_name = (config.vocabulary_size, config.hidden_size), f"{names.head}.weight"
+    embedding = VocabParallelEmbedding(weights, group, f"{prefix}{names.embedding}.weight", shape)
+    if config.tie_word_embeddings:
+        weights.ignore_tensor(head_name)
+    head = read_lm_head(weights, group, head_name, shape, embedding if config.tie_word_embeddings else None)
     layers = [read_layer(source, number) for number in range(config.num_layers)]
     return Decoder(config, len(source.kv_head_range), embedding,
                    select_positions or source.make_rotary_table().select_positions, layers,
