@@ -1,4 +1,4 @@
-"""What experiments share: settings, the random model, the command line, and points with their medians and tables."""
+"""Common parts of experiments: settings, the random model, the command line, points with their medians and tables."""
 
 import statistics
 import sys

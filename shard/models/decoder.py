@@ -77,7 +77,7 @@ class LanguageModel(ABC):
 
 
 class LayerContext(NamedTuple):
-    """What the layers of a step need beside their input."""
+    """Inputs of a step's layers beside their hidden states."""
 
     inputs: ForwardInputs
     cache: KVCache

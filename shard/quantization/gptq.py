@@ -33,7 +33,7 @@ AWQ_CODE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # by output, the index of its code am
 
 @dataclass(frozen=True, slots=True)
 class GroupedIntegerFormat:
-    """What both formats share."""
+    """Base of the GPTQ and AWQ formats: integer codes with a scale and a zero point per group."""
 
     method: ClassVar[str]
     bits: int

@@ -65,8 +65,7 @@ class TokenSpan(NamedTuple):
 
 
 class StepLayout(NamedTuple):
-    """Where the sequences of a step stand on the token axis: the decodes first, then the chunks, in the order of the
-    step."""
+    """Layout of a step's sequences on the token axis: the decodes first, then the chunks, in the order of the step."""
 
     sequences: list[Sequence]
     spans: list[TokenSpan]  # of each sequence

@@ -44,7 +44,7 @@ AnyModel = TypeVar("AnyModel")
 
 @dataclass(frozen=True)
 class LoadContext:
-    """What is set up before weights are read, whatever the model, and kept once it is loaded."""
+    """Settings, device and groups that are set up before weights are read, and kept once the model is loaded."""
 
     settings: ShardConfig
     device: torch.device

@@ -1,11 +1,12 @@
 """Recorder of the core: the notes of each call, and how long they are kept."""
 
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
 
-from router.recording.recorder import MAX_SEGMENTS, RecordingScheduler, make_scheduler
+from router.recording.recorder import MAX_SEGMENTS, RECORDED_CALLS, RecordingScheduler, make_scheduler
 from router.recording.state import restore_scheduler
 from router.request import Request
 from router.scheduler.fault_isolation import ShardLossReason
@@ -57,6 +58,12 @@ def test_every_call_is_recorded_with_its_outcome():
                                                      "complete_step", "cancel", "on_timer", "on_shards_lost"]
     assert get_notes(core)[1][3] == (("RequestAccepted", 1),)
     assert get_notes(core)[5][1:4] == (2.0, (1, 1, 0.1), ())
+
+
+def test_every_method_of_the_scheduler_that_takes_the_time_is_recorded():
+    timed = {name for name, method in vars(Scheduler).items()
+             if callable(method) and not name.startswith("_") and list(signature(method).parameters)[-1:] == ["now"]}
+    assert timed == RECORDED_CALLS.keys() | {"plan", "complete_step", "take_resource_commands"}
 
 
 def test_empty_plan_is_recorded_as_a_time():

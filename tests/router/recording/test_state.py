@@ -2,7 +2,9 @@
 
 import json
 from collections import OrderedDict, deque
+from importlib import import_module
 from math import inf
+from pathlib import Path
 
 import pytest
 from support.scheduling.recordings import SMALL_MODEL_INFO
@@ -10,6 +12,7 @@ from test_simulation import make_random_world
 
 from router.recording.state import (
     STATE_CLASSES,
+    STATE_ENUMS,
     TableReader,
     TableWriter,
     restore_scheduler,
@@ -22,6 +25,14 @@ from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
 from router.scheduler.settings import SchedulerSettings
+
+REPOSITORY_ROOT = Path(__file__).parents[3]
+# Classes of which the scheduler keeps no object from one call to the next, base classes, and others' reasons.
+TRANSIENT_CLASSES = {
+    "AdapterStatus", "BlockGrant", "Concat", "Decode", "Filter", "NewSequence", "PoolingStep", "Prefill",
+    "PrefillBudget", "PrefillChunk", "PromptLogprobs", "RequestAccepted", "RequestRejected", "SchedulerView",
+    "SequenceExpired", "SequenceFailed", "SequenceFinished", "ShardLossReason", "StepDraft", "StepPlan", "StepPolicy",
+    "StepResult", "StepResultRow", "TimeAllowance", "TokensGenerated"}
 
 
 def as_json(table):
@@ -55,6 +66,15 @@ def test_shared_and_cyclic_references_survive_the_round_trip():
 def test_foreign_objects_are_rejected():
     with pytest.raises(TypeError, match=r"the scheduler holds a builtins\.complex"):
         TableWriter().encode(1j)
+
+
+def test_every_class_of_the_scheduler_is_known_to_snapshots():
+    """An object of an unknown class in the scheduler's state would make `plan` raise when a segment begins."""
+    modules = [import_module(f"router.scheduler.{path.stem}")
+               for path in (REPOSITORY_ROOT / "router" / "scheduler").glob("*.py") if path.stem != "__init__"]
+    defined = {name for module in modules for name, thing in vars(module).items()
+               if isinstance(thing, type) and thing.__module__ == module.__name__}
+    assert defined - STATE_CLASSES.keys() - STATE_ENUMS.keys() == TRANSIENT_CLASSES
 
 
 def test_objects_of_the_scheduler_have_no_fields_but_their_slots():
