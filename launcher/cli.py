@@ -244,7 +244,7 @@ def report_errors_in_one_line(output: Output = PLAIN_OUTPUT) -> Iterator[None]:
         exit_with_error(output, str(error), error.exit_code)
     except OSError as error:  # such as no space left for the folder of the sockets
         exit_with_error(output, str(error), 1)
-    except KeyboardInterrupt:  # only before children are started; later, signal handlers stop them in order
+    except KeyboardInterrupt:  # outside a command; children are stopped in order by signal handlers
         raise SystemExit(130) from None
 
 

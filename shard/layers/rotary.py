@@ -167,6 +167,8 @@ class RotaryTable:
 
     def __init__(self, config: RotaryConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         num_rotated = int(config.rotated_fraction * head_dim)
+        if num_rotated % 2:
+            raise ValueError(f"{num_rotated} of a head's {head_dim} values are to be rotated, which is an odd number")
         self._is_interleaved = config.is_interleaved
         frequencies = FREQUENCIES_BY_ROPE_TYPE[config.rope_type](config, num_rotated)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)

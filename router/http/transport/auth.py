@@ -30,7 +30,7 @@ class AuthenticatedClient:
     source_token: str = field(default="", repr=False)  # its token for adapter sources
 
 
-CLIENT = web.RequestKey("client", AuthenticatedClient)  # absent on public paths
+CLIENT = web.RequestKey("client", AuthenticatedClient)  # may be absent on public paths
 KEYLESS_CLIENT = AuthenticatedClient(DEFAULT_TENANT, is_admin=True)  # of a server without keys
 
 

@@ -1,5 +1,7 @@
 """Tests of FairShares in router/scheduler/waiting_queue.py."""
 
+from support.scheduling.method_overrides import override_methods
+
 from router.request import Request, Tenant
 from router.scheduler.sequence import Sequence
 from router.scheduler.waiting_queue import FairShares
@@ -53,7 +55,7 @@ def test_prompt_is_charged_once_and_cached_tokens_never() -> None:
     fair_shares = make_fair_shares(TENANT_ONE, TENANT_THREE)
     sequence = Sequence(Request("1", (7,) * 100, 10, tenant=TENANT_ONE), 1, 0.0)
     charged: list[float] = []
-    fair_shares.charge_tenant = lambda _, cost: charged.append(cost)  # type: ignore[method-assign]
+    override_methods(fair_shares, charge_tenant=lambda _, cost: charged.append(cost))
     for computed, length in ((64, 32), (100, 36), (48, 48), (103, 55)):  # 32 cached; preempted at 100
         sequence.num_sent_tokens = computed
         fair_shares.charge_prompt(sequence, length)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scheduling.method_overrides import override_methods
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
@@ -233,12 +234,11 @@ def test_preempted_sequence_that_ends_does_not_wait_again(harness: ResultHarness
 
 @pytest.mark.parametrize(("others", "charged"), [((), []), (("other",), [("mine", 4.0)])])
 def test_tenant_pays_for_accepted_tokens_while_others_have_requests(
-        harness: ResultHarness, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...],
-        charged: list[tuple[str, float]]) -> None:
+        harness: ResultHarness, others: tuple[str, ...], charged: list[tuple[str, float]]) -> None:
     one, paid = harness.start(tenant=Tenant("mine")), list[tuple[str, float]]()
     for name in others:
         harness.start(tenant=Tenant(name))
-    monkeypatch.setattr(harness.fair_shares, "charge_tenant", lambda tenant, cost: paid.append((tenant.name, cost)))
+    override_methods(harness.fair_shares, charge_tenant=lambda tenant, cost: paid.append((tenant.name, cost)))
     harness.answer(send_chunks(one), s1=(5, END_TOKEN, 6))
     assert paid == charged
 

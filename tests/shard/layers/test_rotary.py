@@ -87,3 +87,8 @@ def test_rotation_does_not_depend_on_the_table_length(shorter: int, longer: int)
     x, last = torch.ones(1, 1, HEAD_DIM), torch.tensor([shorter - 1])
     short, long = (RotaryTable(RotaryConfig("default", 10000.0), HEAD_DIM, length, CPU) for length in (shorter, longer))
     assert torch.equal(short.select_positions(last)(x), long.select_positions(last)(x))
+
+
+def test_odd_number_of_rotated_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 of a head's 16 values are to be rotated, which is an odd number"):
+        RotaryTable(RotaryConfig("default", 10000.0, rotated_fraction=0.45), 16, 32, torch.device("cpu"))
