@@ -1,8 +1,4 @@
-"""Readiness of the router: the shards are connected, and steps make progress.
-
-While steps are in flight one of them must end within ten times the duration of recent steps. Time is an argument.
-"""
-
+"""Readiness of the router: the shards are connected, and steps make progress. Time is an argument."""
 
 from router.engine.plans_in_flight import StepWatchdog
 

@@ -1,4 +1,7 @@
-"""Plans in flight, the oldest first: sent to the shards and not yet answered."""
+"""Plans in flight, the oldest first: sent to the shards and not yet answered.
+
+While steps are in flight one of them must end within ten times the duration of recent steps (`StepWatchdog`).
+"""
 
 import asyncio
 from collections import deque
@@ -8,6 +11,11 @@ from math import inf
 from typing import Any
 
 from router.scheduler.messages import StepPlan
+
+MIN_STEP_LIMIT_SECONDS = 5.0
+NUM_RECENT_STEPS = 512
+SLOW_STEP_QUANTILE = 0.99  # of the durations of recent steps
+SLOW_STEP_FACTOR = 10.0  # how many times as long as that quantile, or as predicted, a step may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +84,6 @@ def _retrieve_error(answer: "asyncio.Future[Any]") -> None:
     """Retrieve the error of a dropped answer, so that asyncio does not report it as never retrieved."""
     if not answer.cancelled():
         answer.exception()
-
-
-MIN_STEP_LIMIT_SECONDS = 5.0
-
-
-NUM_RECENT_STEPS = 512
-
-
-SLOW_STEP_QUANTILE = 0.99  # of the durations of recent steps
-
-
-SLOW_STEP_FACTOR = 10.0  # how many times as long as that quantile, or as predicted, a step may take
 
 
 class StepWatchdog:

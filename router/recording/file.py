@@ -20,7 +20,7 @@ from router.recording.recorder import CallEntry, RecordingSegment
 from router.recording.redact import redacted_request_to_json
 from router.recording.state import StateTable, table_to_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class BadRecording(ValueError):

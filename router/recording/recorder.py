@@ -71,6 +71,8 @@ class RecordingBuffer:
 class RecordingScheduler(Scheduler):
     """Scheduler that records the arguments and outcome of every call that can change its state."""
 
+    __slots__ = ("_buffer",)
+
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
         """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
         self._buffer = RecordingBuffer(kept_seconds)

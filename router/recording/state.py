@@ -6,7 +6,7 @@ JSON by `table_to_json`. Every class of the scheduler that may occur is listed i
 their code.
 
 In the table a list is a tuple, and a string that begins with @ is an object (@ and its index), a member of an
-enumeration (@ClassName.MEMBER) or a string that begins so (@@...).
+enumeration (@ClassName.MEMBER), in JSON an infinite number (@inf), or a string that begins so (@@...).
 
 Two classes are special: a `Request` is redacted (`redact.py`), and of a `Sequence` the number of generated tokens is
 kept instead of the tokens. What can be found again (DERIVED_FIELDS) is left out.
@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -64,6 +65,8 @@ DERIVED_FIELDS: dict[type, dict[str, Callable[[], Any]]] = {
     RunningSequences: {"_hasher": lambda: None}}  # set by the reader
 ATOMS = frozenset({type(None), bool, int, float, bytes})
 JSON_DECODERS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "request": request_from_json}
+INFINITIES = frozenset({"inf", "-inf"})
+MAY_HOLD_FLOATS = frozenset({float, list, dict})
 CONTAINERS: dict[str, Callable[..., Any]] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict}
 
@@ -165,6 +168,8 @@ class TableReader:
             return content
         if content.isdecimal():
             return self.get_object(int(content))
+        if content in INFINITIES:
+            return float(content)
         enum, _, member = content.partition(".")
         return STATE_ENUMS[enum][member]
 
@@ -221,7 +226,19 @@ def restore_scheduler(table: StateTable, hasher: BlockHasher = hash_blocks) -> S
 
 
 def table_to_json(table: StateTable) -> str:
-    return json.dumps(table, default=atom_to_json)
+    return json.dumps(mark_infinities(table), default=atom_to_json, allow_nan=False)
+
+
+def mark_infinities(value: Any) -> Any:
+    """Return a part of a table with "@inf" for infinity, for which JSON has no number."""
+    kind = type(value)
+    if kind is float:
+        return value if isfinite(value) else f"@{value}"
+    if kind is dict:
+        return {name: mark_infinities(content) for name, content in value.items()}
+    if kind is not list or not MAY_HOLD_FLOATS.intersection(map(type, value)):
+        return value
+    return [mark_infinities(part) for part in value]
 
 
 def atom_to_json(value: Any) -> dict[str, Any]:

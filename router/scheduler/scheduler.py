@@ -221,8 +221,11 @@ class Scheduler:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
         if len(self._steps_in_flight) >= self.settings.look_ahead:
             return None
+        if self._selector.preempted:
+            self._selector.add_preempted()
         if not self.running.batches and not self.waiting.demand.num_sequences:
             self._admission.num_left_waiting = 0
+            self.policy.wake_at = None
             return None
         self._planned_at = now
         draft = self._draft_step(now)

@@ -27,8 +27,8 @@ class WaitingSequenceSelector:
     A candidate is a sequence that waits for nothing but room in the batch and the cache.
     """
 
-    __slots__ = ("_fair_shares", "_fault_isolation", "_last_turned_away", "_preempted", "_queue", "_running",
-                 "_settings", "_waiting_for_suspects", "policy")
+    __slots__ = ("_fair_shares", "_fault_isolation", "_last_turned_away", "_queue", "_running",
+                 "_settings", "_waiting_for_suspects", "policy", "preempted")
 
     policy: StepPolicy  # may refuse sequences; set whenever the shards' state is reset, and at the start
 
@@ -39,7 +39,7 @@ class WaitingSequenceSelector:
         self._running = running
         self._fault_isolation = fault_isolation
         self._fair_shares = fair_shares
-        self._preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
+        self.preempted: list[Sequence] = []  # recently preempted; `is_awaiting_requeue` filters out those queued again
         # the last sequence turned away; its phase becomes QUEUE when another one is
         self._last_turned_away: Sequence | None = None
         self._waiting_for_suspects: dict[int, Sequence] = {}  # in the phase FAULT_ISOLATION, unless they left it
@@ -47,10 +47,11 @@ class WaitingSequenceSelector:
     def reset(self, policy: StepPolicy) -> None:
         """Begin with other shards: nothing runs or is preempted."""
         self.policy = policy
-        self._preempted = []
+        self.preempted = []
 
-    def add_preempted(self, preempted: list[Sequence]) -> None:
-        self._preempted = [sequence for sequence in (*self._preempted, *preempted) if is_awaiting_requeue(sequence)]
+    def add_preempted(self, preempted: Collection[Sequence] = ()) -> None:
+        """Add sequences that were just preempted, and drop those that are no longer waited for."""
+        self.preempted = [sequence for sequence in (*self.preempted, *preempted) if is_awaiting_requeue(sequence)]
 
     def next_request_kind(self, now: float) -> RequestKind:
         """Return the kind of the next step: that of the first sequence in turn.
@@ -173,7 +174,7 @@ class WaitingSequenceSelector:
             return RequestPhase.NO_FREE_BLOCKS
         tenant = first.request.tenant.name
         has_returning_before = any(is_awaiting_requeue(s) and s.request.tenant.name == tenant
-                                   and s.priority_key < first.priority_key for s in self._preempted)
+                                   and s.priority_key < first.priority_key for s in self.preempted)
         return RequestPhase.QUEUE if has_returning_before else None
 
     def _prefer_cached(self, first: Sequence, now: float) -> Sequence:

@@ -19,6 +19,8 @@ REJECTION_STATUSES = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALI
 EPOCH_START_REQUESTS = (pb.WarmupRequest, pb.ResetRequest)
 STEP_REQUESTS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 STEP_LOSS_REASONS = ShardLossReason.STEP_ERROR, ShardLossReason.MEMORY
+
+
 class ShardsLost(Exception):
     """The shards or their state are lost; `loss_reason` says how."""
 

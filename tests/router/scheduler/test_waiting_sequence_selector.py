@@ -1,6 +1,7 @@
 """Tests of router/scheduler/waiting_sequence_selector.py through the core: which sequence starts next, and what the
 others wait for."""
 
+from collections import deque
 from dataclasses import replace
 
 from support.scheduling.simulated_world import add_block_hashes
@@ -163,3 +164,22 @@ def test_sequence_is_not_preempted_for_its_own_tenant() -> None:
     run_step(core, 1.0)
     assert not [sequence for sequence in core.sequences if sequence.num_preemptions]
     assert DEFAULT_TENANT.name not in core._selector._queue.tenants or len(core.running) == 3
+
+
+def test_preempted_sequences_are_not_kept_when_they_have_ended() -> None:
+    model_info = replace(MODEL_INFO, num_blocks=12, block_size=4)
+    core = Scheduler(SchedulerSettings(max_stall_seconds=10.0, reserved_block_fraction=0.0), model_info)
+    core.on_shards_ready(model_info, 1, 0.0)
+    for number in range(3):
+        core.submit(Request(str(number), (1,) * 12, 16), 0.0)
+    plans, num_preempted = deque[StepPlan](), 0
+    while core.num_unfinished:
+        while (plan := core.plan(0.0)) is not None:
+            plans.append(plan)
+            num_preempted = max(num_preempted, len(core._selector.preempted))
+        plan = plans.popleft()
+        rows = {number: StepResultRow((7,), (0.0,)) for number in plan.output_ids}
+        core.complete_step(plan.last_message_number, StepResult(plan.epoch, 0.01, rows, {}), {}, 0.0)
+    assert num_preempted
+    core.plan(0.0)
+    assert not core._selector.preempted
