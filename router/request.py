@@ -1,4 +1,5 @@
-"""Validated, tokenised and immutable requests. The server creates them in `validation/validator.py` only."""
+"""Validated, tokenised and immutable requests, and the hashes of their cache blocks. The server creates requests in
+`validation/validator.py` only."""
 
 import secrets
 from array import array

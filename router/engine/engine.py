@@ -148,7 +148,7 @@ class Engine:
             self._scheduler.cancel(first.sequence_id, now())  # its tokens would have no stream
             raise
         self._client_streams.dispatch_events(events[1:])  # directly: a new sequence has no queued events
-        if request.timeout is not None:
+        if request.timeout is not None:  # even while the shards are lost; else the loop sets the timer before it waits
             self._wake_timer.set_deadline(self._scheduler.wake_at)
         self._wake_event.set()
         return stream

@@ -154,8 +154,8 @@ def make_recorded_call(name: str, describe_arguments: Callable[..., tuple[Any, .
     return call
 
 
-for call_name, describe in RECORDED_CALLS.items():
-    setattr(RecordingScheduler, call_name, make_recorded_call(call_name, describe))
+for _name, _describe_arguments in RECORDED_CALLS.items():
+    setattr(RecordingScheduler, _name, make_recorded_call(_name, _describe_arguments))
 
 
 def make_scheduler(settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> Scheduler:

@@ -18,6 +18,8 @@ from router.scheduler.sequence import Sequence
 from router.scheduler.settings import SchedulerSettings
 from router.scheduler.waiting_queue import FairShares, QueueDemand, WaitingQueue
 
+DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicted
+# Of the forecast.
 AVERAGE_WEIGHT = 0.03  # weight of the newest value in an average
 MAX_LOG_CORRECTION = 1.5  # logarithm of the largest correction
 INITIAL_ERROR_SPREAD = 0.25  # spread of errors before any was seen
@@ -141,9 +143,6 @@ class WaitForecast:
             error = min(max(log(actual_wait / raw_wait), -MAX_LOG_CORRECTION), MAX_LOG_CORRECTION)
             self._mean_log_error += AVERAGE_WEIGHT * (error - self._mean_log_error)
             self._error_spread += AVERAGE_WEIGHT * (abs(error - self._mean_log_error) - self._error_spread)
-
-
-DEFAULT_RETRY_SECONDS = 1.0  # seconds until a retry, if no wait can be predicted
 
 
 class AdmissionControl:

@@ -199,7 +199,8 @@ class StepPolicy:
 
     @property
     def is_open(self) -> bool:
-        """Whether sequences that it does not admit should not be counted among those that are examined in a step."""
+        """Whether a group is open, whose members may be anywhere in the queue: sequences that the policy does not admit
+        then do not count towards those that are examined in a step."""
         return False
 
     def draft_decodes(self, decoding: list[Sequence], draft: StepDraft) -> None:

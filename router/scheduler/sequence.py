@@ -11,6 +11,8 @@ from math import inf
 
 from router.request import LoadableResource, Request
 
+SECONDS_PER_PRIORITY_LEVEL = 10.0
+
 
 class RequestPhase(StrEnum):
     """Phase of a request: what it waits for, or what runs. In JSON and metrics it is called `cause`.
@@ -91,9 +93,6 @@ class RequestTimeline:
         for phase, start, end in self.intervals(now):
             sums[phase] = sums.get(phase, 0.0) + end - start
         return sums
-
-
-SECONDS_PER_PRIORITY_LEVEL = 10.0
 
 
 class SequenceState(Enum):

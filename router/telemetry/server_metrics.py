@@ -1,4 +1,4 @@
-"""Metrics of the engine: requests as they arrive and end, steps as they are sent and answered.
+"""Metrics of the engine, and records of requests: as they arrive and end, and steps as they are sent and answered.
 
 There is no work per token: metrics change once per step, and when a request begins or ends.
 """
@@ -23,6 +23,7 @@ from router.telemetry.metric_definitions import LORAX_METRIC_NAMES, all_families
 from router.text.prompt_encoder import TokenLimits
 
 MAX_FINISHED_RECORDS = 1000  # records of finished requests
+STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
 @dataclass(slots=True, eq=False)
@@ -120,9 +121,6 @@ class InterTokenLatency:
                 self._earlier_delivery_times[sequence_id] = self._last_delivery_at
         self._last_sequence_ids, self._last_delivery_at = sequence_ids, now
         return first_token_ids
-
-
-STALL_TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
 class ServerMetrics:
