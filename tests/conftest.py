@@ -38,6 +38,7 @@ if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpre
 PR_SET_CHILD_SUBREAPER = 36
 # seconds to wait for leftovers that are already ending, such as a thread after its last task
 LEFTOVER_TIMEOUT_SECONDS = 10.0
+OWN_BASETEMP = pytest.StashKey[str]()  # the folder of `tmp_path` that this process has made
 BLOCKING_CALLS = (  # blocking calls, each with the case in which the call returns at once
     (time, "sleep", lambda *_: False),
     (subprocess.Popen, "wait", lambda process, *_, **__: process.returncode is not None),
@@ -59,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("weft")
     for owner, name, returns_at_once in BLOCKING_CALLS:
         setattr(owner, name, forbid_in_event_loop(getattr(owner, name), returns_at_once))
-    create_temporary_folder(config)
+    create_temporary_folders(config)
 
 
 def pytest_collection() -> None:
@@ -93,12 +94,25 @@ def forbid_in_event_loop(function: Callable[..., Any], returns_at_once: Callable
     return checked
 
 
-def create_temporary_folder(config: pytest.Config) -> None:
-    """Create a temporary folder for tests and the processes that they start; nothing else uses it, not even pytest."""
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+def create_temporary_folders(config: pytest.Config) -> None:
+    """Create two folders of this process alone: one for `tmp_path`, one for all other temporary files.
+
+    By default all of a user's pytest processes share the folder of `tmp_path`, and two that end at the same time fail
+    over what both of them remove there.
+    """
+    if config.option.basetemp is None:
+        config.option.basetemp = config.stash[OWN_BASETEMP] = tempfile.mkdtemp(prefix="weft-test-files-")
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="weft-tests-")
     Path(tempfile.tempdir, SHARED_FOLDER_NAME).mkdir()
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"]))
+
+
+@pytest.hookimpl(trylast=True)  # fixtures of the session have ended by then
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove what tests wrote under `tmp_path`, unless one has failed: what that one wrote may show why."""
+    folder = session.config.stash.get(OWN_BASETEMP, None)
+    if folder is not None and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
