@@ -5,7 +5,7 @@ Plain data, and the checks that need no I/O.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from router.errors import InvalidRequest
 from router.request import LoadableResource
@@ -50,6 +50,11 @@ class FetchedAdapter:
     base_model: str = ""
     is_private: bool = False
 
+    @classmethod
+    def from_store(cls, answer: Mapping[str, Any]) -> Self:
+        return cls(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
+                   bool(answer.get("private")))
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAdapter:
@@ -62,21 +67,13 @@ class ResolvedAdapter:
     is_private: bool = field(default=False, compare=False)  # other clients must not see its name, also not in metrics
 
 
-def parse_store_answer(answer: Mapping[str, Any]) -> FetchedAdapter:
-    return FetchedAdapter(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
-                          bool(answer.get("private")))
-
-
 def is_other_base_model(base_model: str, served_model: str) -> bool:
     """Return whether the last path components differ, if both names are known.
 
     Owner and folder are ignored: the same model may be in a folder, or on the Hub under another owner.
     """
-    return bool(base_model and served_model) and last_path_component(base_model) != last_path_component(served_model)
-
-
-def last_path_component(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
+    base, served = (name.rstrip("/").rpartition("/")[2].lower() for name in (base_model, served_model))
+    return bool(base_model and served_model) and base != served
 
 
 def check_adapter_name(field: str, name: str) -> None:

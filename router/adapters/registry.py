@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from router.adapters.reference import (
     MAX_NAME_LENGTH,
@@ -23,7 +23,6 @@ from router.adapters.reference import (
     check_adapter_name,
     check_merge,
     is_other_base_model,
-    parse_store_answer,
 )
 from router.config import RouterConfig
 from router.errors import (
@@ -84,13 +83,12 @@ class AdapterRegistry:
         self._store = store
         self._resources = resources
         self._entries: OrderedDict[AdapterReference, AdapterEntry] = OrderedDict()
-        self._aliases: dict[str, AdapterReference] = {}
+        self.aliases: dict[str, AdapterReference] = {}  # aliases with the adapters that they name
         # named in the server's settings: every client may use them
         self._operator_references: set[AdapterReference] = set()
         self._fetch_tasks: dict[tuple[AdapterReference, str], asyncio.Task[AdapterEntry]] = {}
         self._access_granted_until: OrderedDict[tuple[AdapterReference, bytes], float] = OrderedDict()
         self._default_adapter: ResolvedAdapter | None = None
-        self._pinned_resources: dict[str, LoadableResource] = {}  # loaded at start, by folder
 
     async def close(self) -> None:
         for task in [*self._fetch_tasks.values()]:
@@ -109,10 +107,8 @@ class AdapterRegistry:
             return self._default_adapter
         resolving = (self._resolve_merge(requested) if isinstance(requested, MergedAdapterReference)
                      else self._resolve_single(requested))
-        if deadline is None:
-            return await resolving
         try:
-            return await asyncio.wait_for(resolving, max(deadline - now(), 0.0))
+            return await asyncio.wait_for(resolving, None if deadline is None else max(deadline - now(), 0.0))
         except TimeoutError:
             raise TimedOut("its time ran out before its adapter was there") from None
 
@@ -120,11 +116,10 @@ class AdapterRegistry:
         """Return the adapter's name without fetching it; the names of a merge are joined. Raises InvalidRequest."""
         if requested is None:
             return self._default_adapter
-        references = [self.canonicalize(part)
-                      for part in (requested.adapters if isinstance(requested, MergedAdapterReference)
-                                   else (requested,))]
-        return (AdapterReference(",".join(part.name for part in references), references[0].source) if references
-                else None)
+        parts = requested.adapters if isinstance(requested, MergedAdapterReference) else (requested,)
+        references = [*map(self.canonicalize, parts)]
+        name = ",".join(reference.name for reference in references)
+        return AdapterReference(name, references[0].source) if references else None
 
     async def fetch_latest(self, requested: AdapterReference, load: LoadFunction | None = None) -> ResolvedAdapter:
         """Resolve the name to the version that its source has now, even if it was resolved before.
@@ -151,23 +146,23 @@ class AdapterRegistry:
         """
         reference = self.canonicalize(requested)
         if reference not in self._operator_references:
-            self._aliases = {alias: known for alias, known in self._aliases.items() if known != reference}
+            self.aliases = {alias: known for alias, known in self.aliases.items() if known != reference}
         return self._entries.pop(reference, None) is not None
 
     def add_alias(self, alias: str, requested: AdapterReference) -> None:
         """Add an alias for an adapter. An alias of an adapter from the server's settings is not replaced."""
         reference = self.canonicalize(requested)
         check_adapter_name("alias", alias)
-        if alias not in self._aliases and len(self._aliases) >= MAX_KNOWN_ADAPTERS:
+        if alias not in self.aliases and len(self.aliases) >= MAX_KNOWN_ADAPTERS:
             raise InvalidRequest(f"there are {MAX_KNOWN_ADAPTERS} names of adapters already, and there may be no more")
-        if self._aliases.get(alias) not in self._operator_references:
-            self._aliases[alias] = reference
+        if self.aliases.get(alias) not in self._operator_references:
+            self.aliases[alias] = reference
 
     def canonicalize(self, requested: AdapterReference) -> AdapterReference:
         """Return the canonical reference: alias resolved, with a source, without a token. Raises InvalidRequest."""
         name = requested.name
-        if requested.source is None and name in self._aliases:
-            return self._aliases[name]
+        if requested.source is None and name in self.aliases:
+            return self.aliases[name]
         check_adapter_name("adapter_id", name)
         return AdapterReference(name, requested.source or self._config.adapter_source)
 
@@ -186,11 +181,6 @@ class AdapterRegistry:
     def references_being_fetched(self) -> set[AdapterReference]:
         """Return the adapters whose fetch is under way, known before or not."""
         return {named for named, _ in self._fetch_tasks}
-
-    @property
-    def aliases(self) -> dict[str, AdapterReference]:
-        """Aliases with the adapters that they name."""
-        return dict(self._aliases)
 
     # -- at start
 
@@ -219,8 +209,7 @@ class AdapterRegistry:
         if reason:
             raise (RetryableStartupError if is_temporary else ValueError)(
                 f"the adapter {reference.name} cannot be served: {reason}")
-        self._aliases[alias] = reference
-        self._pinned_resources[entry.version.folder] = resolved.resource
+        self.aliases[alias] = reference
         return resolved
 
     # -- internals
@@ -231,7 +220,11 @@ class AdapterRegistry:
         if entry is None or not self._resources.is_in_use(ADAPTER, entry.version.folder):
             entry = await self._fetch_shared(reference, requested.source_token)
         if entry.version.is_private and reference not in self._operator_references:
-            await self._check_access(reference, requested.source_token)
+            granted_until = self._access_granted_until.get((reference, hash_access_token(requested.source_token)))
+            if granted_until is None or granted_until < now():
+                await self._send_store_request(reference.name, op="allowed", source=reference.source,
+                                               name=reference.name, token=requested.source_token)
+                self._cache_granted_access(reference, requested.source_token)
         return self._make_resolved_adapter(reference, entry)
 
     def _make_resolved_adapter(self, reference: AdapterReference, entry: AdapterEntry, *,
@@ -256,19 +249,19 @@ class AdapterRegistry:
                 raise Overloaded(f"{len(self._fetch_tasks)} other adapters are being fetched")
             task = asyncio.create_task(self._fetch(reference, source_token, fresh=fresh))
             self._fetch_tasks[key] = task
-            task.add_done_callback(lambda done: self._on_fetch_done(key, done))
-        return await asyncio.shield(self._fetch_tasks[key])
 
-    def _on_fetch_done(self, key: tuple[AdapterReference, str], task: "asyncio.Task[AdapterEntry]") -> None:
-        if self._fetch_tasks.get(key) is task:
-            del self._fetch_tasks[key]
-        if not task.cancelled():
-            task.exception()  # mark the exception as retrieved: all callers may have been cancelled
+            def forget_task(_: object) -> None:
+                if self._fetch_tasks.get(key) is task:
+                    del self._fetch_tasks[key]
+                if not task.cancelled():
+                    task.exception()  # mark the exception as retrieved: all callers may have been cancelled
+            task.add_done_callback(forget_task)
+        return await asyncio.shield(self._fetch_tasks[key])
 
     async def _fetch(self, reference: AdapterReference, source_token: str, *, fresh: bool) -> AdapterEntry:
         request = {"op": "fetch", "source": reference.source, "name": reference.name, "token": source_token,
                    "own_token": reference in self._operator_references, "fresh": fresh}
-        version = parse_store_answer(await self._send_store_request(reference.name, **request))
+        version = FetchedAdapter.from_store(await self._send_store_request(reference.name, **request))
         if is_other_base_model(version.base_model, self._served_model):
             logger.warning("the adapter %s was trained on %s, and %s is served", reference.name, version.base_model,
                            self._served_model)
@@ -285,20 +278,12 @@ class AdapterRegistry:
         name, source = ",".join(part.name for part in resolved_parts), resolved_parts[0].source
         if len(resolved_parts) == 1:
             return resolved_parts[0]
-        version = parse_store_answer(await self._send_store_request(
+        version = FetchedAdapter.from_store(await self._send_store_request(
             name, op="merge", digests=[part.digest for part in resolved_parts], weights=list(merge.weights),
             strategy=merge.merge_strategy, density=1.0 if merge.merge_strategy == "linear" else merge.density,
             sign=merge.majority_sign_method))
         resource = self._resources.get_or_create(ADAPTER, version.folder, version.max_shard_bytes)
         return ResolvedAdapter(resource, version.digest, name, source, any(part.is_private for part in resolved_parts))
-
-    async def _check_access(self, reference: AdapterReference, source_token: str) -> None:
-        """Ask the store whether the token may read the adapter, unless it was granted access less than a minute ago."""
-        granted_until = self._access_granted_until.get((reference, hash_access_token(source_token)))
-        if granted_until is None or granted_until < now():
-            await self._send_store_request(reference.name, op="allowed", source=reference.source, name=reference.name,
-                                           token=source_token)
-            self._cache_granted_access(reference, source_token)
 
     def _cache_granted_access(self, reference: AdapterReference, source_token: str) -> None:
         self._access_granted_until[reference, hash_access_token(source_token)] = now() + ACCESS_CACHE_SECONDS
@@ -310,16 +295,12 @@ class AdapterRegistry:
         in_use = [folder.rpartition("/")[2] for folder in self._resources.sources_in_use(ADAPTER)]
         await self._store.send_request(op="pin", digests=in_use)
         answer = await self._store.send_request(**request)
-        if "error" in answer:
-            raise_store_error(adapter_name, answer)
-        return answer
-
-
-def raise_store_error(adapter_name: str, answer: Mapping[str, Any]) -> NoReturn:
-    kind, reason = answer.get("kind"), f"the adapter {adapter_name[:MAX_NAME_LENGTH]}: {answer['error']}"
-    if kind in {"missing", "forbidden"}:
-        raise AdapterNotFound(reason)
-    raise AdapterLoadFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
+        if "error" not in answer:
+            return answer
+        kind, reason = answer.get("kind"), f"the adapter {adapter_name[:MAX_NAME_LENGTH]}: {answer['error']}"
+        if kind in {"missing", "forbidden"}:
+            raise AdapterNotFound(reason)
+        raise AdapterLoadFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
 
 
 def hash_access_token(token: str) -> bytes:

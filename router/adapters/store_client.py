@@ -16,6 +16,7 @@ from typing import Any
 from router.errors import AdapterLoadFailed
 
 MAX_LINE_BYTES = 2**20
+STORE_EXITED = "the process that keeps adapters ended; try again"
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +36,24 @@ class AdapterStoreClient:
 
     async def send_request(self, **request: Any) -> Mapping[str, Any]:
         """Send a question and return the answer. Raises AdapterLoadFailed if the process ends before it answers."""
-        process = await self._ensure_process()
+        async with self._start_lock:
+            if self._process is None:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_LINE_BYTES, start_new_session=True)
+                assert self._process.stdin is not None
+                self._process.stdin.write(f"{self._server_token}\n".encode())
+                self._reader_task = asyncio.create_task(self._read_answers(self._process))
+            process = self._process
         request_id = next(self._request_ids)
-        answer = self._pending_answers[request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending_answers[request_id] = answer
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"id": request_id, **request}).encode() + b"\n")
             await process.stdin.drain()
-            answered: Mapping[str, Any] = await answer
+            return await answer
         except ConnectionError:
             raise AdapterLoadFailed(STORE_EXITED, is_temporary=True) from None
-        else:
-            return answered
         finally:
             self._pending_answers.pop(request_id, None)
 
@@ -55,44 +62,25 @@ class AdapterStoreClient:
             self._reader_task.cancel()
             await asyncio.gather(self._reader_task, return_exceptions=True)
 
-    async def _ensure_process(self) -> Process:
-        async with self._start_lock:
-            if self._process is None:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=MAX_LINE_BYTES, start_new_session=True)
-                assert self._process.stdin is not None
-                self._process.stdin.write(f"{self._server_token}\n".encode())
-                self._reader_task = asyncio.create_task(self._read_answers(self._process))
-            return self._process
-
     async def _read_answers(self, process: Process) -> None:
         """Read answers until the process ends; then fail all pending questions."""
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                self._complete_pending_request(json.loads(line))
+                message = json.loads(line)
+                answer = self._pending_answers.get(message.get("id", 0))
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
             logger.error("the store of adapters ended by itself")
         except ValueError as error:
             logger.error("the store of adapters says what is no answer: %r", error)
         finally:
             self._process = None
-            for answer in self._pending_answers.values():
-                if not answer.done():
-                    answer.set_exception(AdapterLoadFailed(STORE_EXITED, is_temporary=True))
-            await kill_process(process)
-
-    def _complete_pending_request(self, message: dict[str, Any]) -> None:
-        answer = self._pending_answers.get(message.get("id", 0))
-        if answer is not None and not answer.done():
-            answer.set_result(message)
-
-
-STORE_EXITED = "the process that keeps adapters ended; try again"
-
-
-async def kill_process(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await asyncio.shield(process.wait())
-    if process.stdin is not None:
-        process.stdin.close()
+            for pending in self._pending_answers.values():
+                if not pending.done():
+                    pending.set_exception(AdapterLoadFailed(STORE_EXITED, is_temporary=True))
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+            if process.stdin is not None:
+                process.stdin.close()

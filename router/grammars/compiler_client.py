@@ -7,7 +7,6 @@ Results are cached, including rejections.
 import asyncio
 import json
 import logging
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 
 from router.errors import InvalidRequest, Overloaded
@@ -30,14 +28,7 @@ MAX_REASON_CHARACTERS = 300  # characters of a reason
 RECEIVE_BYTES = 65_536
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CompileResult:
-    """The compiled grammar, or the reason why it was rejected."""
-
-    grammar: str = ""  # in the form that shards load
-    rejection_reason: str = ""  # reason, if the grammar was rejected
+CompilerAnswer = dict[str, str]  # see compiler_process.py
 
 
 class CompilerUnavailable(Exception):
@@ -53,33 +44,30 @@ class CompilerProcess:
             self._process = subprocess.Popen(  # noqa: S603 - a command of ours
                 command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def send_request(self, request: dict[str, str], timeout: float) -> dict[str, str]:
+    def send_request(self, request: dict[str, str], timeout: float) -> CompilerAnswer:
         deadline = monotonic() + timeout
         try:
             self._socket.settimeout(timeout)
             self._socket.sendall(json.dumps(request).encode() + b"\n")
-            answer: dict[str, str] = json.loads(self._read_line(deadline))
+            line = b""
+            while not line.endswith(b"\n"):
+                self._socket.settimeout(max(deadline - monotonic(), 1e-3))
+                piece = self._socket.recv(RECEIVE_BYTES)
+                if not piece:
+                    raise ConnectionError
+                line += piece
+            answer: CompilerAnswer = json.loads(line)
         except TimeoutError:
             raise CompilerUnavailable(f"it takes more than {timeout:g} seconds to compile") from None
         except (OSError, ValueError):
             raise CompilerUnavailable("it takes too much memory to compile, or cannot be compiled at all") from None
         return answer
 
-    def _read_line(self, deadline: float) -> bytes:
-        line = b""
-        while not line.endswith(b"\n"):
-            self._socket.settimeout(max(deadline - monotonic(), 1e-3))
-            piece = self._socket.recv(RECEIVE_BYTES)
-            if not piece:
-                raise ConnectionError
-            line += piece
-        return line
-
     def kill(self) -> None:
         """Kill the process. Thread-safe; a thread that is blocked in `send_request` gets CompilerUnavailable."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
 
     def close(self) -> None:
         self.kill()
@@ -97,20 +85,21 @@ class GrammarCompiler:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._process: CompilerProcess | None = None
         self._is_closed = False
-        self._cached_results: OrderedDict[bytes, CompileResult] = OrderedDict()
-        self._jobs: dict[bytes, asyncio.Future[CompileResult]] = {}
+        self._cached_results: OrderedDict[bytes, CompilerAnswer] = OrderedDict()
+        self._jobs: dict[bytes, asyncio.Future[CompilerAnswer]] = {}
 
     async def compile(self, grammar: Grammar) -> str:
         """Return the compiled grammar in the form that shards load. Raises InvalidRequest or Overloaded."""
         digest = grammar.digest
-        result = self._cached_results.get(digest)
-        if result is None:
-            result = await asyncio.shield(self._get_or_start_job(digest, grammar))
+        answer = self._cached_results.get(digest)
+        if answer is None:
+            answer = await asyncio.shield(self._jobs.get(digest) or self._start_job(digest, grammar))
         else:
             self._cached_results.move_to_end(digest)
-        if result.rejection_reason:
-            raise InvalidRequest(f"the grammar is refused: {result.rejection_reason}")
-        return result.grammar
+        if "refused" in answer:
+            reason = " ".join(answer["refused"].split())[:MAX_REASON_CHARACTERS]
+            raise InvalidRequest(f"the grammar is refused: {reason}")
+        return answer["grammar"]
 
     def close(self) -> None:
         self._is_closed = True
@@ -119,34 +108,32 @@ class GrammarCompiler:
         self._executor.submit(self._close_process)
         self._executor.shutdown()
 
-    def _get_or_start_job(self, digest: bytes, grammar: Grammar) -> "asyncio.Future[CompileResult]":
-        """Compile in a job that all callers with the same grammar share and no caller's cancellation ends."""
-        if digest not in self._jobs:
-            if len(self._jobs) >= MAX_PENDING_GRAMMARS:
-                raise Overloaded(f"{MAX_PENDING_GRAMMARS} other grammars wait to be compiled")
-            job = asyncio.get_running_loop().run_in_executor(self._executor, self._compile_in_process, grammar)
-            self._jobs[digest] = job
-            job.add_done_callback(lambda done: self._store_result(digest, done))
-        return self._jobs[digest]
+    def _start_job(self, digest: bytes, grammar: Grammar) -> "asyncio.Future[CompilerAnswer]":
+        """Start a job that all callers with the same grammar share and no caller's cancellation ends."""
+        if len(self._jobs) >= MAX_PENDING_GRAMMARS:
+            raise Overloaded(f"{MAX_PENDING_GRAMMARS} other grammars wait to be compiled")
+        job = asyncio.get_running_loop().run_in_executor(self._executor, self._compile_in_process, grammar)
+        self._jobs[digest] = job
 
-    def _store_result(self, digest: bytes, job: "asyncio.Future[CompileResult]") -> None:
-        del self._jobs[digest]
-        if not job.cancelled() and job.exception() is None:
-            self._cached_results[digest] = job.result()
-            if len(self._cached_results) > MAX_CACHED_RESULTS:
-                self._cached_results.popitem(last=False)
+        def store_result(_: object) -> None:
+            del self._jobs[digest]
+            if not job.cancelled() and job.exception() is None:
+                self._cached_results[digest] = job.result()
+                if len(self._cached_results) > MAX_CACHED_RESULTS:
+                    self._cached_results.popitem(last=False)
+        job.add_done_callback(store_result)
+        return job
 
     # -- in the thread
 
-    def _compile_in_process(self, grammar: Grammar) -> CompileResult:
+    def _compile_in_process(self, grammar: Grammar) -> CompilerAnswer:
         try:
-            answer = self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
-                                                         MAX_COMPILE_SECONDS)
+            return self._ensure_process().send_request({"kind": grammar.kind, "source": grammar.source},
+                                                       MAX_COMPILE_SECONDS)
         except CompilerUnavailable as ended:
             logger.warning("the process that compiles grammars is ended: %s", ended)
             self._close_process()
-            answer = {"refused": str(ended)}
-        return CompileResult(answer.get("grammar", ""), shorten_reason(answer.get("refused", "")))
+            return {"refused": str(ended)}
 
     def _ensure_process(self) -> CompilerProcess:
         if self._is_closed:
@@ -164,7 +151,3 @@ class GrammarCompiler:
         process, self._process = self._process, None
         if process is not None:
             process.close()
-
-
-def shorten_reason(reason: str) -> str:
-    return " ".join(reason.split())[:MAX_REASON_CHARACTERS]

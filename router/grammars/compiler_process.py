@@ -10,8 +10,6 @@ import json
 import resource
 import signal
 import socket
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
@@ -38,23 +36,15 @@ def load_tokenizer(tokenizer: str) -> LLTokenizer:
 
 
 def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> str:
+    """Return the grammar in the form that shards load. Raises GrammarCompileError for errors, for warnings (partial
+    support), and if the first step fails or allows no token."""
     try:
-        grammar = (compile_regex(source) if kind == "regex"
+        # `\d` of a regular expression matches only 0 to 9, not the 700 other digits of Unicode.
+        grammar = (LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/") if kind == "regex"
                    else LLMatcher.grammar_from_json_schema(source, overrides=JSON_SCHEMA_OPTIONS))
     except ValueError as error:
         raise GrammarCompileError(str(error)) from error
-    check_grammar(LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS)))
-    return grammar
-
-
-def compile_regex(source: str) -> str:
-    r"""Convert a regular expression. `\d` matches only 0 to 9, not the 700 other digits of Unicode."""
-    return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/")
-
-
-def check_grammar(matcher: LLMatcher) -> None:
-    """Raise GrammarCompileError for errors, for warnings (partial support), and if the first step fails or allows no
-    token."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     messages = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
     if messages:
         raise GrammarCompileError("; ".join(messages))
@@ -63,6 +53,7 @@ def check_grammar(matcher: LLMatcher) -> None:
         raise GrammarCompileError(f"it is too complex: {matcher.get_error().splitlines()[0]}")
     if not allows_first_token:
         raise GrammarCompileError("there is no text that fits it")
+    return grammar
 
 
 def limit_memory() -> None:
@@ -72,10 +63,10 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (allocated + MAX_EXTRA_BYTES, allocated + MAX_EXTRA_BYTES))
 
 
-def run_compilation(compile_source: Callable[[], str]) -> bytes:
+def answer_request(tokenizer: LLTokenizer, line: bytes) -> bytes:
     signal.setitimer(signal.ITIMER_REAL, SELF_KILL_SECONDS)  # SIGALRM has no handler, so it ends the process
     try:
-        reply = {"grammar": compile_source()}
+        reply = {"grammar": compile_grammar(tokenizer, **json.loads(line))}
     except GrammarCompileError as unusable:
         reply = {"refused": str(unusable)}
     except MemoryError:
@@ -90,7 +81,7 @@ def serve_requests(parent: socket.socket) -> None:
         limit_memory()
         parent.sendall(b"{}\n")
         for line in lines:
-            parent.sendall(run_compilation(partial(compile_grammar, tokenizer, **json.loads(line))))
+            parent.sendall(answer_request(tokenizer, line))
 
 
 def main() -> None:

@@ -7,8 +7,7 @@
                                 {"type": "json_object"}, {"type": "text"}
     LoRAX                       {"type": "json_object", "schema": SCHEMA}
 
-Grammars that are too large, too deep or only partly supported are rejected here, before any further processing. The
-compiler checks whether the rest is valid.
+Grammars that are too large, too deep or only partly supported are rejected here; the compiler checks the rest.
 """
 
 import json
@@ -21,6 +20,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from router.errors import InvalidRequest
+from router.text.prompt_encoder import check_text
 
 MAX_CHARACTERS = 262_144
 MAX_DEPTH = 64
@@ -33,8 +33,6 @@ PLAIN_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 # Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 UNSUPPORTED_KEYWORDS = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
 REPETITION_PATTERN = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
-
-SchemaAtPath = tuple[str, dict[str, Any]]  # path of a schema in the request, and the schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,12 @@ def parse_grammar(parameter: str, value: object) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "regex":
-        return make_regex_grammar(f"{parameter}.value", value.get("value"))
+        path, pattern = f"{parameter}.value", value.get("value")
+        if not isinstance(pattern, str) or not pattern:
+            raise InvalidRequest(f"`{path}` must be a regular expression, as a string that is not empty")
+        check_text(path, pattern, MAX_CHARACTERS)
+        check_repetitions(path, pattern)
+        return Grammar("regex", pattern)
     if kind in JSON_GRAMMAR_TYPES:
         return make_json_schema_grammar(*find_schema(parameter, kind, value))
     raise InvalidRequest(
@@ -92,51 +95,34 @@ def make_json_schema_grammar(path: str, value: object) -> Grammar:
         source = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidRequest(f"`{path}` holds a number that is not finite") from None
-    check_grammar_text(path, source)
+    check_text(path, source, MAX_CHARACTERS)
     return Grammar("json_schema", source)
-
-
-def make_regex_grammar(path: str, value: object) -> Grammar:
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"`{path}` must be a regular expression, as a string that is not empty")
-    check_grammar_text(path, value)
-    check_repetitions(path, value)
-    return Grammar("regex", value)
 
 
 def parse_if_string(path: str, value: object) -> object:
     """Return a string parsed as JSON, and every other value unchanged."""
     if not isinstance(value, str):
         return value
-    check_grammar_text(path, value)
+    check_text(path, value, MAX_CHARACTERS, may_be_empty=True)
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"`{path}` is a string that holds no JSON: {error}") from None
 
 
-def check_grammar_text(path: str, text: str) -> None:
-    if len(text) > MAX_CHARACTERS:
-        raise InvalidRequest(f"`{path}` must have at most {MAX_CHARACTERS} characters, got {len(text)}")
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise InvalidRequest(f"`{path}` holds half of a surrogate pair, which is no character")
-
-
-def check_depth(path: str, value: object) -> None:
+def check_depth(path: str, schema: dict[str, Any]) -> None:
     """Check the nesting level by level: recursion could overflow the stack."""
-    level, depth = [value], 0
+    level: list[Any] = [schema]
+    depth = 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"`{path}` must be nested at most {MAX_DEPTH} levels deep")
-        level = [inner for outer in level for inner in child_values(outer) if isinstance(inner, dict | list)]
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(inner, dict | list)]
 
 
-def child_values(value: object) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def iterate_schemas(path: str, schema: dict[str, Any]) -> Iterator[SchemaAtPath]:
+def iterate_schemas(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the schema and all schemas nested in it, each with its path."""
     yield path, schema
     for key, value in schema.items():
@@ -144,15 +130,12 @@ def iterate_schemas(path: str, schema: dict[str, Any]) -> Iterator[SchemaAtPath]
             yield from iterate_subschemas(f"{path}.{key}", value, maps_names=key in SCHEMA_MAP_KEYWORDS)
 
 
-def iterate_subschemas(path: str, value: object, *, maps_names: bool) -> Iterator[SchemaAtPath]:
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from iterate_subschemas(f"{path}.{index}", item, maps_names=False)
-    elif isinstance(value, dict) and maps_names:
-        for name, item in value.items():
-            yield from iterate_subschemas(f"{path}.{name}", item, maps_names=False)
-    elif isinstance(value, dict):
+def iterate_subschemas(path: str, value: object, *, maps_names: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict) and not maps_names:
         yield from iterate_schemas(path, value)
+    elif isinstance(value, dict | list):
+        for name, item in (value.items() if isinstance(value, dict) else enumerate(value)):
+            yield from iterate_subschemas(f"{path}.{name}", item, maps_names=False)
 
 
 def check_keywords(path: str, schema: dict[str, Any]) -> None:

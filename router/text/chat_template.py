@@ -14,9 +14,6 @@ from router.text.response_parser import OutputFormat, detect_output_format, find
 CONTINUATION_MARKER = "77007700770077007700"
 # keys of the reasoning in templates, as in transformers
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-# Template of the simulated model.
-SIMULATED_MODEL_TEMPLATE = ("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-                            "{% if add_generation_prompt %}assistant: {% endif %}")
 # Instruction for models whose template does not render tools.
 DEFAULT_TOOL_PROMPT = (
     "If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
@@ -56,25 +53,20 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt up to the beginning of the answer. Raises ChatTemplateFailed.
 
-        If the last message is a partial answer (`has_partial_answer`), the prompt ends with it, and the answer
-        continues it.
+        If the last message is a partial answer (`has_partial_answer`), the answer continues it: what the template
+        appends to it is cut off, and so is trailing whitespace.
         """
-        prompt = self._render_prompt(self._add_tools_as_text(conversation))
-        return prompt + self._tool_call_opening if conversation.must_call_tool else prompt
-
-    def _render_prompt(self, conversation: Conversation) -> str:
-        """Render; after a partial answer, cut off what the template appends to it, and trailing whitespace."""
+        conversation = self._add_tools_as_text(conversation)
+        opening = self._tool_call_opening if conversation.must_call_tool else ""
         deadline = new_deadline()
         if has_partial_answer(conversation.messages):
             *earlier, last = conversation.messages
-            marked = replace(conversation,
-                             messages=(*earlier, {**last, "content": last["content"] + CONTINUATION_MARKER}))
-            prompt, marker, _ = self._run_template(marked, deadline,
+            messages = (*earlier, {**last, "content": last["content"] + CONTINUATION_MARKER})
+            prompt, marker, _ = self._run_template(replace(conversation, messages=messages), deadline,
                                                    continues_answer=True).rpartition(CONTINUATION_MARKER)
-            if marker:
-                # some templates render a message more than once
-                return prompt.replace(CONTINUATION_MARKER, "").rstrip()
-        return self._run_template(conversation, deadline)
+            if marker:  # some templates render a message more than once
+                return prompt.replace(CONTINUATION_MARKER, "").rstrip() + opening
+        return self._run_template(conversation, deadline) + opening
 
     def _add_tools_as_text(self, conversation: Conversation) -> Conversation:
         """Append to the last message what the template does not render: the tools (if it takes none) and `tool_prompt`.
@@ -118,4 +110,5 @@ def has_partial_answer(messages: Sequence[ChatMessage]) -> bool:
 
 def simulated_model_template() -> ChatTemplate:
     """Return the chat template of the simulated model."""
-    return ChatTemplate(SIMULATED_MODEL_TEMPLATE, {})
+    return ChatTemplate("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+                        "{% if add_generation_prompt %}assistant: {% endif %}", {})

@@ -4,7 +4,7 @@ Same as the aggregation strategy "simple" of transformers' pipeline: adjacent to
 prefix `B-` or `I-` form one entity, and a label that begins with `B-` always begins a new one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -29,9 +29,6 @@ class LabelledToken:
     def entity_group(self) -> str:
         return self.label[2:] if self.label.startswith((BEGIN_PREFIX, INSIDE_PREFIX)) else self.label
 
-    def continues_entity(self, previous: "LabelledToken") -> bool:
-        return self.entity_group == previous.entity_group and not self.label.startswith(BEGIN_PREFIX)
-
 
 @dataclass(frozen=True, slots=True)
 class Entity:
@@ -44,36 +41,31 @@ class Entity:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
 class EntityAggregator:
     """Groups the labelled tokens of a text into entities."""
 
-    def __init__(self, label_names: Sequence[str], tokenizer: Tokenizer) -> None:
-        """`label_names` are the names of the labels, by their ids."""
-        self._label_names = label_names
-        self._tokenizer = tokenizer
+    label_names: Sequence[str]  # by the labels' ids
+    tokenizer: Tokenizer
 
     def find_entities(self, text: str, tokens: Sequence[int], token_offsets: TokenOffsets,
                       token_labels: TokenClassificationOutput) -> list[Entity]:
         rows = zip(tokens, token_offsets, token_labels.label_ids, token_labels.scores, strict=True)
-        labelled_tokens = [LabelledToken(token, char_range, self._label_names[label], score)
-                           for token, char_range, label, score in rows if char_range is not None]
-        entities = [self._make_entity(text, group) for group in group_tokens(labelled_tokens)]
+        groups: list[list[LabelledToken]] = []
+        for token_id, char_range, label, score in rows:
+            if char_range is None:
+                continue
+            token = LabelledToken(token_id, char_range, self.label_names[label], score)
+            is_begin = token.label.startswith(BEGIN_PREFIX) or not groups
+            if is_begin or token.entity_group != groups[-1][-1].entity_group:
+                groups.append([])
+            groups[-1].append(token)
+        entities = [self._make_entity(text, group) for group in groups]
         return [entity for entity in entities if entity.group != OUTSIDE_LABEL]
 
     def _make_entity(self, text: str, group: Sequence[LabelledToken]) -> Entity:
         parts = [text[slice(*each.char_range)] for each in group]
-        word = self._tokenizer.join_words([each.token for each in group], parts)
+        word = self.tokenizer.join_words([each.token for each in group], parts)
         score = fsum(each.score for each in group) / len(group)
         name = group[0].label.partition("-")[2] or group[0].label  # without the prefix before a dash, whatever it is
         return Entity(name, score, word, group[0].char_range[0], group[-1].char_range[1])
-
-
-def group_tokens(labelled_tokens: Iterable[LabelledToken]) -> Iterator[list[LabelledToken]]:
-    group: list[LabelledToken] = []
-    for token in labelled_tokens:
-        if group and not token.continues_entity(group[-1]):
-            yield group
-            group = []
-        group.append(token)
-    if group:
-        yield group

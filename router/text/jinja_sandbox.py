@@ -1,13 +1,12 @@
 """Sandbox for chat templates: jinja2 programs written by others, run within bounds.
 
-Bounded are the length of the output, and of every intermediate text, list and number that results from an addition,
-concatenation, multiplication or power (MAX_CHARACTERS); the length of a range (100,000, by jinja2's sandbox); and the
-CPU time (MAX_CPU_SECONDS), which is checked in every iteration of a loop, at every call, and for every item that `map`,
-`select` and similar filters process. The work inside a single filter or method is not bounded.
+Bounded are the length of the output and of every text, list and number that results from arithmetic; the length of a
+range (100,000, by jinja2's sandbox); and the CPU time, checked in every iteration of a loop, at every call, and for
+every item that `map`, `select` and similar filters process. The work inside a single filter or method is not bounded.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from time import thread_time
@@ -16,7 +15,6 @@ from typing import Any
 from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,39 +39,36 @@ class SandboxedTemplate:
 
     def render(self, variables: Mapping[str, Any], deadline: float) -> str:
         """Render with these variables; `deadline` comes from `new_deadline`."""
+        template, _ = self._compiled
+        pieces, num_characters = list[str](), 0
         try:
-            return "".join(limit_output(self._compiled_template.generate({**variables, DEADLINE_VARIABLE: deadline})))
+            for piece in template.generate({**variables, DEADLINE_VARIABLE: deadline}):
+                check_size(num_characters := num_characters + len(piece))
+                pieces.append(piece)
         except ChatTemplateFailed:
             raise
         except Exception as error:  # a template written by others may raise anything
             raise to_template_error(error) from None
+        return "".join(pieces)
 
     def uses_variable(self, variable: str) -> bool:
-        return variable in self._variable_names
+        return variable in self._compiled[1]
 
     @cached_property
-    def _variable_names(self) -> frozenset[str]:
+    def _compiled(self) -> tuple[Template, frozenset[str]]:
+        """The compiled template, and the names of its variables."""
+        sandbox = TemplateSandbox()
         try:
-            return frozenset(name.name for name in TemplateSandbox().parse(self._source).find_all(nodes.Name))
+            tree = sandbox.parse(self._source)
+            variables = frozenset(name.name for name in tree.find_all(nodes.Name))
+            return sandbox.from_string(CheckInserter().visit(tree)), variables
         except Exception as error:
             raise to_template_error(error) from None
-
-    @cached_property
-    def _compiled_template(self) -> Template:
-        return TemplateSandbox().compile_template(self._source)
 
 
 def new_deadline() -> float:
     """Return the deadline of a run that begins now, in CPU time of this thread."""
     return thread_time() + MAX_CPU_SECONDS
-
-
-def limit_output(pieces: Iterable[str]) -> Iterator[str]:
-    length = 0
-    for piece in pieces:
-        length += len(piece)
-        check_size(length)
-        yield piece
 
 
 class GenerationTag(Extension):
@@ -132,23 +127,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                             namespace=SafeNamespace)
         del self.globals["lipsum"]  # makes texts of any length in one call
 
-    def compile_template(self, source: str) -> Template:
-        return self.from_string(CheckInserter().visit(self.parse(source)))
-
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         check_time(context)
         return function is loop_checkpoint or super().call(context, function, *args, **kwargs)
 
     def call_filter(self, name: str, value: Any, args: Sequence[Any] | None = None,  # noqa: PLR0917 - jinja2's
                     kwargs: Mapping[str, Any] | None = None, context: Context | None = None,
-                    eval_ctx: EvalContext | None = None) -> Any:
+                    eval_ctx: nodes.EvalContext | None = None) -> Any:
         """Check the time for one item of `map` or `select`. A filter or test used directly is not called this way."""
         check_time(context)
         return super().call_filter(name, value, args, kwargs, context, eval_ctx)
 
     def call_test(self, name: str, value: Any, args: Sequence[Any] | None = None,  # noqa: PLR0917 - likewise
                   kwargs: Mapping[str, Any] | None = None, context: Context | None = None,
-                  eval_ctx: EvalContext | None = None) -> Any:
+                  eval_ctx: nodes.EvalContext | None = None) -> Any:
         check_time(context)
         return super().call_test(name, value, args, kwargs, context, eval_ctx)
 

@@ -21,11 +21,6 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Read the tokenizer and the end tokens. Raises ValueError if a file is missing or invalid."""
     path = folder / "tokenizer.json"
-    tokenizer = read_tokenizer_file(path)
-    return Tokenizer(tokenizer, read_end_tokens(folder, tokenizer), str(path))
-
-
-def read_tokenizer_file(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise ValueError(f"there is no {path}: weft needs the file of a fast tokenizer; transformers makes one with "
                          "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
@@ -36,13 +31,10 @@ def read_tokenizer_file(path: Path) -> tokenizers.Tokenizer:
     # Some files still have these settings from training: prompts would silently be truncated or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
-
-
-def read_end_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """Return the end tokens of the first of three files that has any; without any, the model never ends a text."""
-    return (read_end_token_ids(folder / "generation_config.json") or read_end_token_ids(folder / "config.json")
-            or read_named_end_token(folder / "tokenizer_config.json", tokenizer))
+    # The first of three files that has any; without any, the model never ends a text.
+    end_tokens = (read_end_token_ids(folder / "generation_config.json") or read_end_token_ids(folder / "config.json")
+                  or read_named_end_token(folder / "tokenizer_config.json", tokenizer))
+    return Tokenizer(tokenizer, end_tokens, str(path))
 
 
 def read_end_token_ids(path: Path) -> frozenset[int]:
@@ -75,15 +67,21 @@ def token_text_from_json(value: Any) -> Any:
 def read_chat_template(folder: Path, override_file: str = "") -> ChatTemplate | None:
     """Return the template of the first of three files that has one, or None: the model is not made for chats.
 
-    The files are those of current and former versions of transformers. `override_file` is a file that replaces all
-    three.
+    The files are those of current and former versions of transformers. `override_file` (--tokenizer-config-path)
+    replaces all three; special tokens that it lacks come from the folder.
     """
+    # Older folders have the special tokens in a separate file. A later file overrides an earlier one.
+    token_files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     if override_file:
-        return read_template_override(Path(override_file), folder)
-    source = (read_template_file(folder / "chat_template.jinja")
-              or read_template_from_json(folder / "chat_template.json")
-              or read_template_from_json(folder / "tokenizer_config.json"))
-    return ChatTemplate(source, read_special_tokens(folder), read_output_format(folder)) if source else None
+        token_files.append(path := Path(override_file))
+        source = read_template_from_json(path)
+        if not source:
+            raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
+    else:
+        source = (read_template_file(folder / "chat_template.jinja")
+                  or read_template_from_json(folder / "chat_template.json")
+                  or read_template_from_json(folder / "tokenizer_config.json"))
+    return ChatTemplate(source, read_special_tokens(token_files), read_output_format(folder)) if source else None
 
 
 def read_output_format(folder: Path) -> OutputFormat | None:
@@ -94,15 +92,6 @@ def read_output_format(folder: Path) -> OutputFormat | None:
                                           and isinstance(output_format.get("start_anchor"), str)):
         raise ValueError(f"`response_template` in {path} must be an object with a `start_anchor`")
     return output_format
-
-
-def read_template_override(path: Path, folder: Path) -> ChatTemplate:
-    """Return the template of --tokenizer-config-path; special tokens that the file lacks come from the folder."""
-    source = read_template_from_json(path)
-    if not source:
-        raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
-    return ChatTemplate(source, read_special_tokens(folder) | collect_special_tokens([read_json_object(path)]),
-                        read_output_format(folder))
 
 
 def read_template_file(path: Path) -> str:
@@ -123,17 +112,10 @@ def read_template_from_json(path: Path) -> str:
     return template or ""
 
 
-def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Return the texts of the special tokens. Older folders have them in a separate file."""
-    return collect_special_tokens([read_json_object(folder / "special_tokens_map.json"),
-                                   read_json_object(folder / "tokenizer_config.json")])
-
-
-def collect_special_tokens(json_objects: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return the texts of the special tokens by name; a later file overrides an earlier one."""
-    texts = {name: token_text_from_json(file.get(name)) for file in json_objects for name in SPECIAL_TOKEN_NAMES
-             if file.get(name) is not None}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+def read_special_tokens(files: Iterable[Path]) -> dict[str, str]:
+    """Return the texts of the special tokens by name."""
+    return {name: text for file in map(read_json_object, files) for name in SPECIAL_TOKEN_NAMES
+            if isinstance(text := token_text_from_json(file.get(name)), str)}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

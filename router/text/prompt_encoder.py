@@ -15,7 +15,6 @@ from router.errors import ChatTemplateFailed, InvalidRequest, Overloaded, Retrya
 from router.model_info import ModelInfo
 from router.request import RequestKind, hash_blocks
 from router.text.chat_template import ChatTemplate, Conversation
-from router.text.response_parser import OutputFormat
 from router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -65,9 +64,7 @@ def find_pooling_limit(config: RouterConfig, model_info: ModelInfo) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class DialectParameterNames:
-    """A dialect's names of request parameters, as error messages show them, and the dialect's rule for the length
-    check.
-    """
+    """A dialect's names of request parameters, as error messages show them, and its rule for the length check."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"
@@ -92,8 +89,6 @@ class DialectParameterNames:
 
 
 TGI_PARAMETER_NAMES = DialectParameterNames()
-
-
 RawPrompt = str | Conversation | tuple[int, ...]  # token ids if the client has tokenised the prompt
 TokenOffsets = tuple[tuple[int, int] | None, ...]
 
@@ -111,10 +106,10 @@ class PromptInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """Tokens of a prompt, and the hashes of its full blocks."""
+    """Tokens of a prompt."""
 
     tokens: tuple[int, ...]
-    block_hashes: tuple[bytes, ...]  # of its full blocks; empty if they are not shared
+    block_hashes: tuple[bytes, ...]  # of the prompt's full blocks; empty if they are not shared
     num_characters: int  # of its text
     token_offsets: TokenOffsets = ()  # for classification: character range of each token, None for special tokens
 
@@ -142,11 +137,6 @@ class PromptEncoder:
         self._num_waiting = 0
         self._thread_pool = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
 
-    @property
-    def output_format(self) -> OutputFormat | None:
-        """Format of the model's answers in chats."""
-        return None if self._chat_template is None else self._chat_template.output_format
-
     def close(self) -> None:
         self._thread_pool.shutdown(cancel_futures=True)
 
@@ -155,12 +145,25 @@ class PromptEncoder:
         return await self._run_in_thread(prompt_input.prompt,
                                          partial(self._encode_prompt, prompt_input, cache_namespace))
 
-    async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
+    async def tokenize_and_call(self, prompt: str | Conversation, parameter_names: DialectParameterNames,
                                 render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
-        """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising."""
+        """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising.
+
+        Raises InvalidRequest, ChatTemplateFailed or Overloaded.
+        """
+        check_text(parameter_names.prompt, prompt)
+        adds_special_tokens = add_special_tokens and not isinstance(prompt, Conversation)
+        check_length = partial(self._check_length, parameter_names, is_pooling=not self._model_info.generation)
+
         def work() -> T:
-            return render(self._tokenize_with_offsets(text, parameter_names, add_special_tokens=add_special_tokens))
-        return await self._run_in_thread(text, work)
+            text = self._render_text(prompt)
+            if len(text) > self.limits.max_input_tokens:  # counting tokens is three times as fast as locating them
+                check_length(len(self._tokenizer.tokenize(text, add_special_tokens=adds_special_tokens)))
+            encoding = self._tokenizer.tokenize_with_offsets(text, add_special_tokens=adds_special_tokens)
+            check_length(len(encoding))
+            return render(TokenizedText(text, encoding.ids, encoding.offsets))
+
+        return await self._run_in_thread(prompt, work)
 
     async def _run_in_thread(self, prompt: RawPrompt, work: Callable[[], T]) -> T:
         """Run `work` in a thread, unless the text is short. Raises Overloaded if too many texts wait."""
@@ -174,64 +177,60 @@ class PromptEncoder:
         finally:
             self._num_waiting -= 1
 
-    def _tokenize_with_offsets(self, text: str | Conversation, parameter_names: DialectParameterNames, *,
-                               add_special_tokens: bool) -> TokenizedText:
-        is_rendered = isinstance(text, Conversation)
-        text = self._render_conversation(text) if isinstance(text, Conversation) else text
-        adds_special_tokens = add_special_tokens and not is_rendered
-        if len(text) > self.limits.max_input_tokens:  # counting tokens is three times as fast as locating them
-            self._check_prompt_length(len(self._tokenizer.tokenize(text, add_special_tokens=adds_special_tokens)),
-                                      parameter_names)
-        encoding = self._tokenizer.tokenize_with_offsets(text, add_special_tokens=adds_special_tokens)
-        self._check_prompt_length(len(encoding), parameter_names)
-        return TokenizedText(text, encoding.ids, encoding.offsets)
-
-    def _check_prompt_length(self, num_tokens: int, parameter_names: DialectParameterNames) -> None:
-        """Check the length of a prompt alone, whatever is requested for it. Raises InvalidRequest."""
-        if self._model_info.generation:
-            parameter_names.check_prompt_length(num_tokens, None, self.limits)
-        else:
-            self._check_pooling_length(num_tokens, parameter_names)
-
     def _encode_prompt(self, prompt_input: PromptInput, cache_namespace: bytes) -> EncodedPrompt:
-        tokens, token_offsets, num_characters = self._tokenize_prompt(prompt_input)
-        if not tokens:
-            raise InvalidRequest(f"`{prompt_input.parameter_names.prompt}` must hold at least one token, got none")
-        if prompt_input.kind is not RequestKind.GENERATE:
-            self._check_pooling_length(len(tokens), prompt_input.parameter_names)
-        else:
-            prompt_input.parameter_names.check_prompt_length(len(tokens), prompt_input.max_new_tokens, self.limits)
-        if max(tokens) >= self._model_info.vocabulary_size:
-            raise InvalidRequest(
-                f"`{prompt_input.parameter_names.prompt}` holds token {max(tokens)}; this model knows those below "
-                f"{self._model_info.vocabulary_size}")
-        hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
-        return EncodedPrompt(tokens, hashes, num_characters, token_offsets)
-
-    def _tokenize_prompt(self, prompt_input: PromptInput) -> tuple[tuple[int, ...], TokenOffsets, int]:
-        if isinstance(prompt_input.prompt, tuple):
-            return prompt_input.prompt, (), 0
-        is_rendered = isinstance(prompt_input.prompt, Conversation)  # the template has already added the special tokens
-        text = (self._render_conversation(prompt_input.prompt) if isinstance(prompt_input.prompt, Conversation)
-                else prompt_input.prompt)
-        if prompt_input.kind is RequestKind.CLASSIFY:
-            labelled_encoding = self._tokenizer.tokenize_with_offsets(text)
+        prompt, parameter_names = prompt_input.prompt, prompt_input.parameter_names
+        text = "" if isinstance(prompt, tuple) else self._render_text(prompt)
+        token_offsets: TokenOffsets = ()
+        if isinstance(prompt, tuple):
+            tokens = prompt
+        elif prompt_input.kind is RequestKind.CLASSIFY:
+            encoding = self._tokenizer.tokenize_with_offsets(text)
+            tokens = tuple(encoding.ids)
             token_offsets = tuple(None if is_special else char_range for is_special, char_range in zip(
-                labelled_encoding.special_tokens_mask, labelled_encoding.offsets, strict=True))
-            return tuple(labelled_encoding.ids), token_offsets, len(text)
-        encoding = self._tokenizer.tokenize(text, add_special_tokens=not is_rendered, keep_last=prompt_input.truncate)
-        return tuple(encoding.ids), (), len(text)
+                encoding.special_tokens_mask, encoding.offsets, strict=True))
+        else:  # a template has already added the special tokens
+            tokens = tuple(self._tokenizer.tokenize(text, add_special_tokens=not isinstance(prompt, Conversation),
+                                                    keep_last=prompt_input.truncate).ids)
+        if not tokens:
+            raise InvalidRequest(f"`{parameter_names.prompt}` must hold at least one token, got none")
+        self._check_length(parameter_names, len(tokens), prompt_input.max_new_tokens,
+                           is_pooling=prompt_input.kind is not RequestKind.GENERATE)
+        if max(tokens) >= self._model_info.vocabulary_size:
+            raise InvalidRequest(f"`{parameter_names.prompt}` holds token {max(tokens)}; this model knows those below "
+                                 f"{self._model_info.vocabulary_size}")
+        hashes = hash_blocks(cache_namespace, tokens, self._model_info.block_size) if cache_namespace else ()
+        return EncodedPrompt(tokens, hashes, len(text), token_offsets)
 
-    def _render_conversation(self, conversation: Conversation) -> str:
+    def _render_text(self, prompt: str | Conversation) -> str:
+        if isinstance(prompt, str):
+            return prompt
         if self._chat_template is None:
             raise ChatTemplateFailed(
                 "this model has no chat template (chat_template.jinja), so it is not made for chats; "
                 "send whole prompts to /generate")
-        return self._chat_template.render(conversation)
+        return self._chat_template.render(prompt)
 
-    def _check_pooling_length(self, num_tokens: int, parameter_names: DialectParameterNames) -> None:
+    def _check_length(self, parameter_names: DialectParameterNames, num_tokens: int, max_new_tokens: int | None = None,
+                      *, is_pooling: bool) -> None:
+        """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
         limit, why = self._pooling_limit
-        if num_tokens > limit:
+        if not is_pooling:
+            parameter_names.check_prompt_length(num_tokens, max_new_tokens, self.limits)
+        elif num_tokens > limit:
             raise InvalidRequest(
                 f"`{parameter_names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
                 "is read as a whole, so shorten it", code=CONTEXT_LENGTH_EXCEEDED)
+
+
+def check_text(name: str, text: object, max_characters: int | None = None, *, may_be_empty: bool = False) -> None:
+    """Check a parameter if it holds a text. Raises InvalidRequest."""
+    if not isinstance(text, str):
+        return
+    if not text and not may_be_empty:
+        raise InvalidRequest(f"`{name}` must not be an empty string")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{name}` holds half of a surrogate pair, which is no character") from None
+    if max_characters is not None and len(text) > max_characters:
+        raise InvalidRequest(f"`{name}` must have at most {max_characters} characters, got {len(text)}")

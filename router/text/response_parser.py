@@ -6,67 +6,58 @@ or one of those below, chosen by strings in the chat template. Output that does 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import Any
 
 OutputFormat = Mapping[str, Any]
-ASSISTANT_DEFAULTS = {"role": "assistant"}
 TOOL_CALLS_FIELD, REASONING_FIELDS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
+CONTENT = {"repeats": True, "join": "", "content_args": {"strip": False}}
 # Invalid calls are rejected one by one, by `parse_tool_call`: the parser would also drop valid ones of the same piece.
-LENIENT_JSON_ARGS = {"allow_non_json": True}
+JSON_CALLS = {"content": "json", "content_args": {"allow_non_json": True}}
 HERMES_FORMAT: OutputFormat = {
-    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
         "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
-        "tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
-                       "content_args": LENIENT_JSON_ARGS, "transform": {"function": "{content}"}},
-        "content": {"repeats": True, "join": "", "content_args": {"strip": False},
-                    "close_pattern": r"\s*<\|im_end\|>"},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
+                       "transform": {"function": "{content}"}},
+        "content": {**CONTENT, "close_pattern": r"\s*<\|im_end\|>"},
     },
 }
 LLAMA_FORMAT: OutputFormat = {
-    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "fields": {
-        "tool_calls": {"open_pattern": r"\s*<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")", "content": "json",
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
                        "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>", "repeats": True,
-                       "content_args": LENIENT_JSON_ARGS, "transform": {"function": "{content}"}},
-        "content": {"repeats": True, "join": "", "content_args": {"strip": False},
-                    "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)"},
+                       "transform": {"function": "{content}"}},
+        "content": {**CONTENT, "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)"},
     },
 }
 MISTRAL_FORMAT: OutputFormat = {
-    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "[/INST]",
     "fields": {
-        "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\]\s*", "close": "</s>", "content": "json",
-                       "content_args": LENIENT_JSON_ARGS},
-        "content": {"repeats": True, "join": "", "content_args": {"strip": False}, "close": "</s>"},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*\[TOOL_CALLS\]\s*", "close": "</s>"},
+        "content": {**CONTENT, "close": "</s>"},
     },
 }
 MISTRAL_NAMED_FORMAT: OutputFormat = {
-    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "[/INST]",
     "fields": {
-        "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\s]+)\s*(?:\[ARGS\])\s*", "repeats": True,
-                       "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "content": "json",
-                       "content_args": LENIENT_JSON_ARGS,
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\s]+)\s*(?:\[ARGS\])\s*",
+                       "close_pattern": r"</s>|(?=\[TOOL_CALLS\])", "repeats": True,
                        "transform": {"function": {"name": "{name}", "arguments": "{content}"}}},
-        "content": {"repeats": True, "join": "", "content_args": {"strip": False}, "close": "</s>"},
+        "content": {**CONTENT, "close": "</s>"},
     },
 }
 # For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
 BARE_JSON_FORMAT: OutputFormat = {
-    "defaults": ASSISTANT_DEFAULTS,
     "start_anchor": "\0",  # occurs in no prompt
     "fields": {
-        "tool_calls": {"open_pattern": r"\A\s*(?:```(?:json)?\s*)?(?=\{\s*\"name\")", "close_pattern": r"\s*```|\Z",
-                       "repeats": True, "content": "json", "content_args": LENIENT_JSON_ARGS},
-        "content": {"repeats": True, "join": "", "content_args": {"strip": False}},
+        "tool_calls": {**JSON_CALLS, "open_pattern": r"\A\s*(?:```(?:json)?\s*)?(?=\{\s*\"name\")",
+                       "close_pattern": r"\s*```|\Z", "repeats": True},
+        "content": CONTENT,
     },
 }
 # The first of these strings that a chat template contains determines the format of its model's output.
@@ -100,7 +91,6 @@ class ParsedToolCall:
 
 
 ResponsePart = ContentPiece | ReasoningPiece | ParsedToolCall
-CharacterCounts = dict[type[ContentPiece] | type[ReasoningPiece], int]
 
 
 def detect_output_format(template: str) -> OutputFormat | None:
@@ -108,7 +98,6 @@ def detect_output_format(template: str) -> OutputFormat | None:
                 None)
 
 
-@cache
 def import_chat_parsing() -> Any:
     """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
     return import_module("transformers.utils.chat_parsing")
@@ -123,70 +112,70 @@ class StreamingResponseParser:
 
     def __init__(self, output_format: OutputFormat, prompt: str) -> None:
         self._output_format = output_format
-        self._response_prefix = extract_response_prefix(prompt, output_format["start_anchor"])
+        _, anchor, rest = prompt.rpartition(output_format["start_anchor"])
+        self._response_prefix = anchor + rest if anchor else ""  # the prompt from where the answer begins
         self._parser = create_parser(output_format, self._response_prefix)
         self._parses_calls = True
         self._text_since_call = ""  # text since the last valid call
-        # characters of it that were returned
-        self._num_returned: CharacterCounts = {ContentPiece: 0, ReasoningPiece: 0}
+        self._num_returned: Counter[type[ResponsePart]] = Counter()  # characters of it that were returned
         self._call_body = ""  # body of the call that is being read
 
     def feed(self, text: str) -> list[ResponsePart]:
         """Add text, including that of special tokens; return the parts that are certain by now."""
         self._text_since_call += text
-        return self._collect_parts(lambda: self._parser.feed(text), is_finished=False)
+        return self._collect_parts(text)
 
     def closes_field(self, token: str) -> bool:
-        """Return whether this token closes a field."""
-        return any(token_closes_field(field, token) for field in self._output_format["fields"].values())
+        """Return whether this token closes a field. An empty match of the field's pattern does not count."""
+        return any(field.get("close") == token
+                   or ((match := re.search(field.get("close_pattern", r"\Z"), token)) is not None and match[0])
+                   for field in self._output_format["fields"].values())
 
     def finish(self) -> list[ResponsePart]:
         """Return the remaining parts, at the end of the answer."""
-        return self._collect_parts(lambda: self._parser.finalize()[1], is_finished=True)
+        return self._collect_parts(None)
 
-    def _collect_parts(self, read_events: Callable[[], Iterable[Mapping[str, Any]]], *,
-                       is_finished: bool) -> list[ResponsePart]:
+    def _collect_parts(self, text: str | None) -> list[ResponsePart]:
+        """Return the parts that are certain after more text, or at the end if it is None."""
         parts: list[ResponsePart] = []
         try:
-            for event in read_events():
+            for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
                 parts += self._parse_event(event)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             if not self._parses_calls:
                 raise
-            parts += self._reparse_as_text(is_finished=is_finished)
+            parts += self._reparse_as_text(is_finished=text is None)
         return parts
 
     def _reparse_as_text(self, *, is_finished: bool) -> list[ResponsePart]:
         """Parse the text since the last valid call again, without calls; leave out what was returned before."""
-        text, num_returned = self._text_since_call, self._num_returned
+        text, num_to_skip = self._text_since_call, self._num_returned
         fields = {name: field for name, field in self._output_format["fields"].items() if name != TOOL_CALLS_FIELD}
         self._parser = create_parser({**self._output_format, "fields": fields}, self._response_prefix)
-        self._parses_calls, self._text_since_call, self._num_returned = False, "", {ContentPiece: 0, ReasoningPiece: 0}
-        return drop_returned_text(self.feed(text) + (self.finish() if is_finished else []), num_returned)
+        self._parses_calls, self._text_since_call, self._num_returned = False, "", Counter()
+        new_parts: list[ResponsePart] = []
+        for part in self.feed(text) + (self.finish() if is_finished else []):
+            assert not isinstance(part, ParsedToolCall)
+            num_skipped = min(num_to_skip[type(part)], len(part.text))
+            num_to_skip[type(part)] -= num_skipped
+            if new_text := part.text[num_skipped:]:
+                new_parts.append(type(part)(new_text))
+        return new_parts
 
     def _parse_event(self, event: Mapping[str, Any]) -> Iterator[ResponsePart]:
         field, is_text = event["field"], event["type"] == "region_chunk"
         if field == TOOL_CALLS_FIELD and is_text:
             self._call_body += event["text"]
         elif field == TOOL_CALLS_FIELD and event["type"] == "region_close":
-            yield from self._parse_calls(event["value"])
+            items = event["value"] if isinstance(event["value"], list) else [event["value"]]
+            calls = [parse_tool_call(item.get("function", item)) for item in items]
+            self._text_since_call = self._text_since_call.partition(self._call_body)[2]
+            self._call_body, self._response_prefix, self._num_returned = "", "", Counter()
+            yield from calls
         elif is_text and event["text"]:
             kind = ReasoningPiece if field in REASONING_FIELDS else ContentPiece
             self._num_returned[kind] += len(event["text"])
             yield kind(event["text"])
-
-    def _parse_calls(self, value: Any) -> list[ParsedToolCall]:
-        calls = [parse_tool_call(item.get("function", item))
-                 for item in (value if isinstance(value, list) else [value])]
-        self._text_since_call = self._text_since_call.partition(self._call_body)[2]
-        self._call_body, self._response_prefix, self._num_returned = "", "", {ContentPiece: 0, ReasoningPiece: 0}
-        return calls
-
-
-def token_closes_field(field: Mapping[str, Any], token: str) -> bool:
-    """Return whether `token` closes the field. An empty match of the field's pattern does not count."""
-    match = re.search(field.get("close_pattern", r"\Z"), token)
-    return bool(field.get("close") == token or (match and match[0]))
 
 
 class RequiredCallParser:
@@ -216,36 +205,16 @@ AnyResponseParser = StreamingResponseParser | RequiredCallParser
 def find_call_opening(output_format: OutputFormat | None, template: str) -> str:
     """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
     field = (output_format or {}).get("fields", {}).get(TOOL_CALLS_FIELD, {})
-    text = find_fixed_opening(field) if field.get("content") == "json" and field.get("repeats") else ""
-    return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
-
-
-def find_fixed_opening(field: Mapping[str, Any]) -> str:
-    """Return the fixed text that opens a field, or an empty string if it is not fixed."""
+    if field.get("content") != "json" or not field.get("repeats"):
+        return ""
     pattern = field.get("open_pattern", "").removeprefix(r"\s*").removesuffix(r"\s*")
-    text = re.sub(r"\\(\W)", r"\1", pattern)
-    return str(field.get("open") or (text if re.escape(text) == pattern else ""))
+    unescaped = re.sub(r"\\(\W)", r"\1", pattern)
+    text = str(field.get("open") or (unescaped if re.escape(unescaped) == pattern else ""))
+    return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 
 def create_parser(output_format: OutputFormat, prefix: str) -> Any:
     return import_chat_parsing().ResponseParser(dict(output_format), prefix=prefix)
-
-
-def extract_response_prefix(prompt: str, anchor: str) -> str:
-    """Return the prompt from the last anchor on, where the answer begins; empty without an anchor."""
-    _, last_anchor, rest = prompt.rpartition(anchor)
-    return last_anchor + rest if last_anchor else ""
-
-
-def drop_returned_text(parts: Iterable[ResponsePart], num_returned: CharacterCounts) -> list[ResponsePart]:
-    num_to_skip, new_parts = dict(num_returned), list[ResponsePart]()
-    for part in parts:
-        assert not isinstance(part, ParsedToolCall)
-        skipped = min(num_to_skip[type(part)], len(part.text))
-        num_to_skip[type(part)] -= skipped
-        if text := part.text[skipped:]:
-            new_parts.append(type(part)(text))
-    return new_parts
 
 
 def parse_tool_call(function: Any) -> ParsedToolCall:
@@ -266,10 +235,8 @@ def join_adjacent_parts(parts: Sequence[ResponsePart]) -> list[ResponsePart]:
     result: list[ResponsePart] = []
     for part in parts:
         last = result[-1] if result else None
-        if isinstance(part, ContentPiece) and isinstance(last, ContentPiece):
-            result[-1] = ContentPiece(last.text + part.text)
-        elif isinstance(part, ReasoningPiece) and isinstance(last, ReasoningPiece):
-            result[-1] = ReasoningPiece(last.text + part.text)
+        if not isinstance(part, ParsedToolCall) and isinstance(last, type(part)):
+            result[-1] = type(part)(last.text + part.text)
         else:
             result.append(part)
     return result

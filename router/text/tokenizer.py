@@ -1,14 +1,14 @@
 """Conversion of text to token ids and back: one `Tokenizer` per model, one `Detokenizer` per sequence."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 # Output of decoders for bytes that are not, or not yet, a character.
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-# A character has at most four bytes, so at most four tokens. More tokens that decode to no text will not become a
-# character.
+# A character has at most four bytes, so more tokens that decode to no text will not become one.
 MAX_TOKENS_PER_CHARACTER = 4
 # Maximum number of cached pairs of adjacent tokens: decoding costs ten times as much as a lookup.
 MAX_CACHED_PAIRS = 100_000
@@ -28,7 +28,10 @@ class Tokenizer:
         self.special_tokens = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
-        self._byte_by_token = find_non_ascii_byte_tokens(tokenizer)
+        byte_by_token = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
+        # the non-ASCII byte of each token that is decoded as one; empty for most vocabularies
+        self._byte_by_token = {token: byte for token, byte in byte_by_token.items()
+                               if token is not None and tokenizer.decode([token]) == REPLACEMENT_CHARACTER}
         self._newline_token = tokenizer.token_to_id("<0x0A>")
         self._unknown_token = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "<unk>")
 
@@ -39,10 +42,8 @@ class Tokenizer:
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True,
                  keep_last: int | None = None) -> tokenizers.Encoding:
-        """Tokenise a text; with `keep_last`, keep only that many tokens at its end.
-
-        Encodes a batch of one, since only methods for batches release the GIL.
-        """
+        """Tokenise a text; with `keep_last`, keep only that many tokens at its end."""
+        # a batch of one, since only methods for batches release the GIL
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if keep_last is not None:
             encoding.truncate(keep_last, direction="left")
@@ -81,16 +82,15 @@ class Tokenizer:
 
     def create_detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
         """Return a detokenizer of the tokens that follow a prompt."""
-        decode, id_to_token = self._tokenizer.decode, self._tokenizer.id_to_token
-        detokenizer = Detokenizer(decode, id_to_token, self.special_tokens, self._token_widths, self._pair_texts)
-        if self._byte_by_token and self._newline_token is not None:
-            detokenizer = ByteFallbackDetokenizer(decode, id_to_token, self.special_tokens, self._token_widths,
-                                                  self._pair_texts, byte_by_token=self._byte_by_token,
-                                                  newline_token=self._newline_token)
+        shared = (self._tokenizer.decode, self._tokenizer.id_to_token, self.special_tokens, self._token_widths,
+                  self._pair_texts)
+        detokenizer = (Detokenizer(*shared) if not self._byte_by_token or self._newline_token is None
+                       else ByteFallbackDetokenizer(*shared, self._byte_by_token, self._newline_token))
         detokenizer.start_after_prompt(prompt)
         return detokenizer
 
 
+@dataclass(eq=False)
 class Detokenizer:
     """Incremental detokenizer of one sequence. Its pieces consist of whole characters.
 
@@ -104,24 +104,14 @@ class Detokenizer:
         decoded:  [ seen characters          | the next piece   ]
     """
 
-    __slots__ = ("_decode", "_id_to_token", "_num_seen_characters", "_pair_texts", "_read_offset", "_special_tokens",
-                 "_token_widths", "_window")
-
-    def __init__(self, decode: Callable[[list[int]], str], id_to_token: Callable[[int], str | None],
-                 special_tokens: frozenset[int], token_widths: dict[int, int],
-                 pair_texts: dict[tuple[int, int], str]) -> None:
-        """`id_to_token` returns the vocabulary's entry for a token, or None.
-
-        `token_widths` and `pair_texts` are caches that all sequences of a tokenizer share.
-        """
-        self._decode = decode
-        self._id_to_token = id_to_token
-        self._special_tokens = special_tokens
-        self._token_widths = token_widths
-        self._pair_texts = pair_texts
-        self._window: list[int] = []
-        self._read_offset = 0
-        self._num_seen_characters = 0
+    _decode: Callable[[list[int]], str]
+    _id_to_token: Callable[[int], str | None]  # returns the vocabulary's entry for a token
+    _special_tokens: frozenset[int]
+    _token_widths: dict[int, int]  # a cache that all sequences of a tokenizer share, like the next
+    _pair_texts: dict[tuple[int, int], str]
+    _window: list[int] = field(default_factory=list, init=False)
+    _read_offset: int = field(default=0, init=False)
+    _num_seen_characters: int = field(default=0, init=False)
 
     def start_after_prompt(self, prompt: Sequence[int]) -> None:
         """Start after a prompt: without tokens before it, the first word would lose its leading space.
@@ -133,23 +123,23 @@ class Detokenizer:
         del self._window[self._read_offset:]
 
     def step(self, token: int) -> str:
-        """Return the text that this token completes; "" while a character is incomplete."""
+        """Return the text that this token completes; "" while a character is incomplete.
+
+        The usual case, a token after a single complete one, is decoded from the cache of pairs if possible.
+        """
         if token in self._special_tokens:
             return ""
         window = self._window
-        if self._read_offset == len(window) == 1:
-            return self._step_cached_pair(window[0], token)
-        return self._append_token(token)
-
-    def _step_cached_pair(self, first: int, token: int) -> str:
-        """Decode the usual case, a token after a single complete one, from the cache of pairs if possible."""
-        piece = self._pair_texts.get((first, token))
+        if not self._read_offset == len(window) == 1:
+            return self._append_token(token)
+        pair = window[0], token
+        piece = self._pair_texts.get(pair)
         if piece is None:
             piece = self._append_token(token)
-            if piece and self._window == [token] and len(self._pair_texts) < MAX_CACHED_PAIRS:
-                self._pair_texts[first, token] = piece
+            if piece and window == [token] and len(self._pair_texts) < MAX_CACHED_PAIRS:
+                self._pair_texts[pair] = piece
         else:
-            self._window[0] = token
+            window[0] = token
             self._num_seen_characters = self._token_width(token)
         return piece
 
@@ -157,11 +147,8 @@ class Detokenizer:
         """Add a token to the window, unless it is unknown: after unknown tokens alone a word would lose its space."""
         if self._id_to_token(token) is None:
             return ""
-        self._window.append(token)
-        return self._decode_window(token)
-
-    def _decode_window(self, token: int) -> str:
         window = self._window
+        window.append(token)
         text = self._decode(window)
         if text.endswith(REPLACEMENT_CHARACTER):
             return self._hold_back_incomplete(text)
@@ -186,9 +173,7 @@ class Detokenizer:
         return piece
 
     def _hold_back_incomplete(self, text: str) -> str:
-        """Hold back an incomplete character; of a long run of invalid bytes, hold back only the last.
-
-        Only the last bytes can still become a character.
+        """Hold back an incomplete character; of a long run of invalid bytes only the last, which may still become one.
         """
         window = self._window
         if len(window) - self._read_offset <= 2 * MAX_TOKENS_PER_CHARACTER:
@@ -200,6 +185,7 @@ class Detokenizer:
         return piece
 
 
+@dataclass(eq=False)
 class ByteFallbackDetokenizer(Detokenizer):
     """Detokenizer for vocabularies with byte fallback: unknown characters are written as one token per byte (`<0xE7>`).
 
@@ -211,15 +197,9 @@ class ByteFallbackDetokenizer(Detokenizer):
     space of the next word is kept.
     """
 
-    __slots__ = ("_byte_by_token", "_held_bytes", "_newline_token")
-
-    def __init__(self, decode: Callable[[list[int]], str], id_to_token: Callable[[int], str | None],
-                 special_tokens: frozenset[int], token_widths: dict[int, int], pair_texts: dict[tuple[int, int], str],
-                 *, byte_by_token: Mapping[int, int], newline_token: int) -> None:
-        super().__init__(decode, id_to_token, special_tokens, token_widths, pair_texts)
-        self._byte_by_token = byte_by_token
-        self._held_bytes = bytearray()
-        self._newline_token = newline_token
+    _byte_by_token: Mapping[int, int]
+    _newline_token: int
+    _held_bytes: bytearray = field(default_factory=bytearray, init=False)
 
     def start_after_prompt(self, prompt: Sequence[int]) -> None:
         super().start_after_prompt(prompt)
@@ -230,13 +210,9 @@ class ByteFallbackDetokenizer(Detokenizer):
 
     def _append_token(self, token: int) -> str:
         byte = self._byte_by_token.get(token)
-        if byte is not None:
-            return self._add_byte(byte)
-        if self._held_bytes and self._id_to_token(token) is not None:
-            return self._flush_bytes() + super()._append_token(token)
-        return super()._append_token(token)
-
-    def _add_byte(self, byte: int) -> str:
+        if byte is None:
+            is_known = self._held_bytes and self._id_to_token(token) is not None
+            return (self._flush_bytes() if is_known else "") + super()._append_token(token)
         piece = super().finish()
         self._held_bytes.append(byte)
         piece += pop_characters(self._held_bytes)
@@ -257,19 +233,9 @@ class ByteFallbackDetokenizer(Detokenizer):
         self._read_offset = self._num_seen_characters = 1
 
 
-def find_non_ascii_byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
-    """Return the non-ASCII byte of each token that is decoded as one; empty for most vocabularies."""
-    byte_by_token = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
-    return {token: byte for token, byte in byte_by_token.items()
-            if token is not None and tokenizer.decode([token]) == REPLACEMENT_CHARACTER}
-
-
 def pop_characters(held_bytes: bytearray) -> str:
-    """Remove the bytes whose text is certain and return it: a character, or a replacement for each invalid byte.
-
-    All bytes but the last are the beginning of a character.
-    """
-    text = ""
+    """Remove the bytes whose text is certain and return it: a character, or a replacement for each invalid byte."""
+    text = ""  # all bytes but the last are the beginning of a character
     while held_bytes:
         try:
             text += held_bytes.decode()

@@ -68,28 +68,21 @@ def round_to_float32(name: str, value: float) -> float:
     return rounded
 
 
-def validate_positive(name: str, value: float | None) -> float:
-    if value is None:
-        return 1.0
+def validate_positive(name: str, value: float) -> float:
     rounded = round_to_float32(name, value)
     if rounded <= 0:
         raise InvalidRequest(f"`{name}` must be above 0, got {value}")
     return rounded
 
 
-def validate_penalty(name: str, value: float | None) -> float:
-    if value is None:
-        return 0.0
+def validate_penalty(name: str, value: float) -> float:
     rounded = round_to_float32(name, value)
     if not MIN_PENALTY <= rounded <= MAX_PENALTY:
         raise InvalidRequest(f"`{name}` must be at least {MIN_PENALTY} and at most {MAX_PENALTY}, got {value}")
     return rounded
 
 
-def validate_fraction(name: str, value: float | None) -> float:
-    """Check that a value is above 0 and below 1; return 0, which keeps all candidates, if none is given."""
-    if value is None:
-        return 0.0
+def validate_fraction(name: str, value: float) -> float:
     rounded = round_to_float32(name, value)
     if not 0 < rounded < 1:
         raise InvalidRequest(f"`{name}` must be above 0 and below 1, got {value}; leave it out to keep all candidates")

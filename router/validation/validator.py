@@ -1,7 +1,6 @@
 """Validation of a client's parameters: checks every limit once, has the prompt tokenised, and builds the `Request`.
 
-Requests of all dialects are built only here. Messages use TGI's names of parameters, except for those in
-`DialectParameterNames`.
+Messages use TGI's names of parameters, except for those in `DialectParameterNames`.
 """
 
 import hashlib
@@ -9,14 +8,14 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from router.adapters.reference import RequestedAdapter, ResolvedAdapter
 from router.adapters.registry import AdapterRegistry
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
+from router.grammars.compiler_client import GrammarCompiler
 from router.grammars.parameters import Grammar
-from router.grammars.resolver import GrammarResolver, ResourceLookup
 from router.model_info import ModelInfo
 from router.request import (
     DEFAULT_TENANT,
@@ -27,17 +26,8 @@ from router.request import (
     Tenant,
     hash_namespace,
 )
-from router.text.chat_template import ChatTemplate, Conversation
-from router.text.prompt_encoder import (
-    DialectParameterNames,
-    EncodedPrompt,
-    PromptEncoder,
-    PromptInput,
-    TokenizedText,
-    TokenLimits,
-    TokenOffsets,
-)
-from router.text.response_parser import OutputFormat
+from router.text.chat_template import ChatTemplate
+from router.text.prompt_encoder import EncodedPrompt, PromptEncoder, PromptInput, TokenOffsets, check_text
 from router.text.tokenizer import Tokenizer
 from router.validation.bounds import (
     MAX_PRIORITY,
@@ -64,7 +54,6 @@ FLOAT_PARAMETERS: tuple[tuple[str, str, Callable[[str, float], float]], ...] = (
     ("top_p", "top_p", validate_fraction),
     ("typical_p", "typical_p", validate_fraction))
 now = time.monotonic
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +107,21 @@ class RequestValidator:
     """Validator of the requests of all dialects. `close` ends its threads."""
 
     def __init__(self, config: RouterConfig, model_info: ModelInfo, tokenizer: Tokenizer,
-                 chat_template: ChatTemplate | None = None, get_resource: ResourceLookup | None = None, *,
+                 chat_template: ChatTemplate | None = None,
+                 get_resource: Callable[[str, str], LoadableResource] | None = None, *,
                  adapter_registry: AdapterRegistry | None = None) -> None:
-        """`get_resource` assigns numbers to grammars. Grammars are served only with `get_resource`, adapters with
-        `adapter_registry`."""
+        """`get_resource` returns the resource of a kind and a source. Grammars are served only with `get_resource`,
+        adapters with `adapter_registry`."""
         self.tokenizer = tokenizer
         self.adapter_registry = adapter_registry
-        self._grammars = GrammarResolver(config, model_info, tokenizer, get_resource)
-        self._prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
+        self.prompt_encoder = PromptEncoder(config, model_info, tokenizer, chat_template)
+        self.limits = self.prompt_encoder.limits
+        self.output_format = None if chat_template is None else chat_template.output_format  # of the answers in chats
         self._config = config
         self._model_info = model_info
         self._supported_kinds = model_info.supported_kinds
+        self._get_resource = get_resource
+        self._grammar_compiler = GrammarCompiler(lambda: tokenizer.path_or_content)
         # Without those outside the model's vocabulary, which are no tokens to the shards.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < model_info.vocabulary_size)
 
@@ -137,69 +130,59 @@ class RequestValidator:
 
         Raises InvalidRequest, ChatTemplateFailed, AdapterNotFound, AdapterLoadFailed, Overloaded or TimedOut.
         """
-        self._check_request_kind(generation_input.kind)
+        kind = generation_input.kind
+        if kind not in self._supported_kinds:
+            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)
+            raise InvalidRequest(f"this model does not {KIND_DESCRIPTIONS[kind][0]}; it {supported_text}")
         sampling = self._validate_parameters(generation_input)
-        adapter = await self._resolve_adapter(generation_input)
-        cache_namespace = self._cache_namespace(generation_input, adapter)
-        prompt = await self._prompt_encoder.encode(generation_input, cache_namespace)
-        grammar = (None if generation_input.grammar is None else
-                   await self._grammars.resolve_grammar(generation_input.parameter_names.grammar,
-                                                        generation_input.grammar))
+        adapter = None
+        if self.adapter_registry is not None:
+            adapter = await self.adapter_registry.resolve(generation_input.adapter, generation_input.deadline)
+        elif generation_input.adapter is not None:
+            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters (--adapters); "
+                                 "leave it out")
+        cache_namespace = b""  # within which prompts share cached blocks; empty if they do not
+        if self._config.cache_scope != "off" and kind is RequestKind.GENERATE:
+            tenant = generation_input.tenant.name if self._config.cache_scope == "tenant" else ""
+            cache_namespace = hash_namespace(tenant, NO_ADAPTER_DIGEST if adapter is None else adapter.digest,
+                                             generation_input.cache_salt or "")
+        prompt = await self.prompt_encoder.encode(generation_input, cache_namespace)
+        grammar = await self._resolve_grammar(generation_input)
         return [self._make_validated_request(generation_input, sampling, prompt, adapter, grammar=grammar,
                                              cache_namespace=cache_namespace, index=index)
                 for index in range(generation_input.best_of or 1)]
 
-    async def tokenize_and_call(self, text: str | Conversation, parameter_names: DialectParameterNames,
-                                render: Callable[[TokenizedText], T], *, add_special_tokens: bool = True) -> T:
-        """Render the tokens of a prompt within the limits. Raises InvalidRequest, ChatTemplateFailed or Overloaded."""
-        if isinstance(text, str):
-            check_text(parameter_names.prompt, text)
-        return await self._prompt_encoder.tokenize_and_call(text, parameter_names, render,
-                                                            add_special_tokens=add_special_tokens)
-
-    @property
-    def output_format(self) -> OutputFormat | None:
-        return self._prompt_encoder.output_format
-
-    @property
-    def limits(self) -> TokenLimits:
-        return self._prompt_encoder.limits
-
     def close(self) -> None:
-        self._prompt_encoder.close()
-        self._grammars.close()
-
-    def _check_request_kind(self, kind: RequestKind) -> None:
-        if kind not in self._supported_kinds:
-            supported_text = " and ".join(KIND_DESCRIPTIONS[other][1] for other in self._supported_kinds)
-            raise InvalidRequest(f"this model does not {KIND_DESCRIPTIONS[kind][0]}; it {supported_text}")
+        self.prompt_encoder.close()
+        self._grammar_compiler.close()
 
     def _validate_parameters(self, generation_input: GenerationInput) -> SamplingParams:
         """Check everything that does not need the tokenised prompt, in TGI's order."""
-        self._check_best_of(generation_input)
+        config, names, best_of = self._config, generation_input.parameter_names, generation_input.best_of or 1
+        if best_of > config.max_best_of:
+            raise InvalidRequest(f"`best_of` must be at most {config.max_best_of} (--max-best-of), got {best_of}")
+        if best_of > 1 and not generation_input.is_sampling:
+            raise InvalidRequest(f"`best_of` is {best_of}, but nothing is sampled: all choices would be the same; set "
+                                 "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
         sampling = self._make_sampling_params(generation_input)
         if generation_input.max_new_tokens == 0:
-            raise InvalidRequest(f"`{generation_input.parameter_names.max_new_tokens}` must be at least 1, got 0")
+            raise InvalidRequest(f"`{names.max_new_tokens}` must be at least 1, got 0")
         self._check_stop_strings(generation_input.stop_strings)
-        if generation_input.seed is not None and (generation_input.best_of or 1) > 1:
+        if generation_input.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
-        self._check_top_n_tokens(generation_input.parameter_names.top_n_tokens, sampling.top_n_tokens)
-        if isinstance(generation_input.prompt, str):
-            check_text(generation_input.parameter_names.prompt, generation_input.prompt)
-        self._check_truncate(generation_input.truncate)
-        self._check_cache_salt(generation_input.cache_salt)
+        if sampling.top_n_tokens > config.max_top_n_tokens:
+            raise InvalidRequest(f"`{names.top_n_tokens}` must be at most {config.max_top_n_tokens} "
+                                 f"(--max-top-n-tokens), got {sampling.top_n_tokens}")
+        check_text(names.prompt, generation_input.prompt)
+        max_input, truncate = self.limits.max_input_tokens, generation_input.truncate
+        if truncate is not None and not 1 <= truncate <= max_input:
+            raise InvalidRequest(f"`truncate` must be at least 1 and at most {max_input} (--max-input-tokens), "
+                                 f"got {truncate}")
+        check_text("cache_salt", generation_input.cache_salt, MAX_SALT_CHARACTERS)
         if abs(generation_input.priority) > MAX_PRIORITY:
             raise InvalidRequest(f"`priority` must be at least {-MAX_PRIORITY} and at most {MAX_PRIORITY}, "
                                  f"got {generation_input.priority}")
         return sampling
-
-    def _check_best_of(self, generation_input: GenerationInput) -> None:
-        best_of, limit = generation_input.best_of or 1, self._config.max_best_of
-        if best_of > limit:
-            raise InvalidRequest(f"`best_of` must be at most {limit} (--max-best-of), got {best_of}")
-        if best_of > 1 and not generation_input.is_sampling:
-            raise InvalidRequest(f"`best_of` is {best_of}, but nothing is sampled: all choices would be the same; set "
-                                 "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
 
     def _make_sampling_params(self, generation_input: GenerationInput) -> SamplingParams:
         checked: dict[str, Any] = {}
@@ -209,13 +192,13 @@ class RequestValidator:
         if checked.get("repetition_penalty") == 1:
             del checked["repetition_penalty"]  # changes nothing
         checked["temperature"] = checked.get("temperature", 1.0) if generation_input.is_sampling else 0.0
-        return SamplingParams(**checked, top_k=self._validate_top_k(generation_input.top_k),
-                              watermark=generation_input.watermark, top_n_tokens=generation_input.top_n_tokens or 0)
-
-    def _validate_top_k(self, value: int | None) -> int:
-        if value is not None and value <= 0:
-            raise InvalidRequest(f"`top_k` must be at least 1, got {value}")
-        return value if value is not None and value < self._model_info.vocabulary_size else 0
+        top_k = generation_input.top_k
+        if top_k is not None and top_k <= 0:
+            raise InvalidRequest(f"`top_k` must be at least 1, got {top_k}")
+        if top_k is None or top_k >= self._model_info.vocabulary_size:
+            top_k = 0  # keeps all
+        return SamplingParams(**checked, top_k=top_k, watermark=generation_input.watermark,
+                              top_n_tokens=generation_input.top_n_tokens or 0)
 
     def _check_stop_strings(self, strings: tuple[str, ...]) -> None:
         limit = self._config.max_stop_sequences
@@ -227,38 +210,19 @@ class RequestValidator:
                 raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
                                      f"got {len(string)}", param="stop")
 
-    def _check_top_n_tokens(self, name: str, value: int) -> None:
-        limit = self._config.max_top_n_tokens
-        if value > limit:
-            raise InvalidRequest(f"`{name}` must be at most {limit} (--max-top-n-tokens), got {value}")
-
-    def _check_truncate(self, value: int | None) -> None:
-        limit = self.limits.max_input_tokens
-        if value is not None and not 1 <= value <= limit:
-            raise InvalidRequest(f"`truncate` must be at least 1 and at most {limit} (--max-input-tokens), got {value}")
-
-    def _check_cache_salt(self, salt: str | None) -> None:
-        if salt is not None:
-            check_text("cache_salt", salt)
-            if len(salt) > MAX_SALT_CHARACTERS:
-                raise InvalidRequest(f"`cache_salt` must have at most {MAX_SALT_CHARACTERS} characters, "
-                                     f"got {len(salt)}")
-
-    async def _resolve_adapter(self, generation_input: GenerationInput) -> ResolvedAdapter | None:
-        if self.adapter_registry is not None:
-            return await self.adapter_registry.resolve(generation_input.adapter, generation_input.deadline)
-        if generation_input.adapter is not None:
-            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters (--adapters); "
-                                 "leave it out")
-        return None
-
-    def _cache_namespace(self, generation_input: GenerationInput, adapter: ResolvedAdapter | None) -> bytes:
-        """Return the namespace within which prompts share cached blocks (--cache-scope)."""
-        if self._config.cache_scope == "off" or generation_input.kind is not RequestKind.GENERATE:
-            return b""
-        tenant = generation_input.tenant.name if self._config.cache_scope == "tenant" else ""
-        return hash_namespace(tenant, NO_ADAPTER_DIGEST if adapter is None else adapter.digest,
-                              generation_input.cache_salt or "")
+    async def _resolve_grammar(self, generation_input: GenerationInput) -> LoadableResource | None:
+        if (grammar := generation_input.grammar) is None:
+            return None
+        get_resource, reason = self._get_resource, ""
+        if self._config.disable_grammar_support:
+            reason = "grammars are switched off (--disable-grammar-support)"
+        elif get_resource is None or not self._model_info.grammars:
+            reason = "this model is served without grammars"
+        elif not self._end_tokens:
+            reason = "this model has no end token, so no answer could end where its grammar does"
+        if reason or get_resource is None:
+            raise InvalidRequest(f"`{generation_input.parameter_names.grammar}` is given, but {reason}; leave it out")
+        return get_resource("grammar", await self._grammar_compiler.compile(grammar))
 
     def _make_validated_request(self, generation_input: GenerationInput, sampling: SamplingParams,
                                 prompt: EncodedPrompt, adapter: ResolvedAdapter | None, *,
@@ -266,9 +230,12 @@ class RequestValidator:
                                 index: int) -> ValidatedRequest:
         is_generation = generation_input.kind is RequestKind.GENERATE
         num_tokens_left = self.limits.max_total_tokens - len(prompt.tokens) if is_generation else 0
-        seed = seed_or_random(generation_input.seed) if sampling.temperature else None
+        seed = generation_input.seed if sampling.temperature else None
+        if sampling.temperature and seed is None:
+            seed = secrets.randbits(53)  # which every JSON parser reads exactly
+        request_id = generation_input.request_id or secrets.token_hex(16)
         request = Request(
-            id=make_choice_id(generation_input.request_id or secrets.token_hex(16), index),
+            id=f"{request_id}-{index + 1}" if index else request_id,
             prompt=prompt.tokens,
             max_new_tokens=(num_tokens_left if generation_input.max_new_tokens is None
                             else min(generation_input.max_new_tokens, num_tokens_left)),
@@ -291,11 +258,6 @@ class RequestValidator:
         return ValidatedRequest(request, seed, prompt.num_characters, adapter, prompt.token_offsets)
 
 
-def make_choice_id(request_id: str, index: int) -> str:
-    """Return the id of a choice; the first one has the request's own id."""
-    return f"{request_id}-{index + 1}" if index else request_id
-
-
 def remaining_seconds(deadline: float | None) -> float | None:
     """Return the seconds that checking and tokenising have left. Raises TimedOut if none are left."""
     if deadline is None:
@@ -306,21 +268,7 @@ def remaining_seconds(deadline: float | None) -> float | None:
     return remaining
 
 
-def seed_or_random(seed: int | None) -> int:
-    """Return the given seed, or a random one of 53 bits, which every JSON parser reads exactly."""
-    return secrets.randbits(53) if seed is None else seed
-
-
 def make_sampling_key(seed: int, choice_index: int) -> int:
     """Return the 64-bit key that all random draws of a request depend on; the same in every process."""
     hash_input = b"weft draw" + seed.to_bytes(8, "little") + choice_index.to_bytes(8, "little")
     return int.from_bytes(hashlib.sha256(hash_input).digest()[:8], "little")
-
-
-def check_text(name: str, text: str) -> None:
-    if not text:
-        raise InvalidRequest(f"`{name}` must not be an empty string")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"`{name}` holds half of a surrogate pair, which is no character") from None

@@ -53,8 +53,8 @@ async def respond_with_tokens(services: Services, request: web.Request, text: st
                               add_special_tokens: bool = True) -> web.StreamResponse:
     """Tokenise the text and send what `render_pieces` makes of it. Raises InvalidRequest if the model cannot take so
     many tokens."""
-    pieces = await services.validator.tokenize_and_call(text, parameter_names, render_pieces,
-                                                        add_special_tokens=add_special_tokens)
+    pieces = await services.validator.prompt_encoder.tokenize_and_call(text, parameter_names, render_pieces,
+                                                                       add_special_tokens=add_special_tokens)
     return await send_json(request, pieces, services.config.slow_client_timeout)
 
 

@@ -22,7 +22,7 @@ NUMBERS = (st.floats() | st.floats(-3.0, 3.0) | st.sampled_from(HALFWAY_NUMBERS)
            | st.builds(math.nextafter, st.sampled_from(HALFWAY_NUMBERS), st.sampled_from([-math.inf, math.inf])))
 
 
-VALIDATORS: dict[Callable[[str, float | None], float], Callable[[float], bool]] = {
+VALIDATORS: dict[Callable[[str, float], float], Callable[[float], bool]] = {
     validate_positive: lambda rounded: rounded > 0.0,
     validate_penalty: lambda rounded: -2.0 <= rounded <= 2.0,
     validate_fraction: lambda rounded: 0.0 < rounded < 1.0,
@@ -51,7 +51,7 @@ def test_numbers_are_rounded_as_numpy_rounds_them(value: float) -> None:
 @pytest.mark.parametrize("validate", VALIDATORS)
 @given(value=NUMBERS)
 def test_a_number_is_accepted_if_its_rounded_value_is_within_the_bounds(
-        validate: Callable[[str, float | None], float], value: float) -> None:
+        validate: Callable[[str, float], float], value: float) -> None:
     rounded = numpy_float32(value)
     if math.isfinite(rounded) and VALIDATORS[validate](rounded):
         assert validate("name", value) == rounded
@@ -65,11 +65,6 @@ def test_integers_are_numbers() -> None:
     assert str(get_error(validate_positive, 2**128)) == f"`name` must be a finite 32-bit number, got {2**128}"
 
 
-def test_without_a_value_the_parameter_is_off() -> None:
-    """1 is neutral for a factor, 0 for a penalty and for the share of candidates to keep."""
-    assert [validate("name", None) for validate in VALIDATORS] == [1.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(("validate", "accepted", "rejected"), [
     (validate_positive, math.nextafter(HALF_OF_SMALLEST, 1.0), HALF_OF_SMALLEST),
     (validate_positive, math.nextafter(HALFWAY_ABOVE_LARGEST, 0.0), HALFWAY_ABOVE_LARGEST),
@@ -78,7 +73,7 @@ def test_without_a_value_the_parameter_is_off() -> None:
     (validate_fraction, math.nextafter(HALF_OF_SMALLEST, 1.0), HALF_OF_SMALLEST),
     (validate_fraction, math.nextafter(HALFWAY_TO_ONE, 0.0), HALFWAY_TO_ONE),
 ])
-def test_neighbouring_numbers_on_both_sides_of_a_bound(validate: Callable[[str, float | None], float], accepted: float,
+def test_neighbouring_numbers_on_both_sides_of_a_bound(validate: Callable[[str, float], float], accepted: float,
                                                        rejected: float) -> None:
     assert validate("name", accepted) == numpy_float32(accepted)
     get_error(validate, rejected)

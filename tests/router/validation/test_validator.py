@@ -14,7 +14,7 @@ from router.model_info import ModelInfo
 from router.request import LoadableResource, Tenant, hash_blocks
 from router.text.chat_template import Conversation, simulated_model_template
 from router.text.prompt_encoder import DialectParameterNames
-from router.text.tokenizer import create_byte_tokenizer
+from router.text.tokenizer import Tokenizer, create_byte_tokenizer
 from router.validation import validator as validation
 from router.validation.validator import GenerationInput, RequestValidator, make_sampling_key
 
@@ -25,9 +25,8 @@ BYTE_TOKENIZER = create_byte_tokenizer()
 TENANT = Tenant("a", weight=3.0)
 
 
-def validate(config=CONFIG, facts=MODEL_INFO, make_resource=None, **input_fields):
-    with closing(RequestValidator(config, facts, BYTE_TOKENIZER, simulated_model_template(),
-                                  make_resource)) as validator:
+def validate(config=CONFIG, facts=MODEL_INFO, make_resource=None, tokenizer=BYTE_TOKENIZER, **input_fields):
+    with closing(RequestValidator(config, facts, tokenizer, simulated_model_template(), make_resource)) as validator:
         return asyncio.run(validator.validate(GenerationInput(**{"prompt": "warp"} | input_fields)))
 
 
@@ -57,6 +56,32 @@ def test_default_request_is_greedy_and_may_use_the_remaining_tokens():
 
 def test_ignore_eos_removes_the_end_tokens():
     assert validate_single(ignore_eos=True).end_tokens == set()
+
+
+def make_grammar_resource(kind, source):
+    assert source == "start: /a+/"
+    return LoadableResource(kind, 7)
+
+
+@pytest.mark.slow
+def test_grammar_is_compiled_and_gets_a_resource_number():
+    [choice] = validate(facts=replace(MODEL_INFO, grammars=True), make_resource=make_grammar_resource,
+                        grammar=Grammar("regex", "a+"))
+    assert choice.request.grammar == LoadableResource("grammar", 7)
+
+
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"config": RouterConfig(disable_grammar_support=True)}, "grammars are switched off (--disable-grammar-support)"),
+    ({"facts": replace(MODEL_INFO, grammars=False)}, "this model is served without grammars"),
+    ({"make_resource": None}, "this model is served without grammars"),
+    ({"tokenizer": Tokenizer(create_byte_tokenizer()._tokenizer, end_tokens=[512])},
+     "this model has no end token, so no answer could end where its grammar does"),
+], ids=["switched off", "not taken", "nowhere", "endless"])
+def test_unsupported_grammar_is_rejected_with_the_reason(changed, reason):
+    served = {"facts": replace(MODEL_INFO, grammars=True), "make_resource": make_grammar_resource}
+    message = get_validation_error(**served | changed, grammar=Grammar("regex", "a+"),
+                                   parameter_names=DialectParameterNames(grammar="response_format"))
+    assert message == f"`response_format` is given, but {reason}; leave it out"
 
 
 def test_no_grammar_is_needed_where_grammars_are_off():
