@@ -1,13 +1,16 @@
-"""Recording as a file: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
+"""Recordings as files: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
 
 Each segment begins with a line that holds the time (`at`) and the whole scheduler (`core`). A line for every call
-follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, see
-`decision_summary.py`) and `names` (the block hashes computed during the call). Empty values are left out, and a line
-with only a time is a call of `plan` that returned None.
+follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, as
+`recorder.py` summarises it) and `names` (the block hashes computed during the call). Empty values are left out, and a
+line with only a time is a call of `plan` that returned None.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,10 +20,13 @@ from typing import Any, TextIO
 from router.config import RouterConfig
 from router.model_info import ModelInfo, StepMeasurement
 from router.recording.recorder import CallEntry, RecordingSegment
-from router.recording.redact import redacted_request_to_json
-from router.recording.state import StateTable, table_to_json
+from router.recording.state import StateTable, redacted_request_to_json, table_to_json
 
 FORMAT_VERSION = 3
+MAX_RECORDINGS = 20  # in a folder
+MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
+
+logger = logging.getLogger(__name__)
 
 
 class BadRecording(ValueError):
@@ -82,6 +88,60 @@ def call_to_json(entry: CallEntry) -> dict[str, Any]:
     line = {"at": now, "call": method, "given": arguments, "outcome": outcome,
             "names": [name.hex() for name in block_hashes]}
     return {key: value for key, value in line.items() if value or key == "at"}
+
+
+class RecordingFolder:
+    """Folder to which recordings are written, files named by time, of which the oldest are deleted.
+
+    Each file is written in a thread of its own, which takes a second or two. An error while writing is only logged.
+    """
+
+    def __init__(self, folder: Path, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._config = config
+        self._clock = clock
+        self._last_automatic_at: float | None = None  # when the last automatic recording was begun
+        self._writer_thread: threading.Thread | None = None
+
+    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        """Begin to write a recording, unless another one is being written."""
+        if self._writer_thread is not None and self._writer_thread.is_alive():
+            logger.warning("a recording is being written already")
+            return
+        # Not a daemon thread: the process exits only when the recording has been written.
+        self._writer_thread = threading.Thread(target=self._write_file, args=(segments, model_info, reason),
+                                               name="recording")
+        self._writer_thread.start()
+
+    def write_automatic(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        """Write an automatic recording like `write_in_background`, but at most one in `MIN_AUTOMATIC_INTERVAL`
+        seconds."""
+        now = self._clock()
+        if self._last_automatic_at is None or now - self._last_automatic_at >= MIN_AUTOMATIC_INTERVAL:
+            self._last_automatic_at = now
+            self.write_in_background(segments, model_info, reason)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        if self._writer_thread is not None:
+            self._writer_thread.join()
+
+    def _write_file(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        name = f"weft-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"
+        path, partial = self._folder / name, self._folder / f".{name}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.touch(mode=0o600)
+            with partial.open("w", encoding="utf-8") as lines:
+                write_recording(lines, make_header(self._config, model_info, reason), segments)
+            partial.rename(path)
+            for oldest in sorted(self._folder.glob("weft-*.jsonl"))[:-MAX_RECORDINGS]:
+                oldest.unlink(missing_ok=True)
+        except Exception:
+            logger.exception("the recording could not be written to %s", path)
+        else:
+            count = sum(len(segment.entries) for segment in segments)
+            logger.info("%s: the last %d events are in %s", reason, count, path)
 
 
 # -- reading

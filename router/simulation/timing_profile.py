@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
 from math import log2
 from statistics import median
 
@@ -51,16 +52,14 @@ class TimingReplay:
 
     def step_seconds(self, load: StepLoad) -> float:
         predicted = self._costs.predict(load)
-        return predicted * self._next_noise(step_kind(load, predicted))
-
-    def _next_noise(self, kind: StepKind) -> float:
         if not self._noise:
-            return 1.0
+            return predicted
+        kind = step_kind(load, predicted)
         similar = self._most_similar_kinds.get(kind)
         if similar is None:
             similar = self._most_similar_kinds[kind] = min(self._common_kinds,
                                                            key=lambda one: (abs(one[1] - kind[1]), one[0] != kind[0]))
-        return next(self._noise[similar])
+        return predicted * next(self._noise[similar])
 
     def answer_time(self, planned_at: float, previous_answered_at: float | None, seconds: float) -> float:
         """Return when a step planned at `planned_at` is answered; `previous_answered_at` is the answer time of the step
@@ -72,10 +71,8 @@ class TimingReplay:
 
 def cycle_from(values: list[float], start_fraction: float) -> Iterator[float]:
     """Yield the values in a cycle without end; `start_fraction` is the fraction of the list at which to begin."""
-    index = int(start_fraction * len(values))
-    while True:
-        yield values[index]
-        index = (index + 1) % len(values)
+    start = int(start_fraction * len(values))
+    return cycle(values[start:] + values[:start])
 
 
 @dataclass(frozen=True, slots=True)
