@@ -10,8 +10,7 @@ from array import array
 from hashlib import blake2b, shake_128
 from struct import pack
 
-from shard.state.pooling_text import PoolingText
-from shard.state.sequence import Sequence
+from shard.state.sequence import PoolingText, Sequence
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "
          b"crepe chino drill baize cloth cords weave fiber kapok nylon rayon terry tapes picks reeds warps "

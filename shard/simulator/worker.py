@@ -26,7 +26,6 @@ from shard.simulator.simulated_outputs import (
     make_embedding,
     make_labels,
 )
-from shard.state.pooling_text import PoolingText
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
@@ -36,7 +35,7 @@ from shard.state.result_encoding import (
     write_prompt_logprobs,
     write_sequence_outputs,
 )
-from shard.state.sequence import ModelLimits, Sequence
+from shard.state.sequence import ModelLimits, PoolingText, Sequence
 from shard.state.shard_state import ShardState
 from shard.state.step import PrefillChunk, Step
 
