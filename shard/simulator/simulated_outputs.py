@@ -1,15 +1,18 @@
-"""Output of the simulated model: generated text, cache contents that it checks, embeddings and labels.
+"""Output of the simulated model: generated text, cache contents that it checks, embeddings, labels, invalid answers.
 
 A `SimulatedText` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
 and different for different sequences, so that a mix-up shows. Embeddings and labels are made in the same way. A
-`CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two.
+`CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two. An answer is made
+invalid, as every router must reject it, from a valid one.
 """
 
 from array import array
 from hashlib import blake2b, shake_128
+from math import nan
 from struct import pack
 
+from shard.pb import shard_pb2 as pb
 from shard.state.sequence import PoolingText, Sequence
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "
@@ -19,6 +22,8 @@ WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin den
 WORD_LENGTH = 6  # five letters, and then a blank or the end
 BLANK_TOKEN, END_TOKEN = 32, 256
 NUM_USED_TOKENS = 257  # the bytes and the end
+UNKNOWN_SEQUENCE_ID = 2**63 + 1  # a sequence id that no router uses
+UNKNOWN_LABEL = 2**32 - 1  # a label that no model has
 
 BlockTags = list[int | None]  # per block the tag of its last writer
 
@@ -125,3 +130,37 @@ def make_labels(text: PoolingText, num_labels: int, seed: int) -> tuple[list[int
     """Return for each token a label that depends on token and adapter, and a score that depends on its index."""
     labels = [(token + text.adapter_id + seed) % num_labels for token in text.tokens]
     return labels, [1 - index % 64 / 128 for index in range(len(labels))]
+
+
+def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int) -> None:
+    """Make the answer invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
+    if defect == "unknown":
+        answer.sequences.append(UNKNOWN_SEQUENCE_ID)
+        if answer.num_tokens:
+            answer.num_tokens.append(1)
+        answer.tokens.append(BLANK_TOKEN)
+        answer.logprobs.append(-1.0)
+    elif defect == "missing" and answer.sequences:
+        count = answer.num_tokens.pop() if answer.num_tokens else 1
+        del answer.sequences[-1], answer.tokens[-count:], answer.logprobs[-count:]
+    elif defect == "token" and answer.tokens:
+        answer.tokens[0] = vocabulary_size
+    elif defect == "count":
+        answer.tokens.append(BLANK_TOKEN)
+
+
+def corrupt_embed_answer(answer: pb.EmbedAnswer, defect: str, num_texts: int) -> None:
+    """Make an answer for `num_texts` texts invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
+    if defect == "unknown":
+        answer.failed.append(num_texts)
+        answer.failures.append(pb.NON_FINITE)
+    elif defect == "missing":
+        count = answer.num_labels.pop() if answer.num_labels else 0
+        for column, size in ((answer.values, answer.width), (answer.labels, count), (answer.scores, count)):
+            del column[len(column) - size:]
+    elif defect == "token":
+        answer.values[:1] = [nan] * len(answer.values[:1])
+        answer.labels[:1] = [UNKNOWN_LABEL] * len(answer.labels[:1])
+    elif defect == "count":
+        answer.values.append(0.0)
+        answer.scores.append(0.0)
