@@ -126,19 +126,16 @@ def reject_unsupported_settings(values: Mapping[str, Any], source: str) -> None:
     if isinstance(start, str) and start.lower().startswith(BASE_CHANGING_INITS):
         raise ValueError(f"{source}: init_lora_weights {shown(start)} is not supported: it changes the base's own "
                          f"weights; convert the adapter to an ordinary one with peft")
-    check_modules_to_save(values.get("modules_to_save") or [], source)
-    for name, value in values.items():
-        if value and name not in SUPPORTED_SETTINGS | IGNORED_SETTINGS | UNSUPPORTED_SETTINGS.keys():
-            raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
-
-
-def check_modules_to_save(modules_to_save: object, source: str) -> None:
+    modules_to_save = values.get("modules_to_save") or []
     if not isinstance(modules_to_save, list):
         raise ValueError(f"{source}: modules_to_save must be a list, got {shown(modules_to_save)}")
     for name in modules_to_save:
         if str(name).rsplit(".", maxsplit=1)[-1] not in REPLACEABLE_MODULES:
             raise ValueError(f"{source}: modules_to_save holds {shown(name)}; only the embedding and the head can be "
                              f"replaced as a whole")
+    for name, value in values.items():
+        if value and name not in SUPPORTED_SETTINGS | IGNORED_SETTINGS | UNSUPPORTED_SETTINGS.keys():
+            raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
 
 
 def check_pattern(source: str, setting_name: str, pattern: str) -> None:

@@ -62,8 +62,10 @@ class AdapterRegistry:
             with open_adapter(folder) as tensors:
                 heads = [(head, weight) for head in self.lora_targets.heads
                          if (weight := read_head_replacement(head, tensors)) is not None]
-                lora_updates = [update for linear in self.lora_targets.linears_and_heads
-                                for update in read_lora_updates(linear, tensors)]
+                lora_updates = [LoraUpdate(linear, index, *part.slice_lora_matrices(*matrices))
+                                for linear in self.lora_targets.linears_and_heads
+                                for index, part in enumerate(linear.parts)
+                                if (matrices := tensors.read_lora_matrices(part.module, part.shape)) is not None]
                 embeddings = [(embedding, tensors.read_full_weight(embedding.module, embedding.shape),
                                tensors.read_lora_matrices(embedding.module, embedding.shape[::-1]))
                               for embedding in self.lora_targets.embeddings]
@@ -71,8 +73,11 @@ class AdapterRegistry:
         except ValueError as error:
             raise RejectedMessage(str(error)) from None
         try:
-            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, head, weight)
-                                                                         for head, weight in heads)
+            num_bytes = self._store_updates(adapter, lora_updates)
+            for head, saved_weight in heads:
+                head_weight = saved_weight.to(self._device, self._dtype)
+                head.replacements[adapter] = make_linear(head_weight)
+                num_bytes += head_weight.nbytes
             for embedding, weight, matrices in embeddings:
                 if weight is not None:
                     num_bytes += embedding.set_replacement(adapter, weight)
@@ -105,18 +110,6 @@ class AdapterRegistry:
             return 0
         place = self._slots.assign(adapter, max(len(one.lora_a) for one in lora_updates))
         return sum(update.lora_linear.lora_weights.store_adapter(place, *update[1:]) for update in lora_updates)
-
-    def _replace_head(self, adapter: int, head: LoraLinear, weight: Tensor) -> int:
-        weight = weight.to(self._device, self._dtype)
-        head.replacements[adapter] = make_linear(weight)
-        return weight.nbytes
-
-
-def read_lora_updates(lora_linear: LoraLinear, tensors: AdapterTensors) -> list[LoraUpdate]:
-    part_matrices = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
-                     for number, part in enumerate(lora_linear.parts)]
-    return [LoraUpdate(lora_linear, number, *part.slice_lora_matrices(*matrices))
-            for number, part, matrices in part_matrices if matrices is not None]
 
 
 def read_head_replacement(head: LoraLinear, tensors: AdapterTensors) -> Tensor | None:

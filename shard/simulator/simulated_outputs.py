@@ -3,8 +3,7 @@
 A `SimulatedText` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
 and different for different sequences, so that a mix-up shows. Embeddings and labels are made in the same way. A
-`CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two. An answer is made
-invalid, as every router must reject it, from a valid one.
+`CacheTags` holds the tags that a sequence writes to the cache; reading the cache compares the two.
 """
 
 from array import array
@@ -133,7 +132,7 @@ def make_labels(text: PoolingText, num_labels: int, seed: int) -> tuple[list[int
 
 
 def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int) -> None:
-    """Make the answer invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
+    """Make a valid answer one that every router must reject, in one of the ways in `fault_script.ANSWER_DEFECTS`."""
     if defect == "unknown":
         answer.sequences.append(UNKNOWN_SEQUENCE_ID)
         if answer.num_tokens:
