@@ -182,7 +182,13 @@ class Recording:
                     return
                 parsed = self._parse_line(line_number, line)
                 try:
-                    yield item_from_json(parsed)
+                    at = float(parsed["at"])
+                    if "core" in parsed:
+                        yield SegmentStart(at, parsed["core"])
+                    else:
+                        yield RecordedCall(parsed.get("call", "plan"), at, lists_to_tuples(parsed.get("given", ())),
+                                           lists_to_tuples(parsed.get("outcome", ())),
+                                           tuple(map(bytes.fromhex, parsed.get("names", ()))))
                 except (AttributeError, KeyError, TypeError, ValueError):
                     raise BadRecording(f"{self.path}: line {line_number} is no event of a recording") from None
 
@@ -203,14 +209,6 @@ class Recording:
         if not isinstance(parsed, dict):
             raise BadRecording(f"{self.path}: line {line_number} is no JSON object")
         return parsed
-
-
-def item_from_json(line: dict[str, Any]) -> SegmentStart | RecordedCall:
-    at = float(line["at"])
-    if "core" in line:
-        return SegmentStart(at, line["core"])
-    return RecordedCall(line.get("call", "plan"), at, lists_to_tuples(line.get("given", ())),
-                        lists_to_tuples(line.get("outcome", ())), tuple(map(bytes.fromhex, line.get("names", ()))))
 
 
 def lists_to_tuples(items: Iterable[Any]) -> tuple[Any, ...]:

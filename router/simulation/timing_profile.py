@@ -75,20 +75,12 @@ def cycle_from(values: list[float], start_fraction: float) -> Iterator[float]:
     return cycle(values[start:] + values[:start])
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A recorded step that is not answered yet."""
-
-    planned_at: float
-    load: StepLoad
-    is_only_step: bool
-
-
 class TimingCollector:
     """Collector of the times of plans and answers, from which a `TimingProfile` is made."""
 
     def __init__(self) -> None:
-        self._steps_in_flight: deque[PlannedStep] = deque()
+        # when it was planned, its load, whether no other step was in flight then
+        self._steps_in_flight: deque[tuple[float, StepLoad, bool]] = deque()
         self._measured_steps: list[tuple[StepLoad, float]] = []
         self._idle_overheads: list[float] = []
         # planned, answered before, answered, seconds
@@ -96,18 +88,18 @@ class TimingCollector:
         self._last_answered_at = 0.0
 
     def record_plan(self, load: StepLoad, now: float) -> None:
-        self._steps_in_flight.append(PlannedStep(now, load, not self._steps_in_flight))
+        self._steps_in_flight.append((now, load, not self._steps_in_flight))
 
     def record_answer(self, seconds: float, now: float) -> None:
         if not self._steps_in_flight:
             return  # the step was sent before the recording began
-        step = self._steps_in_flight.popleft()
+        planned_at, load, was_only_step = self._steps_in_flight.popleft()
         if seconds > 0.0:
-            self._measured_steps.append((step.load, seconds))
-            if step.is_only_step:
-                self._idle_overheads.append(now - step.planned_at - seconds)
+            self._measured_steps.append((load, seconds))
+            if was_only_step:
+                self._idle_overheads.append(now - planned_at - seconds)
             else:
-                self._pipelined_steps.append((step.planned_at, self._last_answered_at, now, seconds))
+                self._pipelined_steps.append((planned_at, self._last_answered_at, now, seconds))
         self._last_answered_at = now
 
     def clear_steps_in_flight(self) -> None:
