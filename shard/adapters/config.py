@@ -138,29 +138,25 @@ def reject_unsupported_settings(values: Mapping[str, Any], source: str) -> None:
             raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
 
 
-def check_pattern(source: str, setting_name: str, pattern: str) -> None:
-    """Reject a pattern that may take long to match: no other Python code runs meanwhile."""
-    if (len(pattern) > MAX_PATTERN_LENGTH or len(REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS
-        or GROUP_REPEAT_REGEX.search(pattern)):
-        raise ValueError(
-            f"{source}: {setting_name} holds {shown(pattern)}; a pattern may have {MAX_PATTERN_LENGTH} characters, "
-            f"repeat {MAX_PATTERN_REPEATS} of them and no group")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{source}: {setting_name} holds {shown(pattern)}, which is no regular expression: "
-                         f"{error}") from None
-
-
 def read_patterns(json_config: JsonConfig, setting_name: str, *, are_ranks: bool = False) -> dict[str, Any]:
-    patterns = json_config.get(setting_name) or {}
+    patterns, source = json_config.get(setting_name) or {}, json_config.source
     if not isinstance(patterns, dict):
-        raise ValueError(f"{json_config.source}: {setting_name} must be an object, got {shown(patterns)}")
+        raise ValueError(f"{source}: {setting_name} must be an object, got {shown(patterns)}")
     for pattern, value in patterns.items():
-        check_pattern(json_config.source, setting_name, pattern)
+        # A pattern must not take long to match: no other Python code runs meanwhile.
+        if (len(pattern) > MAX_PATTERN_LENGTH or len(REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS
+            or GROUP_REPEAT_REGEX.search(pattern)):
+            raise ValueError(
+                f"{source}: {setting_name} holds {shown(pattern)}; a pattern may have {MAX_PATTERN_LENGTH} characters, "
+                f"repeat {MAX_PATTERN_REPEATS} of them and no group")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{source}: {setting_name} holds {shown(pattern)}, which is no regular expression: "
+                             f"{error}") from None
         if are_ranks:
-            check_rank(json_config.source, f"{setting_name} for {shown(pattern)}", value)
+            check_rank(source, f"{setting_name} for {shown(pattern)}", value)
         elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_FLOAT:
-            raise ValueError(f"{json_config.source}: {setting_name} for {shown(pattern)} must be a number above 0, "
+            raise ValueError(f"{source}: {setting_name} for {shown(pattern)} must be a number above 0, "
                              f"got {shown(value)}")
     return patterns

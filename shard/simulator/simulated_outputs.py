@@ -51,9 +51,14 @@ class SimulatedText:
     def generate_tokens(self, index: int, max_tokens: int) -> tuple[list[int], list[float]]:
         """Return what one decode yields from this index on, with logprobs: one to `max_tokens` tokens, none after an
         end."""
-        word, letter = divmod(index, WORD_LENGTH)
-        if word != self._word_index:
-            self._make_word(word)
+        word_index, letter = divmod(index, WORD_LENGTH)
+        if word_index != self._word_index:
+            numbers = blake2b(self._sequence_hash + pack("<Q", word_index), digest_size=4 + 2 * WORD_LENGTH).digest()
+            ends = int.from_bytes(numbers[1:4], "little") < self._end_threshold
+            self._word_index = word_index
+            self._word_tokens = [*WORDS[numbers[0] % len(WORDS)], END_TOKEN if ends else BLANK_TOKEN]
+            self._word_logprobs = [make_logprob(number) for number in numbers[4:4 + WORD_LENGTH]]
+            self._extra_token_counts = numbers[4 + WORD_LENGTH:]
         tokens, logprobs = [self._word_tokens[letter]], [self._word_logprobs[letter]]
         for next_index in range(index + 1, index + 1 + self._extra_token_counts[letter] % max_tokens):
             if tokens[-1] != END_TOKEN:
@@ -61,14 +66,6 @@ class SimulatedText:
                 tokens += next_token[0]
                 logprobs += next_token[1]
         return tokens, logprobs
-
-    def _make_word(self, word_index: int) -> None:
-        random_bytes = blake2b(self._sequence_hash + pack("<Q", word_index), digest_size=4 + 2 * WORD_LENGTH).digest()
-        ends = int.from_bytes(random_bytes[1:4], "little") < self._end_threshold
-        self._word_index = word_index
-        self._word_tokens = [*WORDS[random_bytes[0] % len(WORDS)], END_TOKEN if ends else BLANK_TOKEN]
-        self._word_logprobs = [make_logprob(number) for number in random_bytes[4:4 + WORD_LENGTH]]
-        self._extra_token_counts = random_bytes[4 + WORD_LENGTH:]
 
 
 def make_logprob(number: int) -> float:
@@ -83,9 +80,8 @@ class CacheTags:
         self._block_size = block_size
         self._num_hashed_tokens = 0
         self._token_hash = hash((sequence.adapter_id, block_size))
-        self._expected_tags: list[int] = []
-        for end in range(block_size, sequence.num_cached_tokens + 1, block_size):
-            self._expected_tags.append(self._hash_tokens(sequence, end))
+        self._expected_tags = [self._hash_tokens(sequence, end)
+                               for end in range(block_size, sequence.num_cached_tokens + 1, block_size)]
 
     def write_tags(self, sequence: Sequence, block_tags: BlockTags) -> None:
         """Write the tags of the tokens that the sequence computed since the last call to the cache."""

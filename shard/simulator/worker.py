@@ -144,9 +144,8 @@ class SimulatedWorker:
             if (fault := self._find_poison(text.tokens)) is not None:
                 fault.has_fired = True
                 raise SimulatedStepError("a text is poisonous")
-        num_tokens = sum(len(text.tokens) for text in texts)
-        step_seconds, extra_seconds = (self._compute_seconds(len(texts), num_tokens, num_tokens),
-                                       float(faults.get("slow", 0.0)))
+        num_tokens, extra_seconds = sum(len(text.tokens) for text in texts), float(faults.get("slow", 0.0))
+        step_seconds = self._compute_seconds(len(texts), num_tokens, num_tokens)
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
         failed_index = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
         if self._rank == 0:
@@ -203,9 +202,8 @@ class SimulatedWorker:
             self._prepare_sequence(sequence)
         # Each sequence is a row; a decode reads one slot for each of its tokens.
         context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
-        step_seconds, extra_seconds = (
-            self._compute_seconds(len(sequences), sum(chunk.length for chunk in step.chunks), context),
-            float(faults.get("slow", 0.0)))
+        step_seconds = self._compute_seconds(len(sequences), sum(chunk.length for chunk in step.chunks), context)
+        extra_seconds = float(faults.get("slow", 0.0))
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
         failures: dict[int, pb.Failure] = {}
         if "fail_sequence" in faults and sequences:
