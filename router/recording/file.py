@@ -61,10 +61,7 @@ def make_header(config: RouterConfig, model_info: ModelInfo, reason: str) -> dic
 
 
 def non_secret_settings(config: RouterConfig) -> dict[str, Any]:
-    """Return the settings that are numbers, switches or choices.
-
-    Free text is left out: it may be a secret, and no decision depends on it.
-    """
+    """Return all settings but those of free text, which may be secret and on which no decision depends."""
     values = {item.name: (getattr(config, item.name), item.metadata["choices"]) for item in fields(config)}
     return {name: value for name, (value, choices) in values.items()
             if choices or value is None or isinstance(value, bool | int | float)}
@@ -114,8 +111,7 @@ class RecordingFolder:
         self._writer_thread.start()
 
     def write_automatic(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
-        """Write an automatic recording like `write_in_background`, but at most one in `MIN_AUTOMATIC_INTERVAL`
-        seconds."""
+        """Do the same for an automatic recording, but at most once in MIN_AUTOMATIC_INTERVAL seconds."""
         now = self._clock()
         if self._last_automatic_at is None or now - self._last_automatic_at >= MIN_AUTOMATIC_INTERVAL:
             self._last_automatic_at = now
@@ -148,9 +144,7 @@ class RecordingFolder:
 
 
 class Recording:
-    """A recording file. Iterating yields the start of each segment and the calls after it; raises BadRecording for an
-    invalid line.
-    """
+    """A recording file. Iterating yields each segment's start and its calls, or raises BadRecording for a line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -49,8 +49,7 @@ class RecordingSegment:
 
 
 class RecordingScheduler(Scheduler):
-    """Scheduler that records the arguments and outcome of every call that can change its state, in a ring of segments.
-    """
+    """Scheduler that records the arguments and outcome of every call that can change its state."""
 
     __slots__ = ("_entries", "_kept_seconds", "_next_segment_at", "_pending_hashes", "_segments")
 
@@ -162,8 +161,7 @@ def summarize_unusual_result(result: StepResult, stop_token_counts: Mapping[int,
     counts = next((event.token_counts for event in events if isinstance(event, TokensGenerated)), {})
     ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
              if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
-    lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items()
-               if len(row.tokens) != 1]
+    lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items() if len(row.tokens) != 1]
     return (tuple(lengths), tuple(ended), tuple(stop_token_counts.items()), tuple(result.failures.items()))
 
 

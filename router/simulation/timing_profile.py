@@ -62,8 +62,7 @@ class TimingReplay:
         return predicted * next(self._noise[similar])
 
     def answer_time(self, planned_at: float, previous_answered_at: float | None, seconds: float) -> float:
-        """Return when a step planned at `planned_at` is answered; `previous_answered_at` is the answer time of the step
-        before it."""
+        """Return when a step is answered; `previous_answered_at` is when the step in flight before it is, if any."""
         idle_answer_time = planned_at + next(self._idle_overheads) + seconds
         return (idle_answer_time if previous_answered_at is None
                 else max(idle_answer_time, previous_answered_at + next(self._pipelined_overheads) + seconds))

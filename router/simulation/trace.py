@@ -190,11 +190,8 @@ class TraceBuilder(ReplayObserver):
             self._awaiting_plan.append(arrival)
 
     def _record_cancellation(self, sequence_id: int, now: float) -> None:
-        """Record a cancellation.
-
-        A request that had tokens is assumed to want no more than those; one that had none is assumed to be cancelled
-        after the same time in every simulation.
-        """
+        """Assume that a request that had tokens wants no more than those, and that one that had none is cancelled after
+        the same time in every simulation."""
         if (sequence_id in self._arrivals and sequence_id not in self._ended_sequences
             and not self._stats.num_tokens_of(sequence_id)):
             self._arrivals[sequence_id].cancelled_after_seconds = (

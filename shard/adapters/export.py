@@ -33,8 +33,7 @@ def write_adapter_tensors(folder: Path, dtype: str, shapes: Mapping[str, Shape],
 
 
 def write_adapter_config(folder: Path, extra_settings: Mapping[str, Any], rank_by_module: Mapping[str, int]) -> None:
-    """Write the config of an adapter with these ranks by module. `extra_settings`: further settings. Raises
-    ValueError."""
+    """Write the config of an adapter with these ranks by module, and further settings. Raises ValueError."""
     path = folder / CONFIG_FILE
     default_rank, patterns = make_rank_patterns(rank_by_module)
     # with a scale of 1 for every module: each alpha equals the rank

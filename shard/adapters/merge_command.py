@@ -48,9 +48,7 @@ class MergeRequest:
 
 
 class ModuleMatrices(NamedTuple):
-    """Names and headers of one adapter's matrices for one module, with the adapter's weight in the merge. The matrices
-    are read later.
-    """
+    """Names and headers of one adapter's matrices for one module, to be read later, and the adapter's weight."""
 
     folder: Path
     weight: float

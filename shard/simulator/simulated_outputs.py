@@ -49,8 +49,7 @@ class SimulatedText:
         return self.generate_tokens(index, 1)[0][0]
 
     def generate_tokens(self, index: int, max_tokens: int) -> tuple[list[int], list[float]]:
-        """Return what one decode yields from this index on, with logprobs: one to `max_tokens` tokens, none after an
-        end."""
+        """Return one to `max_tokens` tokens that a decode yields from this index on, up to an end, with logprobs."""
         word_index, letter = divmod(index, WORD_LENGTH)
         if word_index != self._word_index:
             numbers = blake2b(self._sequence_hash + pack("<Q", word_index), digest_size=4 + 2 * WORD_LENGTH).digest()
@@ -99,8 +98,7 @@ class CacheTags:
             raise StateMismatch(f"the cache of sequence {sequence.id} holds something else than its tokens")
 
     def make_prompt_logprobs(self, sequence: Sequence, end_index: int) -> list[float]:
-        """Return logprobs of the tokens after the next one to write, up to `end_index` and as far as they are
-        prompt."""
+        """Return logprobs of the prompt's tokens after the next one to write, up to `end_index`."""
         tokens = sequence.tokens[self._num_hashed_tokens:min(end_index + 1, sequence.num_prompt_tokens)]
         token_hash, values = self._token_hash, []
         for token in tokens:

@@ -237,8 +237,7 @@ class SimulatedWorker:
         self._closed_event.wait(max(0.0, min(seconds - (monotonic() - self._step_started_at), MAX_SLEEP_SECONDS)))
 
     def _prepare_sequence(self, sequence: Sequence) -> None:
-        """Give a new sequence its state once its generated tokens are checked; raise SimulatedStepError if it is
-        poisonous."""
+        """Give a new sequence its state once its generated tokens are checked; raise if it is poisonous."""
         if sequence.worker_state is None:
             text = SimulatedText(sequence, self._model_config.seed, self._model_config.mean_output_length)
             generated = sequence.tokens[sequence.num_prompt_tokens:]
@@ -256,8 +255,7 @@ class SimulatedWorker:
         return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in tokens), None)
 
     def _generate_output(self, sequence: Sequence) -> SequenceOutput:
-        """Return the next tokens. Of the top candidates the chosen one is the best, its neighbours follow, each less
-        likely."""
+        """Return the next tokens. The chosen one is the best candidate, its neighbours follow, each less likely."""
         text: SimulatedText = sequence.worker_state.text
         tokens, logprobs = text.generate_tokens(
             len(sequence.tokens) - sequence.num_prompt_tokens,

@@ -63,11 +63,10 @@ SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_pe
 
 
 class TokenOccurrences:
-    """How often each token id occurs in a sequence from some index on. It is kept with the sequence once a penalty uses
-    it, and updated with the tokens since."""
+    """How often each token id occurs in a sequence from `start_index` on. It is kept with the sequence once a penalty
+    uses it, and updated with the tokens since."""
 
     def __init__(self, start_index: int) -> None:
-        """Count tokens from the index `start_index` on."""
         self.token_ids = array("q")  # each token once
         self.counts = array("f")
         self._index_by_token: dict[int, int] = {}

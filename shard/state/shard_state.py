@@ -136,8 +136,7 @@ class ShardState:
             raise RejectedMessage("this shard does not generate")
 
     def max_tokens_per_decode(self, sequence: Sequence) -> int:
-        """Return the most tokens a decode may yield for the sequence: all that it writes needs a position in the model.
-        """
+        """Return the most tokens a decode may yield: all that it writes needs a position in the model."""
         return min(self.limits.tokens_per_step, self.limits.max_positions + 1 - len(sequence.tokens))
 
     def apply_results(self, step: Step, new_tokens: Mapping[int, list[int]],
