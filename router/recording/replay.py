@@ -43,19 +43,6 @@ class OneTokenRows(dict[int, StepResultRow]):
         return ONE_TOKEN_ROW
 
 
-class ReplayObserver:
-    """Observer of a replay. The methods of this base class do nothing."""
-
-    def on_start(self, scheduler: Scheduler, now: float) -> None:
-        """Receive the scheduler in its state at the beginning of the recording."""
-
-    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
-        """Receive a call, its result, and the scheduler after the call."""
-
-    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
-        """Receive the hashes of the blocks that follow the block with the hash `parent_hash`."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
     """The first call whose replayed outcome differs from the recorded one."""
@@ -88,11 +75,10 @@ class UnrecordedBlockHashes(Exception):
 
 
 class Replay:
-    """One replay of a recording, of which a `ReplayObserver` may observe every call."""
+    """One replay of a recording. A subclass may observe it by the `on_` methods, which do nothing here."""
 
-    def __init__(self, recording: Recording, observer: ReplayObserver | None = None) -> None:
+    def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._observer = observer or ReplayObserver()
         self._block_hashes: deque[bytes] = deque()
         self._digest = blake2b(digest_size=8)
         self._scheduler: Scheduler | None = None
@@ -122,7 +108,7 @@ class Replay:
             except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
                 raise BadRecording(f"{self._recording.path} was written by weft {self._recording.weft_version}, whose "
                                    f"core does not fit this one ({error!r})") from None
-            self._observer.on_start(self._scheduler, segment.recorded_at)
+            self.on_start(self._scheduler, segment.recorded_at)
             return None
         replayed_table = json.loads(table_to_json(take_snapshot(self._scheduler)))
         difference = next(table_differences(segment.scheduler_table, replayed_table), None)
@@ -134,7 +120,7 @@ class Replay:
         if count > len(self._block_hashes):
             raise UnrecordedBlockHashes("it names more blocks than were named")
         block_hashes = [self._block_hashes.popleft() for _ in range(count)]
-        self._observer.on_block_hashes(parent_hash, block_hashes)
+        self.on_block_hashes(parent_hash, block_hashes)
         return block_hashes
 
     def _replay_call(self, call: RecordedCall) -> tuple[str, str, str] | None:
@@ -156,8 +142,17 @@ class Replay:
         if replayed_outcome != call.outcome or self._block_hashes:
             unused_hashes = f", and {len(self._block_hashes)} blocks more" if self._block_hashes else ""
             return (call.method, describe_outcome(call.outcome) + unused_hashes, describe_outcome(replayed_outcome))
-        self._observer.on_call(call, result, self._scheduler)
+        self.on_call(call, result, self._scheduler)
         return None
+
+    def on_start(self, scheduler: Scheduler, now: float) -> None:
+        """Receive the scheduler in its state at the beginning of the recording."""
+
+    def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
+        """Receive a call, its result, and the scheduler after the call."""
+
+    def on_block_hashes(self, parent_hash: bytes, hashes: GenericSequence[bytes]) -> None:
+        """Receive the hashes of the blocks that follow the block with the hash `parent_hash`."""
 
 
 def describe_outcome(outcome: tuple[Any, ...]) -> str:

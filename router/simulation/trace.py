@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import Any
 
 from router.recording.file import BadRecording, RecordedCall, Recording
-from router.recording.replay import CallResult, Replay, ReplayObserver
+from router.recording.replay import CallResult, Replay
 from router.recording.state import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import Request, Tenant, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
@@ -115,11 +115,11 @@ def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArri
 # -- recordings
 
 
-class TraceBuilder(ReplayObserver):
-    """Observer of a replay that builds a trace."""
+class TraceBuilder(Replay):
+    """Replay that builds a trace."""
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        super().__init__(recording)
         self._stats = RunStats()
         self._timing_collector = TimingCollector()
         self._arrivals: dict[int, RequestArrival] = {}
@@ -129,9 +129,10 @@ class TraceBuilder(ReplayObserver):
         self._next_hashes: dict[bytes, list[bytes]] = {}
 
     def build_trace(self) -> WorkloadTrace:
-        result = Replay(self._recording, self).run()
+        result = self.run()
         if result.difference is not None:
             raise BadRecording(f"the recording does not replay, so nothing is learned from it: {result.difference}")
+        assert self._scheduler is not None  # `run` raises an error if it restored none
         self._stats.ended_at = result.ended_at
         self._estimate_output_tokens()
         arrivals = sorted([*self._arrivals.values(), *self._rejected], key=lambda arrival: arrival.arrived_at)
@@ -141,7 +142,7 @@ class TraceBuilder(ReplayObserver):
     # -- called during the replay
 
     def on_start(self, scheduler: Scheduler, now: float) -> None:
-        self._stats.started_at, self._scheduler = now, scheduler
+        self._stats.started_at = now
         for sequence in scheduler.sequences:
             request, num_generated = sequence.request, len(sequence.generated)
             min_new_tokens = min(1, request.max_new_tokens)

@@ -46,7 +46,7 @@ def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[i
     answer.logprobs.extend(chain.from_iterable([output.logprobs for output in ordered_outputs]))
     if any(output.top_tokens for output in ordered_outputs):
         for output in ordered_outputs:
-            answer.num_top_tokens.extend(map(len, output.top_tokens or [()] * len(output.tokens)))
+            answer.num_top_tokens.extend(map(len, output.top_tokens or [[]] * len(output.tokens)))
             answer.top_tokens.extend(chain.from_iterable(output.top_tokens))
             answer.top_logprobs.extend(chain.from_iterable(output.top_logprobs))
     failed = step.failed_sequences + [sequence for sequence in step.sequences
