@@ -31,7 +31,7 @@ from router.http.server import HttpServer, StandInServer
 from router.http.transport.services import ServedModel
 from router.launcher_protocol import RouterProcessArgs, cancel_on_parent_exit, send_to_parent, wait_for_stop_signal
 from router.model_info import ModelInfo
-from router.recording.folder import RecordingFolder
+from router.recording.file import RecordingFolder
 from router.shards.failures import ShardsLost
 from router.shards.shard_group import ShardGroup
 from router.shards.startup_progress import StartupProgress

@@ -5,23 +5,25 @@ nth call of a verb, once; `poison@token` strikes every step that holds a prompt 
 the effects.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 FAULT_VERBS = ("warmup", "reset", "prefill", "decode", "filter", "concat", "embed", "load", "unload")
 STEP_VERBS = ("prefill", "decode", "embed")
 ANSWER_DEFECTS = ("unknown", "missing", "token", "count")
-# By kind of fault: the verbs that it may strike, and its default argument.
+SECONDS_PATTERN = r"\d+\.?\d*|\.\d+"
+# By kind of fault: the verbs that it may strike, its default argument, and the regular expression of its arguments.
 FAULT_KINDS = {
-    "die": (FAULT_VERBS, ""),  # the process ends
-    "hang": (FAULT_VERBS, ""),  # no answer until the worker is closed
-    "refuse": (FAULT_VERBS, ""),  # the message is rejected
-    "step_error": (FAULT_VERBS, ""),  # the call raises
-    "exhaust": (STEP_VERBS, ""),  # there is no memory for the step
-    "late": (STEP_VERBS, "0.1"),  # seconds by which the answer is late, while later messages are not delayed
-    "slow": (STEP_VERBS, "0.1"),  # seconds that the step takes longer
-    "fail_sequence": (STEP_VERBS, "0"),  # which of the step's sequences fails, decodes first, then chunks; or texts
-    "wrong": (STEP_VERBS, "unknown"),  # what is wrong with the answer, one of ANSWER_DEFECTS
+    "die": (FAULT_VERBS, "", ""),  # the process ends
+    "hang": (FAULT_VERBS, "", ""),  # no answer until the worker is closed
+    "refuse": (FAULT_VERBS, "", ""),  # the message is rejected
+    "step_error": (FAULT_VERBS, "", ""),  # the call raises
+    "exhaust": (STEP_VERBS, "", ""),  # there is no memory for the step
+    "late": (STEP_VERBS, "0.1", SECONDS_PATTERN),  # by which the answer is late; later messages are not delayed
+    "slow": (STEP_VERBS, "0.1", SECONDS_PATTERN),  # that the step takes longer
+    "fail_sequence": (STEP_VERBS, "0", r"\d+"),  # which of the step's sequences (decodes first) or texts fails
+    "wrong": (STEP_VERBS, "unknown", "|".join(ANSWER_DEFECTS)),  # what is wrong with the answer
 }
 
 
@@ -59,20 +61,10 @@ def parse_fault(text: str) -> Fault:
     kind, _, target = text.partition("@")
     if kind == "poison" and target.isdecimal():
         return Fault(kind, "", 0, target)
-    verbs, default = FAULT_KINDS.get(kind, ((), ""))
+    verbs, default, argument_pattern = FAULT_KINDS.get(kind, ((), "", ""))
     verb, nth, argument = (*target.split(":", 2), "", "")[:3]
-    fault = Fault(kind, verb, int(nth) if nth.isdecimal() else 1, argument or default)
-    if verb not in verbs or not (nth.isdecimal() or not nth) or not _has_valid_argument(fault):
+    argument = argument or default
+    if verb not in verbs or not re.fullmatch(r"\d*", nth) or not re.fullmatch(argument_pattern, argument):
         raise ValueError(f"not a fault: {text!r}; write kind@verb:nth:argument, such as slow@decode:3:0.5, with a kind "
                          f"of {', '.join(FAULT_KINDS)}, or poison@token")
-    return fault
-
-
-def _has_valid_argument(fault: Fault) -> bool:
-    if fault.kind == "wrong":
-        return fault.argument in ANSWER_DEFECTS
-    if fault.kind == "fail_sequence":
-        return fault.argument.isdecimal()
-    if fault.kind in {"slow", "late"}:
-        return fault.argument.replace(".", "", 1).isdecimal()
-    return not fault.argument
+    return Fault(kind, verb, int(nth or 1), argument)

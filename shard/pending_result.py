@@ -9,11 +9,10 @@ Answer = TypeVar("Answer")
 
 
 class PendingResult(Generic[Answer]):
-    """Result of a computation under way, which is waited for in any thread and finished in the thread that began it."""
+    """Result of a computation under way. `wait` returns when it is over; any thread may call it. `finish` is called
+    once, in the thread that began the computation."""
 
     def __init__(self, wait: Callable[[], object], finish: Callable[[], Answer]) -> None:
-        """Create a pending answer. `wait` returns when the computation is over; any thread may call it. `finish` is
-        called once, in the thread that began the computation."""
         self.wait = wait
         self._finish = finish
         self.future: Future[Answer] = Future()

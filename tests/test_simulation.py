@@ -18,7 +18,7 @@ NUM_LONG_SEEDS = 5000
 ADAPTER = LoadableResource("adapter", 1)
 ADAPTERS = [ADAPTER, LoadableResource("adapter", 2, max_bytes=10), LoadableResource("adapter", 3, max_bytes=10)]
 POISON_TOKEN = 255
-FAULT_CALLS = [(kind, verb) for kind, (verbs, _) in FAULT_KINDS.items() for verb in verbs]
+FAULT_CALLS = [(kind, verb) for kind, (verbs, *_) in FAULT_KINDS.items() for verb in verbs]
 # calls that few schedules have
 RARE_FAULT_CALLS = [(kind, verb) for kind, verb in FAULT_CALLS if verb in {"concat", "unload"}]
 FAULT_POINTS = {*(f"{kind}@{verb}" for kind, verb in FAULT_CALLS), *(f"wrong:{wrong}" for wrong in ANSWER_DEFECTS),

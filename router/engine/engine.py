@@ -21,7 +21,7 @@ from router.engine.resource_controller import ResourceController
 from router.engine.stream import RequestStream
 from router.errors import NotReady, Overloaded
 from router.model_info import ModelInfo
-from router.recording.folder import RecordingFolder
+from router.recording.file import RecordingFolder
 from router.recording.recorder import RecordingScheduler, make_scheduler
 from router.request import Request, Tenant
 from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent

@@ -1,13 +1,16 @@
-"""Recording as a file: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
+"""Recordings as files: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
 
 Each segment begins with a line that holds the time (`at`) and the whole scheduler (`core`). A line for every call
-follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, see
-`decision_summary.py`) and `names` (the block hashes computed during the call). Empty values are left out, and a line
-with only a time is a call of `plan` that returned None.
+follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, as
+`recorder.py` summarises it) and `names` (the block hashes computed during the call). Empty values are left out, and a
+line with only a time is a call of `plan` that returned None.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,10 +20,13 @@ from typing import Any, TextIO
 from router.config import RouterConfig
 from router.model_info import ModelInfo, StepMeasurement
 from router.recording.recorder import CallEntry, RecordingSegment
-from router.recording.redact import redacted_request_to_json
-from router.recording.state import StateTable, table_to_json
+from router.recording.state import StateTable, redacted_request_to_json, table_to_json
 
 FORMAT_VERSION = 3
+MAX_RECORDINGS = 20  # in a folder
+MIN_AUTOMATIC_INTERVAL = 600.0  # least seconds between two automatic recordings
+
+logger = logging.getLogger(__name__)
 
 
 class BadRecording(ValueError):
@@ -55,10 +61,7 @@ def make_header(config: RouterConfig, model_info: ModelInfo, reason: str) -> dic
 
 
 def non_secret_settings(config: RouterConfig) -> dict[str, Any]:
-    """Return the settings that are numbers, switches or choices.
-
-    Free text is left out: it may be a secret, and no decision depends on it.
-    """
+    """Return all settings but those of free text, which may be secret and on which no decision depends."""
     values = {item.name: (getattr(config, item.name), item.metadata["choices"]) for item in fields(config)}
     return {name: value for name, (value, choices) in values.items()
             if choices or value is None or isinstance(value, bool | int | float)}
@@ -84,13 +87,64 @@ def call_to_json(entry: CallEntry) -> dict[str, Any]:
     return {key: value for key, value in line.items() if value or key == "at"}
 
 
+class RecordingFolder:
+    """Folder to which recordings are written, files named by time, of which the oldest are deleted.
+
+    Each file is written in a thread of its own, which takes a second or two. An error while writing is only logged.
+    """
+
+    def __init__(self, folder: Path, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._config = config
+        self._clock = clock
+        self._last_automatic_at: float | None = None  # when the last automatic recording was begun
+        self._writer_thread: threading.Thread | None = None
+
+    def write_in_background(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        """Begin to write a recording, unless another one is being written."""
+        if self._writer_thread is not None and self._writer_thread.is_alive():
+            logger.warning("a recording is being written already")
+            return
+        # Not a daemon thread: the process exits only when the recording has been written.
+        self._writer_thread = threading.Thread(target=self._write_file, args=(segments, model_info, reason),
+                                               name="recording")
+        self._writer_thread.start()
+
+    def write_automatic(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        """Do the same for an automatic recording, but at most once in MIN_AUTOMATIC_INTERVAL seconds."""
+        now = self._clock()
+        if self._last_automatic_at is None or now - self._last_automatic_at >= MIN_AUTOMATIC_INTERVAL:
+            self._last_automatic_at = now
+            self.write_in_background(segments, model_info, reason)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        if self._writer_thread is not None:
+            self._writer_thread.join()
+
+    def _write_file(self, segments: list[RecordingSegment], model_info: ModelInfo, reason: str) -> None:
+        name = f"weft-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"
+        path, partial = self._folder / name, self._folder / f".{name}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.touch(mode=0o600)
+            with partial.open("w", encoding="utf-8") as lines:
+                write_recording(lines, make_header(self._config, model_info, reason), segments)
+            partial.rename(path)
+            for oldest in sorted(self._folder.glob("weft-*.jsonl"))[:-MAX_RECORDINGS]:
+                oldest.unlink(missing_ok=True)
+        except Exception:
+            logger.exception("the recording could not be written to %s", path)
+        else:
+            count = sum(len(segment.entries) for segment in segments)
+            logger.info("%s: the last %d events are in %s", reason, count, path)
+
+
 # -- reading
 
 
 class Recording:
-    """A recording file. Iterating yields the start of each segment and the calls after it; raises BadRecording for an
-    invalid line.
-    """
+    """A recording file. Iterating yields each segment's start and its calls, or raises BadRecording for a line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,7 +176,13 @@ class Recording:
                     return
                 parsed = self._parse_line(line_number, line)
                 try:
-                    yield item_from_json(parsed)
+                    at = float(parsed["at"])
+                    if "core" in parsed:
+                        yield SegmentStart(at, parsed["core"])
+                    else:
+                        yield RecordedCall(parsed.get("call", "plan"), at, lists_to_tuples(parsed.get("given", ())),
+                                           lists_to_tuples(parsed.get("outcome", ())),
+                                           tuple(map(bytes.fromhex, parsed.get("names", ()))))
                 except (AttributeError, KeyError, TypeError, ValueError):
                     raise BadRecording(f"{self.path}: line {line_number} is no event of a recording") from None
 
@@ -143,14 +203,6 @@ class Recording:
         if not isinstance(parsed, dict):
             raise BadRecording(f"{self.path}: line {line_number} is no JSON object")
         return parsed
-
-
-def item_from_json(line: dict[str, Any]) -> SegmentStart | RecordedCall:
-    at = float(line["at"])
-    if "core" in line:
-        return SegmentStart(at, line["core"])
-    return RecordedCall(line.get("call", "plan"), at, lists_to_tuples(line.get("given", ())),
-                        lists_to_tuples(line.get("outcome", ())), tuple(map(bytes.fromhex, line.get("names", ()))))
 
 
 def lists_to_tuples(items: Iterable[Any]) -> tuple[Any, ...]:

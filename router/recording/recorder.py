@@ -1,31 +1,39 @@
-"""Scheduler that records its calls and its decisions of the last minutes, in memory.
+"""Scheduler that keeps its calls of the last minutes in memory: what scheduling depends on, no token and no text.
 
-It records what scheduling depends on: times, lengths, block hashes, which sequences ended; no token and no text.
-Segments of half a minute or more (less if they reach MAX_SEGMENT_CALLS) follow each other, each with a snapshot of the
-whole scheduler at its beginning, so that a recording can be replayed from the oldest segment that is kept.
+Segments follow each other, each with a snapshot of the scheduler at its beginning: the oldest one kept can be replayed.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from marshal import dumps
 from typing import Any
 
 from router.model_info import ModelInfo
-from router.recording import decision_summary
-from router.recording.decision_summary import DecisionSummary
-from router.recording.redact import get_resource_fields, redact_request
-from router.recording.state import StateTable, take_snapshot
+from router.recording.state import StateTable, get_resource_fields, redact_request, take_snapshot
 from router.request import FinishReason, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFinished, TokensGenerated
-from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
+from router.scheduler.messages import (
+    Decode,
+    Filter,
+    PoolingStep,
+    Prefill,
+    ResourceCommand,
+    ShardMessage,
+    StepPlan,
+    StepResult,
+)
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 
+MARSHAL_VERSION = 2  # version of marshal's format: the last one in which equal values always give equal bytes
 SEGMENT_SECONDS, SEGMENT_FRACTION = 30.0, 0.1  # a segment lasts so many seconds or this share of all kept, if longer
 MAX_SEGMENT_CALLS = 20_000  # in a segment, which ends earlier if need be
 MAX_SEGMENTS = 16  # kept, however short they are
 
+DecisionSummary = tuple[Any, ...]
 # A recorded call: method, time, arguments, outcome, and the block hashes computed during the call. A time alone is a
 # call of `plan` that returned None.
 CallEntry = tuple[str, float, tuple[Any, ...], DecisionSummary, tuple[bytes, ...]] | float
@@ -40,73 +48,59 @@ class RecordingSegment:
     entries: GenericSequence[CallEntry]
 
 
-class RecordingBuffer:
-    """Ring of segments. The first `start_segment` begins the first one."""
+class RecordingScheduler(Scheduler):
+    """Scheduler that records the arguments and outcome of every call that can change its state."""
 
-    def __init__(self, kept_seconds: float) -> None:
-        self.kept_seconds = kept_seconds
-        self.segments: deque[RecordingSegment] = deque(maxlen=MAX_SEGMENTS)
-        self.entries: list[CallEntry] = []  # of the last segment
-        self.pending_hashes: list[bytes] = []  # block hashes computed during the current call
-        self.next_segment_at = 0.0  # when the next segment begins
+    __slots__ = ("_entries", "_kept_seconds", "_next_segment_at", "_pending_hashes", "_segments")
 
-    def start_segment(self, snapshot: StateTable, now: float) -> None:
-        self.entries = []
-        self.segments.append(RecordingSegment(snapshot, now, self.entries))
-        self.next_segment_at = now + max(SEGMENT_SECONDS, SEGMENT_FRACTION * self.kept_seconds)
-        while len(self.segments) > 1 and self.segments[1].started_at < now - self.kept_seconds:
-            self.segments.popleft()
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
+        """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
+        self._kept_seconds = kept_seconds
+        self._segments: deque[RecordingSegment] = deque(maxlen=MAX_SEGMENTS)
+        self._pending_hashes: list[bytes] = []  # block hashes computed during the current call
+        super().__init__(settings, model_info, self._hash_blocks)
+        self._start_segment(now)
 
-    def add_call(self, method: str, now: float, arguments: tuple[Any, ...], outcome: DecisionSummary) -> None:
-        hashes = tuple(self.pending_hashes) if self.pending_hashes else ()
-        self.pending_hashes.clear()
-        self.entries.append((method, now, arguments, outcome, hashes))
+    def _start_segment(self, now: float) -> None:
+        snapshot = take_snapshot(self)
+        self._entries: list[CallEntry] = []  # of the last segment
+        self._segments.append(RecordingSegment(snapshot, now, self._entries))
+        self._next_segment_at = now + max(SEGMENT_SECONDS, SEGMENT_FRACTION * self._kept_seconds)
+        while len(self._segments) > 1 and self._segments[1].started_at < now - self._kept_seconds:
+            self._segments.popleft()
 
     def copy_segments(self) -> list[RecordingSegment]:
         """Return immutable copies of the segments kept so far."""
         return [RecordingSegment(segment.snapshot, segment.started_at, tuple(segment.entries))
-                for segment in self.segments]
-
-
-class RecordingScheduler(Scheduler):
-    """Scheduler that records the arguments and outcome of every call that can change its state."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, kept_seconds: float, now: float) -> None:
-        """Keep at least the last `kept_seconds`, or fewer if there are too many events."""
-        self._buffer = RecordingBuffer(kept_seconds)
-        super().__init__(settings, model_info, self._hash_blocks)
-        self._buffer.start_segment(take_snapshot(self), now)
-
-    def copy_segments(self) -> list[RecordingSegment]:
-        return self._buffer.copy_segments()
+                for segment in self._segments]
 
     def _hash_blocks(self, parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> tuple[bytes, ...]:
         hashes = hash_blocks(parent_hash, tokens, block_size)
-        self._buffer.pending_hashes += hashes
+        self._pending_hashes += hashes
         return hashes
+
+    def _add_call(self, method: str, now: float, arguments: tuple[Any, ...], outcome: DecisionSummary) -> None:
+        self._entries.append((method, now, arguments, outcome, tuple(self._pending_hashes)))
+        self._pending_hashes.clear()
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:
         commands = super().take_resource_commands(now)
         if commands:
-            self._buffer.add_call("take_resource_commands", now, (),
-                                  decision_summary.summarize_resource_commands(commands))
+            self._add_call("take_resource_commands", now, (), summarize_resource_commands(commands))
         return commands
 
     def plan(self, now: float) -> StepPlan | None:
-        buffer = self._buffer
-        if now >= buffer.next_segment_at or len(buffer.entries) >= MAX_SEGMENT_CALLS:
-            buffer.start_segment(take_snapshot(self), now)
+        if now >= self._next_segment_at or len(self._entries) >= MAX_SEGMENT_CALLS:
+            self._start_segment(now)
         try:
             plan = super().plan(now)
         except Exception as error:
-            buffer.add_call("crash", now, ("plan",), (repr(error),))
+            self._add_call("crash", now, ("plan",), (repr(error),))
             raise
-        if plan is None and not buffer.pending_hashes:
-            buffer.entries.append(now)
+        if plan is None and not self._pending_hashes:
+            self._entries.append(now)
         else:
-            buffer.add_call("plan", now, (), decision_summary.summarize_plan(plan) if plan is not None else ())
+            self._add_call("plan", now, (), summarize_plan(plan))
         return plan
 
     def complete_step(self, last_message_number: int, result: StepResult, stop_token_counts: Mapping[int, int],
@@ -115,29 +109,22 @@ class RecordingScheduler(Scheduler):
         try:
             events = super().complete_step(last_message_number, result, stop_token_counts, now)
         except Exception as error:
-            self._buffer.add_call("crash", now, ("complete_step", *arguments), (repr(error),))
+            self._add_call("crash", now, ("complete_step", *arguments), (repr(error),))
             raise
-        outcome = decision_summary.summarize_events(events)
+        outcome = summarize_events(events)
         if outcome or stop_token_counts or self._model_info.tokens_per_step > 1 or result.failures:
             arguments += summarize_unusual_result(result, stop_token_counts, events)
-        self._buffer.add_call("complete_step", now, arguments, outcome)
+        self._add_call("complete_step", now, arguments, outcome)
         return events
 
 
 # How the arguments of the other calls are recorded, without the time.
 RECORDED_CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    **dict.fromkeys(("cancel", "suspend", "resume", "on_timer", "on_shards_ready"), lambda *arguments: arguments),
+    **dict.fromkeys(("on_resource_loaded", "on_resource_failed", "on_resource_unloaded", "request_load",
+                     "request_unload"), lambda resource, *others: (*get_resource_fields(resource), *others)),
     "submit": lambda request: (redact_request(request),),
-    "cancel": lambda sequence_id: (sequence_id,),
-    "suspend": lambda sequence_id: (sequence_id,),
-    "resume": lambda sequence_id: (sequence_id,),
-    "on_timer": lambda: (),
-    "on_resource_loaded": get_resource_fields,
-    "on_resource_failed": lambda resource, reason: (*get_resource_fields(resource), reason),
-    "on_resource_unloaded": get_resource_fields,
-    "request_load": get_resource_fields,
-    "request_unload": get_resource_fields,
     "on_shards_lost": lambda loss_reason: (loss_reason.name,),
-    "on_shards_ready": lambda model_info, epoch: (model_info, epoch),
 }
 
 
@@ -148,7 +135,7 @@ def make_recorded_call(name: str, describe_arguments: Callable[..., tuple[Any, .
     def call(self: RecordingScheduler, *arguments: Any) -> list[SchedulerEvent]:
         events: list[SchedulerEvent] = make_call(self, *arguments)
         *others, now = arguments
-        self._buffer.add_call(name, now, describe_arguments(*others), decision_summary.summarize_events(events))
+        self._add_call(name, now, describe_arguments(*others), summarize_events(events))
         return events
 
     return call
@@ -174,6 +161,57 @@ def summarize_unusual_result(result: StepResult, stop_token_counts: Mapping[int,
     counts = next((event.token_counts for event in events if isinstance(event, TokensGenerated)), {})
     ended = [(event.sequence_id, counts[event.sequence_id] - 1) for event in events
              if isinstance(event, SequenceFinished) and event.reason is FinishReason.END_TOKEN]
-    lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items()
-               if len(row.tokens) != 1]
+    lengths = [(sequence_id, len(row.tokens)) for sequence_id, row in result.rows.items() if len(row.tokens) != 1]
     return (tuple(lengths), tuple(ended), tuple(stop_token_counts.items()), tuple(result.failures.items()))
+
+
+# -- summaries of decisions
+
+
+def summarize_plan(plan: StepPlan | None) -> DecisionSummary:
+    """Return a plan's last message number, its digest, and three figures: decoding and new sequences, prompt tokens.
+
+    The digest covers all decisions: numbers, members, which of them yield tokens, and the messages by sequence ids,
+    blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
+    """
+    if plan is None:
+        return ()
+    has_unfinished_prompts = len(plan.member_ids) > len(plan.output_ids)  # members that yield no token
+    digest_input = dumps((plan.last_message_number, plan.member_ids, plan.output_ids if has_unfinished_prompts else (),
+                          [*map(_message_digest_fields, plan.messages)]), MARSHAL_VERSION)
+    digest = blake2b(digest_input, digest_size=8).hexdigest()
+    step = plan.messages[-1]
+    if isinstance(step, Prefill):
+        return (plan.last_message_number, digest, len(plan.member_ids) - len(step.chunks), len(step.new_sequences),
+                sum(chunk.length for chunk in step.chunks))
+    if isinstance(step, PoolingStep):
+        return (plan.last_message_number, digest, 0, len(step.new_sequences),
+                sum(len(new_sequence.request.prompt) for new_sequence in step.new_sequences))
+    return (plan.last_message_number, digest, len(plan.member_ids), 0, 0)
+
+
+def _message_digest_fields(message: ShardMessage) -> tuple[Any, ...]:
+    if isinstance(message, Decode):
+        return (0, message.batch, [(grant.sequence_id, grant.blocks) for grant in message.grants], message.keep)
+    if isinstance(message, Prefill):
+        new_sequences = [(n.sequence_id, len(n.generated), n.blocks, n.num_cached) for n in message.new_sequences]
+        chunks = [(c.sequence_id, c.start, c.length) for c in message.chunks]
+        return (1, message.batch, new_sequences, chunks, message.includes_decodes,
+                [(grant.sequence_id, grant.blocks) for grant in message.grants], message.keep)
+    if isinstance(message, Filter):
+        return (2, message.batch, message.keep)
+    if isinstance(message, PoolingStep):
+        return (4, str(message.kind), [new_sequence.sequence_id for new_sequence in message.new_sequences])
+    return (3, message.batches)
+
+
+def summarize_resource_commands(commands: GenericSequence[ResourceCommand]) -> DecisionSummary:
+    return tuple((type(command).__name__, command.resource.kind, command.resource.id) for command in commands)
+
+
+def summarize_events(events: list[SchedulerEvent]) -> DecisionSummary:
+    """Return all events but `TokensGenerated`, whose counts follow from the answer, an input."""
+    if len(events) == 1 and type(events[0]) is TokensGenerated:
+        return ()
+    return tuple((type(event).__name__, *(getattr(event, name) for name in event.__slots__))
+                 for event in events if type(event) is not TokensGenerated)

@@ -8,13 +8,15 @@ their code.
 In the table a list is a tuple, and a string that begins with @ is an object (@ and its index), a member of an
 enumeration (@ClassName.MEMBER), in JSON an infinite number (@inf), or a string that begins so (@@...).
 
-Two classes are special: a `Request` is redacted (`redact.py`), and of a `Sequence` the number of generated tokens is
-kept instead of the tokens. What can be found again (DERIVED_FIELDS) is left out.
+Two classes are special. Of a `Request` all is kept that scheduling depends on: the length of the prompt instead of its
+tokens, no text, no sampling parameters. Of a `Sequence` the number of generated tokens is kept. When they are restored
+every token is `PLACEHOLDER_TOKEN`. What can be found again (DERIVED_FIELDS) is left out.
 """
 
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from math import isfinite
@@ -22,14 +24,6 @@ from operator import attrgetter
 from typing import Any
 
 from router.model_info import ModelInfo, StepMeasurement
-from router.recording.redact import (
-    PLACEHOLDER_TOKEN,
-    RedactedRequest,
-    rebuild_request,
-    redact_request,
-    redacted_request_to_json,
-    request_from_json,
-)
 from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
 from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import StaticPolicy
@@ -50,6 +44,10 @@ from router.scheduler.step import ChunkWrite, ResultProcessor, StepInFlight
 from router.scheduler.waiting_queue import FairShares, QueueDemand, TenantQueue, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
+PLACEHOLDER_TOKEN, PLACEHOLDER_END_TOKEN = 0, 1  # the second one stands for a token that ended a sequence
+PLACEHOLDER_END_TOKENS = frozenset({PLACEHOLDER_END_TOKEN})
+KEPT_FIELDS = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "cache_namespace",
+               "block_hashes", "adapter", "grammar", "kind")
 STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_class in (
     *POLICIES.values(), AdmissionControl, Batch, BlockPool, CachedResource, ChunkWrite, CostModel, DeadlineHeap,
     FairShares, FaultIsolation, LoadResource, LoadableResource, LoadableResourceCache, ModelInfo, PoolingPolicy,
@@ -65,13 +63,61 @@ DERIVED_FIELDS: dict[type, dict[str, Callable[[], Any]]] = {
     Sequence: {"cached_prefix": list, "cached_prefix_version": lambda: None},
     RunningSequences: {"_hasher": lambda: None}}  # set by the reader
 ATOMS = frozenset({type(None), bool, int, float, bytes})
-JSON_DECODERS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "request": request_from_json}
 INFINITIES = frozenset({"inf", "-inf"})
 MAY_HOLD_FLOATS = frozenset({float, list, dict})
 CONTAINERS: dict[str, Callable[..., Any]] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict}
 
 StateTable = list[Any]
+
+# -- redacted requests
+
+
+@dataclass(frozen=True, slots=True)
+class RedactedRequest:
+    """A request without tokens, text and sampling parameters."""
+
+    num_prompt_tokens: int
+    kept_values: tuple[Any, ...]  # of KEPT_FIELDS
+
+
+get_kept_fields = attrgetter(*KEPT_FIELDS)
+get_resource_fields = attrgetter("kind", "id", "max_bytes", "is_pinned")
+
+
+def redact_request(request: Request) -> RedactedRequest:
+    return RedactedRequest(len(request.prompt), get_kept_fields(request))
+
+
+def rebuild_request(redacted: RedactedRequest) -> Request:
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * redacted.num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS,
+                   **dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True)))
+
+
+def redacted_request_to_json(redacted: RedactedRequest) -> dict[str, Any]:
+    values = dict(zip(KEPT_FIELDS, redacted.kept_values, strict=True))
+    values["tenant"] = [getattr(values["tenant"], name) for name in Tenant.__slots__]
+    values["cache_namespace"] = values["cache_namespace"].hex()
+    values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
+    for name in ("adapter", "grammar"):
+        values[name] = values[name] and list(get_resource_fields(values[name]))
+    return {"prompt_tokens": redacted.num_prompt_tokens, **values}
+
+
+def request_from_json(values: dict[str, Any]) -> Request:
+    """Rebuild a request from the JSON object that `redacted_request_to_json` returned."""
+    values = dict(values)
+    num_prompt_tokens = values.pop("prompt_tokens")
+    values["tenant"] = Tenant(*values["tenant"])
+    values["cache_namespace"] = bytes.fromhex(values["cache_namespace"])
+    values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
+    for name in ("adapter", "grammar"):
+        values[name] = values[name] and LoadableResource(*values[name])
+    values["kind"] = RequestKind(values["kind"])
+    return Request(prompt=(PLACEHOLDER_TOKEN,) * num_prompt_tokens, end_tokens=PLACEHOLDER_END_TOKENS, **values)
+
+
+# -- snapshots
 
 
 @cache
@@ -162,7 +208,9 @@ class TableReader:
         if kind is not dict:
             return encoded
         (name, content), = encoded.items()
-        return JSON_DECODERS[name](content) if name in JSON_DECODERS else self._create(name, content)
+        if name == "bytes":
+            return bytes.fromhex(content)
+        return request_from_json(content) if name == "request" else self._create(name, content)
 
     def _decode_marked(self, content: str) -> Any:
         if content.startswith("@"):
@@ -227,7 +275,8 @@ def restore_scheduler(table: StateTable, hasher: BlockHasher = hash_blocks) -> S
 
 
 def table_to_json(table: StateTable) -> str:
-    return json.dumps(mark_infinities(table), default=atom_to_json, allow_nan=False)
+    return json.dumps(mark_infinities(table), allow_nan=False, default=lambda value: (
+        {"request": redacted_request_to_json(value)} if isinstance(value, RedactedRequest) else {"bytes": value.hex()}))
 
 
 def mark_infinities(value: Any) -> Any:
@@ -240,12 +289,6 @@ def mark_infinities(value: Any) -> Any:
     if kind is not list or not MAY_HOLD_FLOATS.intersection(map(type, value)):
         return value
     return [mark_infinities(part) for part in value]
-
-
-def atom_to_json(value: Any) -> dict[str, Any]:
-    if isinstance(value, RedactedRequest):
-        return {"request": redacted_request_to_json(value)}
-    return {"bytes": value.hex()}
 
 
 def table_differences(recorded: StateTable, replayed: StateTable) -> Iterator[str]:

@@ -58,31 +58,26 @@ class RunStats:
         for message in plan.messages:
             if isinstance(message, Prefill | PoolingStep):
                 for new_sequence in message.new_sequences:
-                    self._record_start(new_sequence.sequence_id, now)
-
-    def _record_start(self, sequence_id: int, now: float) -> None:
-        self.num_preemptions += sequence_id in self._started_sequences
-        self._started_sequences.add(sequence_id)
-        times = self._sequence_times[sequence_id]
-        if times.started_at is None and times.is_arrival_known:
-            times.started_at = now
-            self.latencies["wait"].append(now - times.arrived_at)
+                    self.num_preemptions += new_sequence.sequence_id in self._started_sequences
+                    self._started_sequences.add(new_sequence.sequence_id)
+                    times = self._sequence_times[new_sequence.sequence_id]
+                    if times.started_at is None and times.is_arrival_known:
+                        times.started_at = now
+                        self.latencies["wait"].append(now - times.arrived_at)
 
     def record_events(self, events: list[SchedulerEvent], now: float) -> None:
+        self.ended_at = max(self.ended_at, now)
         for event in events:
             if isinstance(event, TokensGenerated):
                 for sequence_id, count in event.token_counts.items():
-                    self._record_tokens(self._sequence_times[sequence_id], count, now)
-        self.ended_at = max(self.ended_at, now)
-
-    def _record_tokens(self, times: SequenceTimes, count: int, now: float) -> None:
-        if times.last_token_at is not None:
-            self.latencies["itl"].append(now - times.last_token_at)
-        elif times.is_arrival_known:
-            self.latencies["ttft"].append(now - times.arrived_at)
-        times.last_token_at = now
-        times.num_tokens += count
-        self.num_tokens += count
+                    times = self._sequence_times[sequence_id]
+                    if times.last_token_at is not None:
+                        self.latencies["itl"].append(now - times.last_token_at)
+                    elif times.is_arrival_known:
+                        self.latencies["ttft"].append(now - times.arrived_at)
+                    times.last_token_at = now
+                    times.num_tokens += count
+                    self.num_tokens += count
 
     def record_shards_lost(self) -> None:
         """Start counting preemptions afresh: a sequence that starts again after a loss was not preempted."""

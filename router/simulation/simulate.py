@@ -1,25 +1,141 @@
-"""Simulation of a trace under other settings.
+"""Simulation of a trace under other settings: the real scheduler on a virtual clock, with a `TimingProfile` as shards.
 
 `python -P -m router.simulation.simulate JSON`, an object with `trace`, a file; `like`, a recording whose shards and
 settings are assumed (by default the trace itself, if it is a recording); `settings`, the settings to try; and `seed`.
 """
 
+import heapq
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 from router.recording.file import BadRecording, Recording
+from router.recording.replay import OneTokenRows
+from router.scheduler.cost_model import CostModel
+from router.scheduler.events import RequestAccepted, RequestRejected, SchedulerEvent, TokensGenerated
+from router.scheduler.messages import StepPlan, StepResult
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import SchedulerSettings
 from router.simulation.run_stats import RunStats, format_table
-from router.simulation.simulation import Simulation
-from router.simulation.timing_profile import TimingProfile
-from router.simulation.trace import WorkloadTrace, read_trace
+from router.simulation.timing_profile import TimingProfile, TimingReplay
+from router.simulation.trace import RequestArrival, WorkloadTrace, read_trace
+
+SIMULATED_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step in flight, and when it will be answered."""
+
+    plan: StepPlan
+    seconds: float
+    answered_at: float
+
+
+class Simulation:
+    """Event loop of one simulated run.
+
+    Requests arrive as in the trace and generate as many tokens as they did there. Which of them wait and run is decided
+    again by the scheduler; how long steps take follows from the profile. A simulation is deterministic: it uses no
+    clock, I/O or chance, and the seed chooses where the replay of the recorded noise begins.
+    """
+
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, trace: WorkloadTrace,
+                 timing_profile: TimingProfile, seed: int = 0) -> None:
+        self.stats = RunStats()
+        self.now = 0.0
+        self._noise_replay = TimingReplay(timing_profile, seed)
+        # Several tokens per step are not simulated: a `TimingProfile` does not hold their number.
+        model_info = replace(model_info, tokens_per_step=1)
+        self._scheduler = Scheduler(settings, model_info, trace.make_hasher())
+        self._scheduler.cost_model = CostModel(timing_profile.coefficients)
+        self._scheduler.on_shards_ready(model_info, SIMULATED_EPOCH, self.now)
+        self._num_tokens_left: dict[int, int] = {}  # tokens that each sequence has yet to generate
+        self._steps_in_flight: deque[SimulatedStep] = deque()
+        self._scheduled_actions: list[tuple[float, int, Callable[[], None]]] = []
+        self._tie_breakers = count()
+        self._busy_until = 0.0  # until when the router handles requests and asks for no plan
+        for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needed_resources}:
+            self._scheduler.on_resource_loaded(resource, self.now)
+        for arrival in trace.arrivals:
+            self._schedule(arrival.arrived_at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
+
+    def run(self) -> RunStats:
+        while (event := self._next_event()) is not None:
+            self.now = max(self.now, event[0])
+            event[1]()
+            while self.now >= self._busy_until and (plan := self._scheduler.plan(self.now)) is not None:
+                self._send_plan(plan)
+        return self.stats
+
+    def _schedule(self, at: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._scheduled_actions, (at, next(self._tie_breakers), action))
+
+    def _next_event(self) -> tuple[float, Callable[[], None]] | None:
+        """Return the next event: a request arrives or is cancelled, a step is answered, or `on_timer` is due."""
+        candidates: list[tuple[float, Callable[[], None]]] = []
+        if self._scheduled_actions:
+            candidates.append((self._scheduled_actions[0][0], self._run_scheduled_action))
+        if self._steps_in_flight:
+            candidates.append((self._steps_in_flight[0].answered_at, self._complete_step))
+        if self._scheduler.wake_at is not None:
+            candidates.append((self._scheduler.wake_at,
+                               lambda: self._drop_ended(self._scheduler.on_timer(self.now))))
+        return min(candidates, key=lambda moment: moment[0], default=None)
+
+    def _run_scheduled_action(self) -> None:
+        heapq.heappop(self._scheduled_actions)[2]()
+
+    def _submit(self, arrival: RequestArrival) -> None:
+        self._busy_until = max(self._busy_until, self.now + arrival.plan_delay_seconds)
+        self._schedule(self._busy_until, lambda: None)
+        events = self._scheduler.submit(arrival.request, self.now)
+        sequence_id = self.stats.record_submission(events, self.now, is_arrival_known=arrival.is_arrival_known)
+        if sequence_id is not None:
+            self._num_tokens_left[sequence_id] = arrival.num_output_tokens
+            self._drop_ended(events)
+            if arrival.cancelled_after_seconds is not None:
+                self._schedule(arrival.arrived_at + arrival.cancelled_after_seconds,
+                               lambda: self._cancel(sequence_id))
+
+    def _cancel(self, sequence_id: int) -> None:
+        if self._num_tokens_left.pop(sequence_id, None) is not None:
+            self._scheduler.cancel(sequence_id, self.now)
+
+    def _send_plan(self, plan: StepPlan) -> None:
+        self.stats.record_plan(plan, self.now)
+        seconds = self._noise_replay.step_seconds(self._scheduler.last_step_load) if plan.member_ids else 0.0
+        previous_answered_at = self._steps_in_flight[-1].answered_at if self._steps_in_flight else None
+        self._steps_in_flight.append(
+            SimulatedStep(plan, seconds, self._noise_replay.answer_time(self.now, previous_answered_at, seconds)))
+
+    def _complete_step(self) -> None:
+        step = self._steps_in_flight.popleft()
+        stop_token_counts = {sequence_id: 1 for sequence_id in step.plan.output_ids
+                             if self._num_tokens_left.get(sequence_id) == 1}
+        events = self._scheduler.complete_step(step.plan.last_message_number,
+                                               StepResult(SIMULATED_EPOCH, step.seconds, OneTokenRows(), {}),
+                                               stop_token_counts, self.now)
+        self.stats.record_events(events, self.now)
+        for event in events:
+            if isinstance(event, TokensGenerated):
+                for sequence_id in event.token_counts:
+                    self._num_tokens_left[sequence_id] -= 1
+        self._drop_ended(events)
+
+    def _drop_ended(self, events: list[SchedulerEvent]) -> None:
+        """Drop the sequences that got a terminal event."""
+        for event in events:
+            if not isinstance(event, RequestAccepted | RequestRejected | TokensGenerated):
+                self._num_tokens_left.pop(event.sequence_id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +171,10 @@ class SimulationCase:
 
 
 def format_flags(settings: Mapping[str, Any]) -> str:
-    return " ".join(format_flag(name.replace("_", "-"), value) for name, value in settings.items())
-
-
-def format_flag(name: str, value: Any) -> str:
-    """Return a setting as a flag of the command line."""
-    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+    """Return settings as flags of the command line."""
+    flags = {name.replace("_", "-"): value for name, value in settings.items()}
+    return " ".join(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}"
+                    for flag, value in flags.items())
 
 
 def simulate_and_report(case: SimulationCase, settings: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
 from math import log2
 from statistics import median
 
@@ -51,20 +52,17 @@ class TimingReplay:
 
     def step_seconds(self, load: StepLoad) -> float:
         predicted = self._costs.predict(load)
-        return predicted * self._next_noise(step_kind(load, predicted))
-
-    def _next_noise(self, kind: StepKind) -> float:
         if not self._noise:
-            return 1.0
+            return predicted
+        kind = step_kind(load, predicted)
         similar = self._most_similar_kinds.get(kind)
         if similar is None:
             similar = self._most_similar_kinds[kind] = min(self._common_kinds,
                                                            key=lambda one: (abs(one[1] - kind[1]), one[0] != kind[0]))
-        return next(self._noise[similar])
+        return predicted * next(self._noise[similar])
 
     def answer_time(self, planned_at: float, previous_answered_at: float | None, seconds: float) -> float:
-        """Return when a step planned at `planned_at` is answered; `previous_answered_at` is the answer time of the step
-        before it."""
+        """Return when a step is answered; `previous_answered_at` is when the step in flight before it is, if any."""
         idle_answer_time = planned_at + next(self._idle_overheads) + seconds
         return (idle_answer_time if previous_answered_at is None
                 else max(idle_answer_time, previous_answered_at + next(self._pipelined_overheads) + seconds))
@@ -72,26 +70,16 @@ class TimingReplay:
 
 def cycle_from(values: list[float], start_fraction: float) -> Iterator[float]:
     """Yield the values in a cycle without end; `start_fraction` is the fraction of the list at which to begin."""
-    index = int(start_fraction * len(values))
-    while True:
-        yield values[index]
-        index = (index + 1) % len(values)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A recorded step that is not answered yet."""
-
-    planned_at: float
-    load: StepLoad
-    is_only_step: bool
+    start = int(start_fraction * len(values))
+    return cycle(values[start:] + values[:start])
 
 
 class TimingCollector:
     """Collector of the times of plans and answers, from which a `TimingProfile` is made."""
 
     def __init__(self) -> None:
-        self._steps_in_flight: deque[PlannedStep] = deque()
+        # when it was planned, its load, whether no other step was in flight then
+        self._steps_in_flight: deque[tuple[float, StepLoad, bool]] = deque()
         self._measured_steps: list[tuple[StepLoad, float]] = []
         self._idle_overheads: list[float] = []
         # planned, answered before, answered, seconds
@@ -99,18 +87,18 @@ class TimingCollector:
         self._last_answered_at = 0.0
 
     def record_plan(self, load: StepLoad, now: float) -> None:
-        self._steps_in_flight.append(PlannedStep(now, load, not self._steps_in_flight))
+        self._steps_in_flight.append((now, load, not self._steps_in_flight))
 
     def record_answer(self, seconds: float, now: float) -> None:
         if not self._steps_in_flight:
             return  # the step was sent before the recording began
-        step = self._steps_in_flight.popleft()
+        planned_at, load, was_only_step = self._steps_in_flight.popleft()
         if seconds > 0.0:
-            self._measured_steps.append((step.load, seconds))
-            if step.is_only_step:
-                self._idle_overheads.append(now - step.planned_at - seconds)
+            self._measured_steps.append((load, seconds))
+            if was_only_step:
+                self._idle_overheads.append(now - planned_at - seconds)
             else:
-                self._pipelined_steps.append((step.planned_at, self._last_answered_at, now, seconds))
+                self._pipelined_steps.append((planned_at, self._last_answered_at, now, seconds))
         self._last_answered_at = now
 
     def clear_steps_in_flight(self) -> None:

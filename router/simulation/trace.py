@@ -7,23 +7,25 @@ requests of one prefix begin with the same tokens.
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from router.recording.file import BadRecording, RecordedCall, Recording
-from router.recording.redact import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
-from router.recording.replay import CallResult, Replay, ReplayObserver
+from router.recording.replay import CallResult, Replay
+from router.recording.state import PLACEHOLDER_END_TOKENS, PLACEHOLDER_TOKEN, request_from_json
 from router.request import Request, Tenant, hash_blocks
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished
 from router.scheduler.messages import StepPlan
 from router.scheduler.scheduler import Scheduler
 from router.simulation.run_stats import RunStats
 from router.simulation.timing_profile import TimingCollector, TimingProfile
+
+USUAL_BLOCK_SIZE = 16
 
 
 @dataclass(slots=True)
@@ -50,20 +52,14 @@ class WorkloadTrace:
     def make_hasher(self) -> Callable[[bytes, GenericSequence[int], int], GenericSequence[bytes]]:
         """Return a hasher that repeats the recorded hashes of blocks; a block without one gets a unique hash."""
         remaining = {before: deque(names) for before, names in self.next_hashes.items()}
-        num_unique = 0
-
-        def next_hash(parent_hash: bytes) -> bytes:
-            nonlocal num_unique
-            if hashes := remaining.get(parent_hash):
-                return hashes.popleft()
-            num_unique += 1
-            return hash_blocks(parent_hash, [num_unique], 1)[0]
+        unique_tokens = count(1)
 
         def replay_hashes(parent_hash: bytes, tokens: GenericSequence[int], block_size: int) -> list[bytes]:
             """Return hashes for the blocks that the tokens fill; only the number of tokens counts, all are zeros."""
             hashes = [parent_hash]
             for _ in range(len(tokens) // block_size):
-                hashes.append(next_hash(hashes[-1]))
+                recorded = remaining.get(hashes[-1])
+                hashes.append(recorded.popleft() if recorded else hash_blocks(hashes[-1], [next(unique_tokens)], 1)[0])
             return hashes[1:]
 
         return replay_hashes
@@ -105,8 +101,9 @@ def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArri
     if num_prompt_tokens < 1 or num_output_tokens < 1:
         raise ValueError("prompt_tokens and output_tokens must be at least 1")
     prefix = str(fields.get("prefix", ""))
-    prefix_hashes = (tuple(prefix_block_hashes(prefix, int(fields.get("prefix_tokens", 0)), num_prompt_tokens))
-                     if prefix else ())
+    num_prefix_tokens = min(int(fields.get("prefix_tokens", 0)), num_prompt_tokens) if prefix else 0
+    # Each block that the prefix fills is hashed as if its index were its only token.
+    prefix_hashes = hash_blocks(prefix.encode(), range(num_prefix_tokens // USUAL_BLOCK_SIZE), 1)
     request = Request(f"{line_number}", (PLACEHOLDER_TOKEN,) * num_prompt_tokens,
                       max(num_output_tokens, int(fields.get("max_new_tokens", num_output_tokens))),
                       end_tokens=PLACEHOLDER_END_TOKENS, priority=int(fields.get("priority", 0)),
@@ -115,23 +112,14 @@ def parse_plain_arrival(line_number: int, fields: dict[str, Any]) -> RequestArri
     return RequestArrival(float(fields["at"]), request, num_output_tokens, fields.get("leaves_after"))
 
 
-def prefix_block_hashes(prefix: str, num_prefix_tokens: int, num_prompt_tokens: int,
-                        block_size: int = 16) -> Iterator[bytes]:
-    """Yield the hashes of the blocks that the prefix fills; by default blocks have the usual size."""
-    block_hash = prefix.encode()
-    for index in range(min(num_prefix_tokens, num_prompt_tokens) // block_size):
-        [block_hash] = hash_blocks(block_hash, [index], 1)
-        yield block_hash
-
-
 # -- recordings
 
 
-class TraceBuilder(ReplayObserver):
-    """Observer of a replay that builds a trace."""
+class TraceBuilder(Replay):
+    """Replay that builds a trace."""
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        super().__init__(recording)
         self._stats = RunStats()
         self._timing_collector = TimingCollector()
         self._arrivals: dict[int, RequestArrival] = {}
@@ -141,9 +129,10 @@ class TraceBuilder(ReplayObserver):
         self._next_hashes: dict[bytes, list[bytes]] = {}
 
     def build_trace(self) -> WorkloadTrace:
-        result = Replay(self._recording, self).run()
+        result = self.run()
         if result.difference is not None:
             raise BadRecording(f"the recording does not replay, so nothing is learned from it: {result.difference}")
+        assert self._scheduler is not None  # `run` raises an error if it restored none
         self._stats.ended_at = result.ended_at
         self._estimate_output_tokens()
         arrivals = sorted([*self._arrivals.values(), *self._rejected], key=lambda arrival: arrival.arrived_at)
@@ -153,7 +142,7 @@ class TraceBuilder(ReplayObserver):
     # -- called during the replay
 
     def on_start(self, scheduler: Scheduler, now: float) -> None:
-        self._stats.started_at, self._scheduler = now, scheduler
+        self._stats.started_at = now
         for sequence in scheduler.sequences:
             request, num_generated = sequence.request, len(sequence.generated)
             min_new_tokens = min(1, request.max_new_tokens)
@@ -168,17 +157,14 @@ class TraceBuilder(ReplayObserver):
 
     def on_call(self, call: RecordedCall, result: CallResult, scheduler: Scheduler) -> None:
         if call.method == "plan":
-            self._set_plan_delays(call.recorded_at - self._stats.started_at)
+            for arrival in self._awaiting_plan:
+                arrival.plan_delay_seconds = call.recorded_at - self._stats.started_at - arrival.arrived_at
+            self._awaiting_plan.clear()
         if isinstance(result, StepPlan):
             self._stats.record_plan(result, call.recorded_at)
             self._timing_collector.record_plan(scheduler.last_step_load, call.recorded_at)
         elif isinstance(result, list):
             self._record_events(call, result)
-
-    def _set_plan_delays(self, now: float) -> None:
-        for arrival in self._awaiting_plan:
-            arrival.plan_delay_seconds = now - arrival.arrived_at
-        self._awaiting_plan.clear()
 
     def _record_events(self, call: RecordedCall, events: list[SchedulerEvent]) -> None:
         match call.method:
@@ -205,11 +191,8 @@ class TraceBuilder(ReplayObserver):
             self._awaiting_plan.append(arrival)
 
     def _record_cancellation(self, sequence_id: int, now: float) -> None:
-        """Record a cancellation.
-
-        A request that had tokens is assumed to want no more than those; one that had none is assumed to be cancelled
-        after the same time in every simulation.
-        """
+        """Assume that a request that had tokens wants no more than those, and that one that had none is cancelled after
+        the same time in every simulation."""
         if (sequence_id in self._arrivals and sequence_id not in self._ended_sequences
             and not self._stats.num_tokens_of(sequence_id)):
             self._arrivals[sequence_id].cancelled_after_seconds = (
@@ -221,10 +204,9 @@ class TraceBuilder(ReplayObserver):
 
         The median is limited by `max_new_tokens`. A request unfinished at the end keeps the number recorded until then.
         """
-        num_tokens = {number: self._stats.num_tokens_of(number) for number in self._arrivals}
-        median_tokens = median_low([count for count in num_tokens.values() if count] or [1])
+        num_tokens = {sequence_id: self._stats.num_tokens_of(sequence_id) for sequence_id in self._arrivals}
+        median_tokens = median_low([number for number in num_tokens.values() if number] or [1])
         for sequence_id, arrival in self._arrivals.items():
-            arrival.num_output_tokens = (num_tokens[sequence_id]
-                                         or min(median_tokens, arrival.request.max_new_tokens))
+            arrival.num_output_tokens = num_tokens[sequence_id] or min(median_tokens, arrival.request.max_new_tokens)
         for arrival in self._rejected:
             arrival.num_output_tokens = min(median_tokens, arrival.request.max_new_tokens)

@@ -11,7 +11,7 @@ here.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +30,11 @@ PEFT_PREFIX = "base_model.model."
 # Prefixes of wrapper modules, which differ between the model that was trained and the one that was saved.
 WRAPPER_PREFIXES = re.compile(r"^(?:(?:model|language_model|transformer|gpt_neox)\.)+")
 LORA_A_SUFFIXES, LORA_B_SUFFIXES = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
+# By suffix: the field of ModuleTensorNames. The first suffix that fits counts.
+FIELDS_BY_SUFFIX = {**dict.fromkeys(LORA_A_SUFFIXES, "lora_a"), **dict.fromkeys(LORA_B_SUFFIXES, "lora_b"),
+                    ".weight": "full_weight"}
 # copy of the base's weight, which peft saves with an embedding's adapter; not used
 BASE_LAYER_SUFFIX = ".base_layer.weight"
-FULL_WEIGHT_SUFFIX = ".weight"
 
 
 def strip_wrapper_prefixes(module: str) -> str:
@@ -62,19 +64,14 @@ class AdapterTensors:
         self.config = config
         self._file = file
         self._unread_names = set(file.entries)
-        self._names_by_module: dict[str, ModuleTensorNames] = {}
+        self.names_by_module: dict[str, ModuleTensorNames] = {}  # by the module's name without wrapper prefixes
         for name in file.entries:
             self._classify_name(name)
 
     @property
-    def names_by_module(self) -> Mapping[str, ModuleTensorNames]:
-        """Tensor names by module, without wrapper prefixes."""
-        return self._names_by_module
-
-    @property
     def unrecognized_names(self) -> list[str]:
         """Names of tensors that do not have the form of a module's tensor."""
-        return sorted(self._unread_names.difference(*self._names_by_module.values()))
+        return sorted(self._unread_names.difference(*self.names_by_module.values()))
 
     def header_entry(self, name: str) -> TensorEntry:
         return self._file.entries[name]
@@ -85,7 +82,7 @@ class AdapterTensors:
 
     def read_lora_matrices(self, module: str, shape: tuple[int, int]) -> LoraMatrices | None:
         """Return the float32 matrices for a weight of `shape`, [out, in]; None if the adapter does not change it."""
-        names = self._names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames())
+        names = self.names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames())
         if not (names.lora_a or names.lora_b):
             return None
         if not (names.lora_a and names.lora_b):
@@ -98,7 +95,7 @@ class AdapterTensors:
 
     def read_full_weight(self, module: str, shape: Shape) -> Tensor | None:
         """Return the float32 weight that replaces the base's, if there is one."""
-        name = self._names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames()).full_weight
+        name = self.names_by_module.get(strip_wrapper_prefixes(module), ModuleTensorNames()).full_weight
         return self._read_as_float32(name, shape) if name else None
 
     def check_all_read(self) -> None:
@@ -112,22 +109,23 @@ class AdapterTensors:
         if module.endswith(BASE_LAYER_SUFFIX):
             self._unread_names.discard(name)
             return
-        for ends, field in ((LORA_A_SUFFIXES, "lora_a"), (LORA_B_SUFFIXES, "lora_b"),
-                            ((FULL_WEIGHT_SUFFIX,), "full_weight")):
-            for end in ends:
-                if module.endswith(end):
-                    self._record_name(strip_wrapper_prefixes(module.removesuffix(end)), field, name)
-                    return
-
-    def _record_name(self, module: str, field: str, name: str) -> None:
-        names = self._names_by_module.get(module, ModuleTensorNames())
+        suffix = next(filter(module.endswith, FIELDS_BY_SUFFIX), None)
+        if suffix is None:
+            return
+        module, field = strip_wrapper_prefixes(module.removesuffix(suffix)), FIELDS_BY_SUFFIX[suffix]
+        names = self.names_by_module.get(module, ModuleTensorNames())
         if getattr(names, field):
             raise ValueError(f"{self._file.path} has both {getattr(names, field)} and {name} for the same product")
-        self._names_by_module[module] = names._replace(**{field: name})
+        self.names_by_module[module] = names._replace(**{field: name})
 
     def _read_as_float32(self, name: str, shape: Shape) -> Tensor:
         entry = self._file.entries[name]
-        self._check_entry(name, entry, shape)
+        if entry.dtype not in COMPUTE_DTYPES:
+            raise ValueError(
+                f"{self._file.path}: {name} is stored as {entry.dtype}; supported: {', '.join(COMPUTE_DTYPES)}")
+        if entry.shape != shape:
+            raise ValueError(f"{self._file.path}: {name} is {list(entry.shape)}, this model and the adapter's rank ask "
+                             f"for {list(shape)}")
         stored = torch.empty(shape, dtype=COMPUTE_DTYPES[entry.dtype])
         self._file.read_bytes_into(name, entry.begin, stored.view(-1).view(torch.uint8).numpy().data)
         if not bool(stored.isfinite().all()):
@@ -135,26 +133,16 @@ class AdapterTensors:
         self._unread_names.discard(name)
         return stored.float()
 
-    def _check_entry(self, name: str, entry: TensorEntry, shape: Shape) -> None:
-        if entry.dtype not in COMPUTE_DTYPES:
-            raise ValueError(
-                f"{self._file.path}: {name} is stored as {entry.dtype}; supported: {', '.join(COMPUTE_DTYPES)}")
-        if entry.shape != shape:
-            raise ValueError(f"{self._file.path}: {name} is {list(entry.shape)}, this model and the adapter's rank ask "
-                             f"for {list(shape)}")
-
 
 @contextmanager
 def open_adapter(folder: Path) -> Iterator[AdapterTensors]:
     """Open the adapter in `folder` for reading. Raises ValueError."""
     config, path = read_adapter_config(folder), folder / WEIGHTS_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
-        raise ValueError(
-            f"{folder} has its weights in {PICKLE_FILE}, which is a program as much as it is data; convert "
-            f"it to {WEIGHTS_FILE}")
+        raise ValueError(f"{folder} has its weights in {PICKLE_FILE}, which is a program as much as it is data; "
+                         f"convert it to {WEIGHTS_FILE}")
     try:
-        file = open_safetensors(path)
-        with file as tensors:
+        with open_safetensors(path) as tensors:
             yield AdapterTensors(config, tensors)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None

@@ -126,44 +126,37 @@ def reject_unsupported_settings(values: Mapping[str, Any], source: str) -> None:
     if isinstance(start, str) and start.lower().startswith(BASE_CHANGING_INITS):
         raise ValueError(f"{source}: init_lora_weights {shown(start)} is not supported: it changes the base's own "
                          f"weights; convert the adapter to an ordinary one with peft")
-    check_modules_to_save(values.get("modules_to_save") or [], source)
-    for name, value in values.items():
-        if value and name not in SUPPORTED_SETTINGS | IGNORED_SETTINGS | UNSUPPORTED_SETTINGS.keys():
-            raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
-
-
-def check_modules_to_save(modules_to_save: object, source: str) -> None:
+    modules_to_save = values.get("modules_to_save") or []
     if not isinstance(modules_to_save, list):
         raise ValueError(f"{source}: modules_to_save must be a list, got {shown(modules_to_save)}")
     for name in modules_to_save:
         if str(name).rsplit(".", maxsplit=1)[-1] not in REPLACEABLE_MODULES:
             raise ValueError(f"{source}: modules_to_save holds {shown(name)}; only the embedding and the head can be "
                              f"replaced as a whole")
-
-
-def check_pattern(source: str, setting_name: str, pattern: str) -> None:
-    """Reject a pattern that may take long to match: no other Python code runs meanwhile."""
-    if (len(pattern) > MAX_PATTERN_LENGTH or len(REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS
-        or GROUP_REPEAT_REGEX.search(pattern)):
-        raise ValueError(
-            f"{source}: {setting_name} holds {shown(pattern)}; a pattern may have {MAX_PATTERN_LENGTH} characters, "
-            f"repeat {MAX_PATTERN_REPEATS} of them and no group")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{source}: {setting_name} holds {shown(pattern)}, which is no regular expression: "
-                         f"{error}") from None
+    for name, value in values.items():
+        if value and name not in SUPPORTED_SETTINGS | IGNORED_SETTINGS | UNSUPPORTED_SETTINGS.keys():
+            raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
 
 
 def read_patterns(json_config: JsonConfig, setting_name: str, *, are_ranks: bool = False) -> dict[str, Any]:
-    patterns = json_config.get(setting_name) or {}
+    patterns, source = json_config.get(setting_name) or {}, json_config.source
     if not isinstance(patterns, dict):
-        raise ValueError(f"{json_config.source}: {setting_name} must be an object, got {shown(patterns)}")
+        raise ValueError(f"{source}: {setting_name} must be an object, got {shown(patterns)}")
     for pattern, value in patterns.items():
-        check_pattern(json_config.source, setting_name, pattern)
+        # A pattern must not take long to match: no other Python code runs meanwhile.
+        if (len(pattern) > MAX_PATTERN_LENGTH or len(REPEAT_REGEX.findall(pattern)) > MAX_PATTERN_REPEATS
+            or GROUP_REPEAT_REGEX.search(pattern)):
+            raise ValueError(
+                f"{source}: {setting_name} holds {shown(pattern)}; a pattern may have {MAX_PATTERN_LENGTH} characters, "
+                f"repeat {MAX_PATTERN_REPEATS} of them and no group")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{source}: {setting_name} holds {shown(pattern)}, which is no regular expression: "
+                             f"{error}") from None
         if are_ranks:
-            check_rank(json_config.source, f"{setting_name} for {shown(pattern)}", value)
+            check_rank(source, f"{setting_name} for {shown(pattern)}", value)
         elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_FLOAT:
-            raise ValueError(f"{json_config.source}: {setting_name} for {shown(pattern)} must be a number above 0, "
+            raise ValueError(f"{source}: {setting_name} for {shown(pattern)} must be a number above 0, "
                              f"got {shown(value)}")
     return patterns

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from shard.adapters import config as described
 from shard.adapters.adapter_tensors import WEIGHTS_FILE, strip_wrapper_prefixes
+from shard.adapters.config import CONFIG_FILE, MAX_CONFIG_BYTES, parse_adapter_config
 from shard.checkpoint.safetensors_header import HEADER_LENGTH_STRUCT, METADATA_KEY, Shape, count_tensor_bytes
 from shard.json_config import JsonConfig
 
@@ -33,20 +33,23 @@ def write_adapter_tensors(folder: Path, dtype: str, shapes: Mapping[str, Shape],
 
 
 def write_adapter_config(folder: Path, extra_settings: Mapping[str, Any], rank_by_module: Mapping[str, int]) -> None:
-    """Write the config of an adapter with these ranks by module. `extra_settings`: further settings. Raises
-    ValueError."""
-    path = folder / described.CONFIG_FILE
+    """Write the config of an adapter with these ranks by module, and further settings. Raises ValueError."""
+    path = folder / CONFIG_FILE
     default_rank, patterns = make_rank_patterns(rank_by_module)
     # with a scale of 1 for every module: each alpha equals the rank
     values = dict(extra_settings) | {
         "peft_type": "LORA", "r": default_rank, "lora_alpha": default_rank, "rank_pattern": patterns,
         "alpha_pattern": patterns, "target_modules": sorted(rank_by_module), "use_rslora": False, "bias": "none",
         "lora_dropout": 0.0, "inference_mode": True}
-    check_config_round_trip(JsonConfig(values, str(path)), rank_by_module)
+    # The config can be read back and gives every module its rank and a scale of 1.
+    config = parse_adapter_config(JsonConfig(values, str(path)))
+    for module, rank in rank_by_module.items():
+        if config.rank_for_module(module) != rank or config.scale_for_module(module) != 1:
+            raise ValueError(f"{path} has no words for a rank of {rank} of {module} beside the ranks of others")
     text = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
-    if len(text) > described.MAX_CONFIG_BYTES:
+    if len(text) > MAX_CONFIG_BYTES:
         raise ValueError(f"{path} would have {len(text)} bytes for {len(rank_by_module)} modules, more than "
-                         f"{described.MAX_CONFIG_BYTES}")
+                         f"{MAX_CONFIG_BYTES}")
     with create_synced_file(path) as file:
         file.write(text)
 
@@ -94,12 +97,3 @@ def make_rank_patterns(rank_by_module: Mapping[str, int]) -> tuple[int, dict[str
 
 def most_common_rank(ranks: Iterable[int]) -> int:
     return Counter(ranks).most_common(1)[0][0]
-
-
-def check_config_round_trip(json_config: JsonConfig, rank_by_module: Mapping[str, int]) -> None:
-    """Check that the config can be read back and gives every module its rank and a scale of 1."""
-    config = described.parse_adapter_config(json_config)
-    for module, rank in rank_by_module.items():
-        if config.rank_for_module(module) != rank or config.scale_for_module(module) != 1:
-            raise ValueError(
-                f"{json_config.source} has no words for a rank of {rank} of {module} beside the ranks of others")

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -30,13 +29,6 @@ class MergeSettings:
     sign_method: str
 
 
-class MergeStrategy(NamedTuple):
-    """How matrices are pruned, and how the pruned ones are joined."""
-
-    prune: PruneFunction
-    join: JoinFunction
-
-
 def merge_matrices(matrices: Sequence[Tensor], weights: Sequence[float], settings: MergeSettings,
                    generator: Generator) -> Tensor:
     """Return the merged matrix. All have the same shape; random pruning draws from `generator` in their order."""
@@ -53,10 +45,6 @@ def split_factor(factor: float) -> tuple[float, float]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Pruning
-
-
-def prune_nothing(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
-    return matrix
 
 
 def prune_by_magnitude(matrix: Tensor, density: float, _generator: Generator) -> Tensor:
@@ -78,10 +66,6 @@ def elect_sign_by_sum(matrices: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, matrices)
 
 
-def elect_sign_by_majority(matrices: Sequence[Tensor]) -> Tensor:
-    return elect_sign_by_sum([matrix.sign() for matrix in matrices])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Joining
 
@@ -98,10 +82,14 @@ def join_by_ties_mean(matrices: Sequence[Tensor], weights: Sequence[float], elec
     return total / reduce(torch.add, (vote.float() for vote in votes)).clamp(min=1)
 
 
-SIGN_METHODS: dict[str, SignElection] = {"total": elect_sign_by_sum, "frequency": elect_sign_by_majority}
-MERGE_STRATEGIES = {
-    "linear": MergeStrategy(prune_nothing, join_by_weighted_sum),
-    "ties": MergeStrategy(prune_by_magnitude, join_by_ties_mean),
-    "dare_linear": MergeStrategy(prune_at_random, join_by_weighted_sum),
-    "dare_ties": MergeStrategy(prune_at_random, join_by_ties_mean),
+SIGN_METHODS: dict[str, SignElection] = {
+    "total": elect_sign_by_sum,
+    "frequency": lambda matrices: elect_sign_by_sum([matrix.sign() for matrix in matrices]),
+}
+# How matrices are pruned, and how the pruned ones are joined.
+MERGE_STRATEGIES: dict[str, tuple[PruneFunction, JoinFunction]] = {
+    "linear": (lambda matrix, _density, _generator: matrix, join_by_weighted_sum),
+    "ties": (prune_by_magnitude, join_by_ties_mean),
+    "dare_linear": (prune_at_random, join_by_weighted_sum),
+    "dare_ties": (prune_at_random, join_by_ties_mean),
 }

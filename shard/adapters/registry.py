@@ -1,7 +1,6 @@
 """Registry of loaded adapters. An adapter is read and validated completely before any row can use it."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +13,6 @@ from shard.lora.lora_linear import LoraLinear
 from shard.lora.routing import AdapterRouting, AdapterSlots
 from shard.lora.targets import LoraTargets
 from shard.ops.linear import make_linear
-
-
-class LoraUpdate(NamedTuple):
-    """Low-rank update of one part of a linear."""
-
-    lora_linear: LoraLinear
-    part_index: int
-    lora_a: Tensor  # [rank, in]
-    lora_b: Tensor  # [out, rank]
 
 
 class AdapterRegistry:
@@ -62,8 +52,11 @@ class AdapterRegistry:
             with open_adapter(folder) as tensors:
                 heads = [(head, weight) for head in self.lora_targets.heads
                          if (weight := read_head_replacement(head, tensors)) is not None]
-                lora_updates = [update for linear in self.lora_targets.linears_and_heads
-                                for update in read_lora_updates(linear, tensors)]
+                # linear, index of its part, lora_a [rank, in], lora_b [out, rank]
+                lora_updates = [(linear, index, *part.slice_lora_matrices(*matrices))
+                                for linear in self.lora_targets.linears_and_heads
+                                for index, part in enumerate(linear.parts)
+                                if (matrices := tensors.read_lora_matrices(part.module, part.shape)) is not None]
                 embeddings = [(embedding, tensors.read_full_weight(embedding.module, embedding.shape),
                                tensors.read_lora_matrices(embedding.module, embedding.shape[::-1]))
                               for embedding in self.lora_targets.embeddings]
@@ -71,8 +64,15 @@ class AdapterRegistry:
         except ValueError as error:
             raise RejectedMessage(str(error)) from None
         try:
-            num_bytes = self._store_updates(adapter, lora_updates) + sum(self._replace_head(adapter, head, weight)
-                                                                         for head, weight in heads)
+            num_bytes = 0
+            if lora_updates:
+                slot = self._slots.assign(adapter, max(len(lora_a) for _, _, lora_a, _ in lora_updates))
+                num_bytes += sum(linear.lora_weights.store_adapter(slot, index, lora_a, lora_b)
+                                 for linear, index, lora_a, lora_b in lora_updates)
+            for head, saved_weight in heads:
+                head_weight = saved_weight.to(self._device, self._dtype)
+                head.replacements[adapter] = make_linear(head_weight)
+                num_bytes += head_weight.nbytes
             for embedding, weight, matrices in embeddings:
                 if weight is not None:
                     num_bytes += embedding.set_replacement(adapter, weight)
@@ -90,33 +90,15 @@ class AdapterRegistry:
 
     def unload(self, adapter: int) -> None:
         """Unload the adapter, which no step may use any more. Not called at the same time as `load`."""
-        if (place := self._slots.find(adapter)) is not None:
+        if (slot := self._slots.find(adapter)) is not None:
             self._slots.release(adapter)
             for linear in self.lora_targets.linears_and_heads:
-                linear.lora_weights.clear_slot(place)
+                linear.lora_weights.clear_slot(slot)
         self.adapter_routing.head_or_embedding_adapters.discard(adapter)
         for head in self.lora_targets.heads:
             head.replacements.pop(adapter, None)
         for embedding in self.lora_targets.embeddings:
             embedding.remove_adapter(adapter)
-
-    def _store_updates(self, adapter: int, lora_updates: list[LoraUpdate]) -> int:
-        if not lora_updates:
-            return 0
-        place = self._slots.assign(adapter, max(len(one.lora_a) for one in lora_updates))
-        return sum(update.lora_linear.lora_weights.store_adapter(place, *update[1:]) for update in lora_updates)
-
-    def _replace_head(self, adapter: int, head: LoraLinear, weight: Tensor) -> int:
-        weight = weight.to(self._device, self._dtype)
-        head.replacements[adapter] = make_linear(weight)
-        return weight.nbytes
-
-
-def read_lora_updates(lora_linear: LoraLinear, tensors: AdapterTensors) -> list[LoraUpdate]:
-    part_matrices = [(number, part, tensors.read_lora_matrices(part.module, part.shape))
-                     for number, part in enumerate(lora_linear.parts)]
-    return [LoraUpdate(lora_linear, number, *part.slice_lora_matrices(*matrices))
-            for number, part, matrices in part_matrices if matrices is not None]
 
 
 def read_head_replacement(head: LoraLinear, tensors: AdapterTensors) -> Tensor | None:

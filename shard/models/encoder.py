@@ -21,7 +21,7 @@ from shard.models.gpt_layers import GeluMlp, GptConfig
 from shard.models.llama import compute_head_rows
 from shard.ops.linear import Linear, make_linear
 from shard.ops.norm import LayerNorm, Norm
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from shard.models.decoder import RunnableModel
 from shard.runner.model_runner import make_adapter_runs
 from shard.runner.pooling import Pooling
 from shard.state.block_usage import MIN_BLOCK_SIZE
-from shard.state.pooling_text import PoolingText
-from shard.state.sequence import Sequence
+from shard.state.sequence import PoolingText, Sequence
 from shard.state.step import PrefillChunk, Step, lay_out_step
 
 

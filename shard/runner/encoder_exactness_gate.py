@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.exactness_gate import have_same_bits
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 TEXT_LENGTHS = (1, 7, 100)  # tokens of the texts that are compared
 # tokens of the texts in the batch: these before the text and behind it

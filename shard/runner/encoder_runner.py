@@ -12,8 +12,8 @@ from shard.attention.encoder import iter_text_slices
 from shard.lora.routing import AdapterRouting, AdapterRowSpan
 from shard.models.encoder import Encoder, build_encoder_inputs
 from shard.runner.pooling import Pooling
-from shard.state.pooling_text import PoolingText
 from shard.state.result_encoding import TokenLabels
+from shard.state.sequence import PoolingText
 
 
 class EncoderRunner:

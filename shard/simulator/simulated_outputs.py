@@ -1,4 +1,4 @@
-"""Output of the simulated model: generated text, cache contents that it checks, embeddings and labels.
+"""Output of the simulated model: generated text, cache contents that it checks, embeddings, labels, invalid answers.
 
 A `SimulatedText` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence
 (seed, key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine,
@@ -8,10 +8,11 @@ and different for different sequences, so that a mix-up shows. Embeddings and la
 
 from array import array
 from hashlib import blake2b, shake_128
+from math import nan
 from struct import pack
 
-from shard.state.pooling_text import PoolingText
-from shard.state.sequence import Sequence
+from shard.pb import shard_pb2 as pb
+from shard.state.sequence import PoolingText, Sequence
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "
          b"crepe chino drill baize cloth cords weave fiber kapok nylon rayon terry tapes picks reeds warps "
@@ -20,6 +21,8 @@ WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin den
 WORD_LENGTH = 6  # five letters, and then a blank or the end
 BLANK_TOKEN, END_TOKEN = 32, 256
 NUM_USED_TOKENS = 257  # the bytes and the end
+UNKNOWN_SEQUENCE_ID = 2**63 + 1  # a sequence id that no router uses
+UNKNOWN_LABEL = 2**32 - 1  # a label that no model has
 
 BlockTags = list[int | None]  # per block the tag of its last writer
 
@@ -46,11 +49,15 @@ class SimulatedText:
         return self.generate_tokens(index, 1)[0][0]
 
     def generate_tokens(self, index: int, max_tokens: int) -> tuple[list[int], list[float]]:
-        """Return what one decode yields from this index on, with logprobs: one to `max_tokens` tokens, none after an
-        end."""
-        word, letter = divmod(index, WORD_LENGTH)
-        if word != self._word_index:
-            self._make_word(word)
+        """Return one to `max_tokens` tokens that a decode yields from this index on, up to an end, with logprobs."""
+        word_index, letter = divmod(index, WORD_LENGTH)
+        if word_index != self._word_index:
+            numbers = blake2b(self._sequence_hash + pack("<Q", word_index), digest_size=4 + 2 * WORD_LENGTH).digest()
+            ends = int.from_bytes(numbers[1:4], "little") < self._end_threshold
+            self._word_index = word_index
+            self._word_tokens = [*WORDS[numbers[0] % len(WORDS)], END_TOKEN if ends else BLANK_TOKEN]
+            self._word_logprobs = [make_logprob(number) for number in numbers[4:4 + WORD_LENGTH]]
+            self._extra_token_counts = numbers[4 + WORD_LENGTH:]
         tokens, logprobs = [self._word_tokens[letter]], [self._word_logprobs[letter]]
         for next_index in range(index + 1, index + 1 + self._extra_token_counts[letter] % max_tokens):
             if tokens[-1] != END_TOKEN:
@@ -58,14 +65,6 @@ class SimulatedText:
                 tokens += next_token[0]
                 logprobs += next_token[1]
         return tokens, logprobs
-
-    def _make_word(self, word_index: int) -> None:
-        random_bytes = blake2b(self._sequence_hash + pack("<Q", word_index), digest_size=4 + 2 * WORD_LENGTH).digest()
-        ends = int.from_bytes(random_bytes[1:4], "little") < self._end_threshold
-        self._word_index = word_index
-        self._word_tokens = [*WORDS[random_bytes[0] % len(WORDS)], END_TOKEN if ends else BLANK_TOKEN]
-        self._word_logprobs = [make_logprob(number) for number in random_bytes[4:4 + WORD_LENGTH]]
-        self._extra_token_counts = random_bytes[4 + WORD_LENGTH:]
 
 
 def make_logprob(number: int) -> float:
@@ -80,9 +79,8 @@ class CacheTags:
         self._block_size = block_size
         self._num_hashed_tokens = 0
         self._token_hash = hash((sequence.adapter_id, block_size))
-        self._expected_tags: list[int] = []
-        for end in range(block_size, sequence.num_cached_tokens + 1, block_size):
-            self._expected_tags.append(self._hash_tokens(sequence, end))
+        self._expected_tags = [self._hash_tokens(sequence, end)
+                               for end in range(block_size, sequence.num_cached_tokens + 1, block_size)]
 
     def write_tags(self, sequence: Sequence, block_tags: BlockTags) -> None:
         """Write the tags of the tokens that the sequence computed since the last call to the cache."""
@@ -100,8 +98,7 @@ class CacheTags:
             raise StateMismatch(f"the cache of sequence {sequence.id} holds something else than its tokens")
 
     def make_prompt_logprobs(self, sequence: Sequence, end_index: int) -> list[float]:
-        """Return logprobs of the tokens after the next one to write, up to `end_index` and as far as they are
-        prompt."""
+        """Return logprobs of the prompt's tokens after the next one to write, up to `end_index`."""
         tokens = sequence.tokens[self._num_hashed_tokens:min(end_index + 1, sequence.num_prompt_tokens)]
         token_hash, values = self._token_hash, []
         for token in tokens:
@@ -126,3 +123,37 @@ def make_labels(text: PoolingText, num_labels: int, seed: int) -> tuple[list[int
     """Return for each token a label that depends on token and adapter, and a score that depends on its index."""
     labels = [(token + text.adapter_id + seed) % num_labels for token in text.tokens]
     return labels, [1 - index % 64 / 128 for index in range(len(labels))]
+
+
+def corrupt_step_answer(answer: pb.StepAnswer, defect: str, vocabulary_size: int) -> None:
+    """Make a valid answer one that every router must reject, in one of the ways in `fault_script.ANSWER_DEFECTS`."""
+    if defect == "unknown":
+        answer.sequences.append(UNKNOWN_SEQUENCE_ID)
+        if answer.num_tokens:
+            answer.num_tokens.append(1)
+        answer.tokens.append(BLANK_TOKEN)
+        answer.logprobs.append(-1.0)
+    elif defect == "missing" and answer.sequences:
+        count = answer.num_tokens.pop() if answer.num_tokens else 1
+        del answer.sequences[-1], answer.tokens[-count:], answer.logprobs[-count:]
+    elif defect == "token" and answer.tokens:
+        answer.tokens[0] = vocabulary_size
+    elif defect == "count":
+        answer.tokens.append(BLANK_TOKEN)
+
+
+def corrupt_embed_answer(answer: pb.EmbedAnswer, defect: str, num_texts: int) -> None:
+    """Make an answer for `num_texts` texts invalid in one of the ways in `fault_script.ANSWER_DEFECTS`."""
+    if defect == "unknown":
+        answer.failed.append(num_texts)
+        answer.failures.append(pb.NON_FINITE)
+    elif defect == "missing":
+        count = answer.num_labels.pop() if answer.num_labels else 0
+        for column, size in ((answer.values, answer.width), (answer.labels, count), (answer.scores, count)):
+            del column[len(column) - size:]
+    elif defect == "token":
+        answer.values[:1] = [nan] * len(answer.values[:1])
+        answer.labels[:1] = [UNKNOWN_LABEL] * len(answer.labels[:1])
+    elif defect == "count":
+        answer.values.append(0.0)
+        answer.scores.append(0.0)

@@ -9,24 +9,25 @@ send invalid answers. It sleeps only through the function it is given.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import TIMEOUT_MAX, Event
 from time import monotonic
 
-from shard.config import ShardConfig, SimulatedConfig
+from shard.config import ShardConfig
 from shard.errors import RejectedMessage, StepOutOfMemory
 from shard.fault_script import Fault, FaultScript
 from shard.pb import shard_pb2 as pb
-from shard.simulator.invalid_answers import corrupt_embed_answer, corrupt_step_answer
 from shard.simulator.simulated_outputs import (
     NUM_USED_TOKENS,
     BlockTags,
     CacheTags,
     SimulatedText,
     StateMismatch,
+    corrupt_embed_answer,
+    corrupt_step_answer,
     make_embedding,
     make_labels,
 )
-from shard.state.pooling_text import PoolingText
 from shard.state.result_encoding import (
     PromptLogprobs,
     SequenceOutput,
@@ -38,7 +39,7 @@ from shard.state.result_encoding import (
 )
 from shard.state.sequence import ModelLimits, Sequence
 from shard.state.shard_state import ShardState
-from shard.state.step import PrefillChunk, Step
+from shard.state.step import Step
 
 BYTES_PER_ADAPTER = 2**20
 StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest
@@ -58,30 +59,28 @@ class SimulatedSequenceState:
     poison_fault: Fault | None
 
 
-def exit_process() -> None:
-    """End the process at once, as a crash does."""
-    os._exit(70)
-
-
 class SimulatedWorker:
     """Worker of a simulated model."""
 
     def __init__(self, config: ShardConfig, sleep: Callable[[float], object] | None = None,
-                 exit: Callable[[], object] = exit_process) -> None:  # noqa: A002 - what it does
+                 exit: Callable[[], object] | None = None) -> None:  # noqa: A002 - what it does
         """Create the worker. `sleep` is called with the seconds of every step, and with MAX_SLEEP_SECONDS by the fault
-        `hang`."""
+        `hang`; `exit` ends the process at once, as a crash does, with the code 70 by default."""
         self._rank, self._world_size = config.rank, config.world_size
-        self._model_config = config.simulated
+        self._model_config = model = config.simulated
         self._closed_event = Event()
         self._sleep = sleep or self._sleep_unless_closed
         self._step_started_at = 0.0
-        self._exit = exit
+        self._exit = exit or partial(os._exit, 70)
         self._epoch = 0
         self._warmup_answer: pb.WarmupAnswer | None = None
         self._block_tags: BlockTags = []
         self._answer_delays: dict[tuple[int, int], float] = {}
-        self.faults = FaultScript(self._model_config.faults)
-        self.shard_state = ShardState(make_limits(self._model_config))
+        self.faults = FaultScript(model.faults)
+        is_supported = {pb.VECTORS: model.embedding_width > 0, pb.LABELS: model.num_labels > 0}
+        self.shard_state = ShardState(ModelLimits(
+            model.vocabulary_size, model.max_positions, model.tokens_per_step, model.mixed_steps, model.generation,
+            frozenset(wanted for wanted, is_there in is_supported.items() if is_there)))
 
     def close(self) -> None:
         """Wake up a call that sleeps, for good: later calls do not sleep."""
@@ -141,34 +140,26 @@ class SimulatedWorker:
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         faults = self._apply_faults("embed")
         self._step_started_at, texts = monotonic(), self.shard_state.read_embed_texts(request)
-        self._check_poison(texts)
-        num_tokens = sum(len(text.tokens) for text in texts)
-        step_seconds, extra_seconds = (self._compute_seconds(len(texts), num_tokens, num_tokens),
-                                       float(faults.get("slow", 0.0)))
-        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
-        failed_index = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
-        if self._rank == 0:
-            self._write_text_results([None if index == failed_index else text for index, text in enumerate(texts)],
-                                     request.wanted, answer)
-            corrupt_embed_answer(answer, faults.get("wrong", ""), len(texts))
-        self._sleep_for_step(request, faults, step_seconds, extra_seconds)
-        return answer
-
-    def _check_poison(self, texts: list[PoolingText]) -> None:
         for text in texts:
             if (fault := self._find_poison(text.tokens)) is not None:
                 fault.has_fired = True
                 raise SimulatedStepError("a text is poisonous")
-
-    def _write_text_results(self, texts: list[PoolingText | None], wanted: int, answer: pb.EmbedAnswer) -> None:
-        """Write the results of all texts; None is a text that failed."""
-        model = self._model_config
-        if wanted == pb.VECTORS:
-            write_embeddings(answer, [make_embedding(text, model.embedding_width, model.seed) if text else None
-                                      for text in texts])
-        else:
-            write_labels(answer, [TokenLabels(*make_labels(text, model.num_labels, model.seed)) if text else None
-                                  for text in texts])
+        num_tokens, extra_seconds = sum(len(text.tokens) for text in texts), float(faults.get("slow", 0.0))
+        step_seconds = self._compute_seconds(len(texts), num_tokens, num_tokens)
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
+        failed_index = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
+        if self._rank == 0:
+            model = self._model_config
+            results = [None if index == failed_index else text for index, text in enumerate(texts)]
+            if request.wanted == pb.VECTORS:
+                write_embeddings(answer, [make_embedding(text, model.embedding_width, model.seed) if text else None
+                                          for text in results])
+            else:
+                write_labels(answer, [TokenLabels(*make_labels(text, model.num_labels, model.seed)) if text else None
+                                      for text in results])
+            corrupt_embed_answer(answer, faults.get("wrong", ""), len(texts))
+        self._sleep_for_step(request, faults, step_seconds, extra_seconds)
+        return answer
 
     def load_resource(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         if (preceding_unload := self.shard_state.make_unload_if_loaded(request)) is not None:
@@ -209,15 +200,24 @@ class SimulatedWorker:
         self._step_started_at, sequences = monotonic(), step.sequences
         for sequence in sequences:
             self._prepare_sequence(sequence)
-        step_seconds, extra_seconds = self._estimate_step_seconds(step), float(faults.get("slow", 0.0))
+        # Each sequence is a row; a decode reads one slot for each of its tokens.
+        context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
+        step_seconds = self._compute_seconds(len(sequences), sum(chunk.length for chunk in step.chunks), context)
+        extra_seconds = float(faults.get("slow", 0.0))
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=step_seconds + extra_seconds)
-        failures = self._choose_failures(sequences, faults)
-        prompt_logprobs = self._make_prompt_logprobs(
-            [chunk for chunk in step.chunks if chunk.sequence.id not in failures])
+        failures: dict[int, pb.Failure] = {}
+        if "fail_sequence" in faults and sequences:
+            failures[sequences[int(faults["fail_sequence"]) % len(sequences)].id] = pb.NON_FINITE
+        prompt_logprobs = {chunk.sequence.id: PromptLogprobs(
+            chunk.start + 1, chunk.sequence.worker_state.cache_tags.make_prompt_logprobs(chunk.sequence, chunk.end))
+                for chunk in step.chunks if chunk.sequence.wants_prompt_logprobs and chunk.sequence.id not in failures}
         outputs = {sequence.id: self._generate_output(sequence) for sequence in step.sampled_sequences
                    if sequence.id not in failures}
         self.shard_state.apply_results(step, {i: output.tokens for i, output in outputs.items()}, failures)
-        self._write_and_check_cache(sequences)
+        for sequence in sequences:  # as in a forward pass, all writes of the step precede its reads
+            sequence.worker_state.cache_tags.write_tags(sequence, self._block_tags)
+        for sequence in sequences:
+            sequence.worker_state.cache_tags.check_tags(sequence, self._block_tags)
         if self._rank == 0:
             write_sequence_outputs(answer, step, outputs)
             write_prompt_logprobs(answer, prompt_logprobs)
@@ -237,8 +237,7 @@ class SimulatedWorker:
         self._closed_event.wait(max(0.0, min(seconds - (monotonic() - self._step_started_at), MAX_SLEEP_SECONDS)))
 
     def _prepare_sequence(self, sequence: Sequence) -> None:
-        """Give a new sequence its state once its generated tokens are checked; raise SimulatedStepError if it is
-        poisonous."""
+        """Give a new sequence its state once its generated tokens are checked; raise if it is poisonous."""
         if sequence.worker_state is None:
             text = SimulatedText(sequence, self._model_config.seed, self._model_config.mean_output_length)
             generated = sequence.tokens[sequence.num_prompt_tokens:]
@@ -256,53 +255,19 @@ class SimulatedWorker:
         return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in tokens), None)
 
     def _generate_output(self, sequence: Sequence) -> SequenceOutput:
+        """Return the next tokens. The chosen one is the best candidate, its neighbours follow, each less likely."""
         text: SimulatedText = sequence.worker_state.text
-        index = len(sequence.tokens) - sequence.num_prompt_tokens
-        tokens, logprobs = text.generate_tokens(index, self.shard_state.max_tokens_per_decode(sequence)
-                                                if sequence.is_prefilled else 1)
-        return make_output_with_top_tokens(tokens, logprobs, min(sequence.sampling.top_n_tokens, NUM_USED_TOKENS))
-
-    def _choose_failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
-        if "fail_sequence" not in faults or not sequences:
-            return {}
-        return {sequences[int(faults["fail_sequence"]) % len(sequences)].id: pb.NON_FINITE}
-
-    def _make_prompt_logprobs(self, chunks: list[PrefillChunk]) -> dict[int, PromptLogprobs]:
-        """Return prompt logprobs of the sequences that request them."""
-        return {chunk.sequence.id: PromptLogprobs(
-            chunk.start + 1, chunk.sequence.worker_state.cache_tags.make_prompt_logprobs(chunk.sequence, chunk.end))
-                for chunk in chunks if chunk.sequence.wants_prompt_logprobs}
-
-    def _write_and_check_cache(self, sequences: list[Sequence]) -> None:
-        """Write and read the cache. As in a forward pass, all writes of the step precede its reads."""
-        for sequence in sequences:
-            sequence.worker_state.cache_tags.write_tags(sequence, self._block_tags)
-        for sequence in sequences:
-            sequence.worker_state.cache_tags.check_tags(sequence, self._block_tags)
-
-    def _estimate_step_seconds(self, step: Step) -> float:
-        """Return the seconds of a step: each sequence is a row; a decode reads one slot for each of its tokens."""
-        context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
-        rows = len(step.decodes) + len(step.chunks)
-        return self._compute_seconds(rows, sum(chunk.length for chunk in step.chunks), context)
+        tokens, logprobs = text.generate_tokens(
+            len(sequence.tokens) - sequence.num_prompt_tokens,
+            self.shard_state.max_tokens_per_decode(sequence) if sequence.is_prefilled else 1)
+        num_top_tokens = min(sequence.sampling.top_n_tokens, NUM_USED_TOKENS)
+        if not num_top_tokens:
+            return SequenceOutput(tokens, logprobs)
+        return SequenceOutput(tokens, logprobs,
+                              [[(token + i) % NUM_USED_TOKENS for i in range(num_top_tokens)] for token in tokens],
+                              [[logprob - i / 4 for i in range(num_top_tokens)] for logprob in logprobs])
 
     def _compute_seconds(self, num_rows: int, num_chunk_tokens: int, num_context_tokens: int) -> float:
         model = self._model_config
         return (model.seconds_per_step + model.seconds_per_row * num_rows
                 + model.seconds_per_chunk_token * num_chunk_tokens + model.seconds_per_place * num_context_tokens)
-
-
-def make_output_with_top_tokens(tokens: list[int], logprobs: list[float], num_top_tokens: int) -> SequenceOutput:
-    """Return the tokens with top candidates: the chosen one is the best, its neighbours follow, each less likely."""
-    if not num_top_tokens:
-        return SequenceOutput(tokens, logprobs)
-    return SequenceOutput(tokens, logprobs,
-                          [[(token + i) % NUM_USED_TOKENS for i in range(num_top_tokens)] for token in tokens],
-                          [[logprob - i / 4 for i in range(num_top_tokens)] for logprob in logprobs])
-
-
-def make_limits(model_config: SimulatedConfig) -> ModelLimits:
-    is_supported = {pb.VECTORS: model_config.embedding_width > 0, pb.LABELS: model_config.num_labels > 0}
-    supported_wanted = frozenset(kind for kind, is_there in is_supported.items() if is_there)
-    return ModelLimits(model_config.vocabulary_size, model_config.max_positions, model_config.tokens_per_step,
-                       model_config.mixed_steps, model_config.generation, supported_wanted)

@@ -6,8 +6,7 @@ sequences as part of a cached prefix, and is written again only when no sequence
 
 from collections.abc import Iterable
 
-# slots; every block size is a multiple of it, since the attention gathers so many slots together
-MIN_BLOCK_SIZE = 16
+MIN_BLOCK_SIZE = 16  # slots; every block size is a multiple of it: the attention gathers so many slots together
 
 
 class BlockUsage:
@@ -34,12 +33,7 @@ class BlockUsage:
         for block in blocks:
             self.num_holders[block] -= 1
 
-    def mark_full(self, blocks: Iterable[int]) -> None:
-        """Mark blocks as full: every slot is computed."""
+    def mark_full(self, blocks: Iterable[int], *, is_full: bool = True) -> None:
+        """Mark blocks as full: every slot is computed. With `is_full` False, undo that."""
         for block in blocks:
-            self.is_full[block] = True
-
-    def unmark_full(self, blocks: Iterable[int]) -> None:
-        """Undo `mark_full`."""
-        for block in blocks:
-            self.is_full[block] = False
+            self.is_full[block] = is_full

@@ -45,19 +45,14 @@ def write_sequence_outputs(answer: pb.StepAnswer, step: Step, outputs: Mapping[i
     answer.tokens.extend(chain.from_iterable([output.tokens for output in ordered_outputs]))
     answer.logprobs.extend(chain.from_iterable([output.logprobs for output in ordered_outputs]))
     if any(output.top_tokens for output in ordered_outputs):
-        _write_top_tokens(answer, ordered_outputs)
+        for output in ordered_outputs:
+            answer.num_top_tokens.extend(map(len, output.top_tokens or [[]] * len(output.tokens)))
+            answer.top_tokens.extend(chain.from_iterable(output.top_tokens))
+            answer.top_logprobs.extend(chain.from_iterable(output.top_logprobs))
     failed = step.failed_sequences + [sequence for sequence in step.sequences
                                       if sequence.failure is not None and sequence.id not in outputs]
     answer.failed.extend([sequence.id for sequence in failed])
     answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
-
-
-def _write_top_tokens(answer: pb.StepAnswer, outputs: list[SequenceOutput]) -> None:
-    for output in outputs:
-        for tokens in output.top_tokens or [[] for _ in output.tokens]:
-            answer.num_top_tokens.append(len(tokens))
-        answer.top_tokens.extend(chain.from_iterable(output.top_tokens))
-        answer.top_logprobs.extend(chain.from_iterable(output.top_logprobs))
 
 
 def write_prompt_logprobs(answer: pb.StepAnswer, prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:

@@ -1,6 +1,6 @@
-"""One sequence as a shard sees it, and the reading of sequences from the columns of a message.
+"""One sequence as a shard sees it, and the reading of sequences and texts from the columns of a message.
 
-New sequences are checked here as far as that is possible without the shard's state.
+They are checked here as far as that is possible without the shard's state.
 """
 
 from array import array
@@ -63,11 +63,10 @@ SIGNED_PARAMS = {"relative_frequency_penalty", "frequency_penalty", "presence_pe
 
 
 class TokenOccurrences:
-    """How often each token id occurs in a sequence from some index on. It is kept with the sequence once a penalty uses
-    it, and updated with the tokens since."""
+    """How often each token id occurs in a sequence from `start_index` on. It is kept with the sequence once a penalty
+    uses it, and updated with the tokens since."""
 
     def __init__(self, start_index: int) -> None:
-        """Count tokens from the index `start_index` on."""
         self.token_ids = array("q")  # each token once
         self.counts = array("f")
         self._index_by_token: dict[int, int] = {}
@@ -117,6 +116,14 @@ class Sequence:
     @property
     def is_prefilled(self) -> bool:
         return self.num_computed_tokens >= self.num_initial_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingText:
+    """Token ids of one text to embed or to label, which is run as a whole, and its adapter."""
+
+    tokens: list[int]
+    adapter_id: int = 0
 
 
 def read_column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
@@ -184,21 +191,39 @@ def _read_sampling_column(message: pb.Sampling, name: str, num_rows: int) -> lis
 
 
 def _check_sequence(sequence: Sequence, limits: ModelLimits, block_size: int, num_blocks: int) -> None:
-    length, blocks = sequence.num_initial_tokens, sequence.blocks
-    problems = {
-        "has no tokens": not length,
-        f"has {length} tokens, the model holds {limits.max_positions}": length > limits.max_positions,
-        "has a token outside the vocabulary": max(sequence.tokens, default=0) >= limits.vocabulary_size,
+    blocks, num_cached_tokens = sequence.blocks, sequence.num_cached_tokens
+    _check_row(f"sequence {sequence.id}", sequence.tokens, limits, {
         "names a token outside the vocabulary": max(sequence.sampling.listed_tokens, default=0)
         >= limits.vocabulary_size,
-        "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= length,
-        "is cached to its last token or beyond": sequence.num_cached_tokens >= length,
-        "is cached to the middle of a block": sequence.num_cached_tokens % block_size != 0,
-        "wants prompt logprobs of cached tokens": sequence.wants_prompt_logprobs and sequence.num_cached_tokens > 0,
-        "has too few blocks for its tokens": len(blocks) * block_size < length,
+        "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= len(sequence.tokens),
+        "is cached to its last token or beyond": num_cached_tokens >= len(sequence.tokens),
+        "is cached to the middle of a block": num_cached_tokens % block_size != 0,
+        "wants prompt logprobs of cached tokens": sequence.wants_prompt_logprobs and num_cached_tokens > 0,
+        "has too few blocks for its tokens": len(blocks) * block_size < len(sequence.tokens),
         "names a block twice": len(set(blocks)) != len(blocks),
         "names a block that does not exist": max(blocks, default=0) >= num_blocks,
+    })
+
+
+def read_texts(message: pb.EmbedRequest, limits: ModelLimits) -> list[PoolingText]:
+    if message.wanted not in pb.Wanted.values() or not message.wanted:
+        raise MalformedMessage(f"wanted must be VECTORS or LABELS, got {message.wanted}")
+    tokens = split_by_counts(message.tokens, list(message.num_tokens), "tokens")
+    if not tokens:
+        raise MalformedMessage("an Embed names texts")
+    adapters = read_column(message.adapters, len(tokens), 0, "adapters")
+    for index, text_tokens in enumerate(tokens):
+        _check_row(f"text {index}", text_tokens, limits, {})
+    return list(map(PoolingText, tokens, adapters))
+
+
+def _check_row(name: str, tokens: list[int], limits: ModelLimits, other_problems: dict[str, bool]) -> None:
+    """Raise MalformedMessage for the first problem of a sequence or text: those of its tokens come first."""
+    problems = {
+        "has no tokens": not tokens,
+        f"has {len(tokens)} tokens, the model holds {limits.max_positions}": len(tokens) > limits.max_positions,
+        "has a token outside the vocabulary": max(tokens, default=0) >= limits.vocabulary_size,
     }
-    for problem, is_present in problems.items():
+    for problem, is_present in (problems | other_problems).items():
         if is_present:
-            raise MalformedMessage(f"sequence {sequence.id} {problem}")
+            raise MalformedMessage(f"{name} {problem}")

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from shard.errors import MalformedMessage, RejectedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.block_usage import MIN_BLOCK_SIZE, BlockUsage
-from shard.state.pooling_text import PoolingText, read_texts
-from shard.state.sequence import PLACEHOLDER_TOKEN, ModelLimits, Sequence, read_sequences
+from shard.state.sequence import PLACEHOLDER_TOKEN, ModelLimits, PoolingText, Sequence, read_sequences, read_texts
 from shard.state.step import Step
 from shard.state.transaction import BatchTransaction, SequencesById
 
@@ -80,6 +79,10 @@ class ShardState:
             raise RejectedMessage(f"{request.id} is not loaded")
         self.loaded_ids[request.kind].remove(request.id)
 
+    def check_resource_loaded(self, kind: pb.Kind, resource_id: int) -> None:
+        if resource_id and resource_id not in self.loaded_ids[kind]:
+            raise RejectedMessage(f"{pb.Kind.Name(kind)} {resource_id} is not loaded")
+
     def apply_filter(self, request: pb.FilterRequest) -> None:
         if not request.HasField("keep"):
             raise MalformedMessage("a Filter says what to keep")
@@ -123,8 +126,7 @@ class ShardState:
         if request.wanted not in self.limits.supported_wanted:
             raise RejectedMessage(f"this shard gives no {pb.Wanted.Name(request.wanted)}")
         for text in texts:
-            if text.adapter_id and text.adapter_id not in self.loaded_ids[pb.KIND_ADAPTER]:
-                raise RejectedMessage(f"{pb.Kind.Name(pb.KIND_ADAPTER)} {text.adapter_id} is not loaded")
+            self.check_resource_loaded(pb.KIND_ADAPTER, text.adapter_id)
         if (total := sum(len(text.tokens) for text in texts)) > self.max_chunk_tokens:
             raise RejectedMessage(f"{total} tokens of texts would run, warm-up allowed {self.max_chunk_tokens}")
         return texts
@@ -134,8 +136,7 @@ class ShardState:
             raise RejectedMessage("this shard does not generate")
 
     def max_tokens_per_decode(self, sequence: Sequence) -> int:
-        """Return the most tokens a decode may yield for the sequence: all that it writes needs a position in the model.
-        """
+        """Return the most tokens a decode may yield: all that it writes needs a position in the model."""
         return min(self.limits.tokens_per_step, self.limits.max_positions + 1 - len(sequence.tokens))
 
     def apply_results(self, step: Step, new_tokens: Mapping[int, list[int]],
@@ -172,7 +173,8 @@ class ShardState:
         for sequence, index in zip(step.decodes, placeholder_indices, strict=True):
             del sequence.tokens[index:]
             num_computed = index - 1
-            self.block_usage.unmark_full(self._newly_full_blocks(sequence, num_computed, sequence.num_computed_tokens))
+            unmarked = self._newly_full_blocks(sequence, num_computed, sequence.num_computed_tokens)
+            self.block_usage.mark_full(unmarked, is_full=False)
             sequence.num_computed_tokens = num_computed
 
     def _set_num_computed(self, sequence: Sequence, num_computed: int, *, is_valid: bool = True) -> None:

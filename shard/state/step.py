@@ -29,12 +29,11 @@ class PrefillChunk:
 
 @dataclass(slots=True)
 class Step:
-    """Contents of one forward pass. `failed_sequences` are sequences left out, which failed before or have no position
-    left."""
+    """Contents of one forward pass."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
-    failed_sequences: list[Sequence] = field(default_factory=list)
+    failed_sequences: list[Sequence] = field(default_factory=list)  # left out: failed before, or no position left
 
     @property
     def sequences(self) -> list[Sequence]:

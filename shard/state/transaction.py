@@ -79,30 +79,29 @@ class BatchTransaction:
     def add_decodes(self) -> None:
         """Let every ready sequence decode."""
         decodes, max_tokens_per_decode = self._step.decodes, self._shard_state.max_tokens_per_decode
+        block_size = self._shard_state.block_usage.block_size
         for sequence in self._sequences.values():
-            if sequence.num_computed_tokens >= sequence.num_initial_tokens:  # `is_prefilled`, called for every sequence
-                if sequence.failure is None and (num_new_tokens := max_tokens_per_decode(sequence)) > 0:
-                    self._check_enough_blocks(sequence, len(sequence.tokens) - 1 + num_new_tokens)
-                    decodes.append(sequence)
-                else:
-                    self._step.failed_sequences.append(sequence)
+            if sequence.num_computed_tokens < sequence.num_initial_tokens:  # not `is_prefilled`: called for every one
+                continue
+            if sequence.failure is not None or (num_new_tokens := max_tokens_per_decode(sequence)) <= 0:
+                self._step.failed_sequences.append(sequence)
+                continue
+            # It needs a slot for each token that the step writes: all but the last that it may yield.
+            num_slots, num_blocks = len(sequence.tokens) - 1 + num_new_tokens, len(sequence.blocks)
+            if (num_slots > num_blocks * block_size
+                and num_slots > (num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size):
+                raise RejectedMessage(f"sequence {sequence.id} has too few blocks for {num_slots} places")
+            decodes.append(sequence)
         if len(decodes) > self._shard_state.max_decodes:
             raise RejectedMessage(
                 f"{len(decodes)} sequences would decode, warm-up allowed {self._shard_state.max_decodes}")
-
-    def _check_enough_blocks(self, sequence: Sequence, num_slots: int) -> None:
-        """Check that it has a slot for each token that the step writes: all but the last that it may yield."""
-        num_blocks, block_size = len(sequence.blocks), self._shard_state.block_usage.block_size
-        if (num_slots > num_blocks * block_size
-            and num_slots > (num_blocks + len(self._granted_blocks.get(sequence.id, ()))) * block_size):
-            raise RejectedMessage(f"sequence {sequence.id} has too few blocks for {num_slots} places")
 
     def add_sequences(self, new_sequences: list[Sequence]) -> None:
         for sequence in new_sequences:
             if sequence.id in self._shard_state.sequences and sequence.id not in self._dropped_sequences:
                 raise RejectedMessage(f"sequence {sequence.id} is here already")
-            self._check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
-            self._check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
+            self._shard_state.check_resource_loaded(pb.KIND_ADAPTER, sequence.adapter_id)
+            self._shard_state.check_resource_loaded(pb.KIND_GRAMMAR, sequence.grammar_id)
             num_cached = sequence.num_cached_tokens // self._shard_state.block_usage.block_size
             self._block_claims.share(sequence.blocks[:num_cached])
             self._block_claims.acquire(sequence.blocks[num_cached:])
@@ -115,31 +114,23 @@ class BatchTransaction:
         read_column(chunks.traceparents, len(ids), "", "traceparents")
         self._check_in_batch(ids)
         for i, start, length in zip(ids, starts, lengths, strict=True):
-            chunk = PrefillChunk(self._sequences[i], start, length)
-            self._check_chunk(chunk)
-            self._step.chunks.append(chunk)
+            sequence = self._sequences[i]
+            if not length:
+                raise MalformedMessage(f"the chunk of sequence {i} is empty")
+            if start != sequence.num_computed_tokens:
+                raise RejectedMessage(f"the chunk of sequence {i} starts at {start}, computed are "
+                                      f"{sequence.num_computed_tokens} tokens")
+            if start + length > sequence.num_initial_tokens:
+                raise RejectedMessage(f"the chunk of sequence {i} ends at {start + length}, it came with "
+                                      f"{sequence.num_initial_tokens} tokens")
+            self._step.chunks.append(PrefillChunk(sequence, start, length))
         if sum(lengths) > self._shard_state.max_chunk_tokens:
             raise RejectedMessage(
                 f"{sum(lengths)} prompt tokens would run, warm-up allowed {self._shard_state.max_chunk_tokens}")
-        self._skip_failed_chunks()
-
-    def _skip_failed_chunks(self) -> None:
-        """Do not run chunks of failed sequences. `apply_step` still records them, since messages under way rely on it.
-        """
+        # Chunks of failed sequences are not run. `apply_step` still records them, since messages under way rely on it.
         self._skipped_chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is not None]
         self._step.chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is None]
         self._step.failed_sequences += [chunk.sequence for chunk in self._skipped_chunks]
-
-    def _check_chunk(self, chunk: PrefillChunk) -> None:
-        sequence = chunk.sequence
-        if not chunk.length:
-            raise MalformedMessage(f"the chunk of sequence {sequence.id} is empty")
-        if chunk.start != sequence.num_computed_tokens:
-            raise RejectedMessage(f"the chunk of sequence {sequence.id} starts at {chunk.start}, computed are "
-                                  f"{sequence.num_computed_tokens} tokens")
-        if chunk.end > sequence.num_initial_tokens:
-            raise RejectedMessage(f"the chunk of sequence {sequence.id} ends at {chunk.end}, it came with "
-                                  f"{sequence.num_initial_tokens} tokens")
 
     def _check_batches_exist(self, batch_ids: Iterable[int]) -> None:
         for batch in batch_ids:
@@ -150,10 +141,6 @@ class BatchTransaction:
         for i in sequence_ids:
             if i not in self._sequences:
                 raise RejectedMessage(f"sequence {i} is not in batch {self._batch_id}")
-
-    def _check_resource_loaded(self, kind: pb.Kind, resource_id: int) -> None:
-        if resource_id and resource_id not in self._shard_state.loaded_ids[kind]:
-            raise RejectedMessage(f"{pb.Kind.Name(kind)} {resource_id} is not loaded")
 
     def apply_step(self) -> Step:
         """Apply a message that runs a step, and return the step."""

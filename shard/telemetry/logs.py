@@ -24,8 +24,7 @@ class LogSettings:
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Formatter of JSON lines. `process_name` names the process, such as `shard 0`; `target` is the module that
-    logs."""
+    """Formatter of JSON lines; `target` is the module that logs, `process_name` a name such as `shard 0`."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()

@@ -27,9 +27,7 @@ LIBRARY_LOGGER = logging.getLogger("opentelemetry")
 
 
 class ErrorCapture(logging.Handler):
-    """Logging handler that keeps the last error of opentelemetry's loggers, which log one at every attempt, so that it
-    can be reported once.
-    """
+    """Logging handler that keeps the last error of opentelemetry's loggers: they log one at every attempt."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -35,23 +35,18 @@ class ProgressFile:
         if phase != self._phase:
             self._phase, self._phase_started_at = phase, now
         self._written_at = now
-        self._replace_file({"phase": phase, "done": done, "total": total, "seconds": now - self._phase_started_at})
-
-    def _replace_file(self, progress: dict[str, object]) -> None:
-        """Replace the file atomically: a reader sees the old or the new contents. Errors are ignored."""
         temporary_path = f"{self._path}.new"
-        with suppress(OSError):
+        with suppress(OSError):  # the file is replaced atomically: a reader sees the old or the new contents
             with open(temporary_path, "w", encoding="utf-8") as file:
-                json.dump(progress, file)
+                json.dump({"phase": phase, "done": done, "total": total, "seconds": now - self._phase_started_at}, file)
             os.replace(temporary_path, self._path)
 
 
 class ProgressPipe:
     """Writer of lines `progress PHASE DONE TOTAL` to a descriptor, at most one for every percent, and only until it is
-    closed behind the line `ready`."""
+    closed behind the line `ready`. It calls `on_progress` with every progress."""
 
     def __init__(self, descriptor: int, on_progress: OnProgress = ignore_progress) -> None:
-        """Create the writer; `on_progress` is called with every progress."""
         self._descriptor = descriptor
         self._on_progress = on_progress
         self._last_written = ("", 0)

@@ -66,15 +66,12 @@ def make_span_sender(settings: TraceSettings, process_name: str, on_spans_lost: 
 
 
 def check_otlp_installed(settings: TraceSettings) -> None:
-    if settings.endpoint and not all(map(is_installed, OTLP_MODULES)):
-        raise ValueError("--otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'")
-
-
-def is_installed(module: str) -> bool:
     try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is missing, too
-        return False
+        is_installed = not settings.endpoint or all(map(find_spec, OTLP_MODULES))
+    except ModuleNotFoundError:  # the package of such a module is missing, too
+        is_installed = False
+    if not is_installed:
+        raise ValueError("--otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'")
 
 
 def is_collector_address(text: str) -> bool:

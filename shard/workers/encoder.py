@@ -9,9 +9,8 @@ from time import perf_counter
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.state.pooling_text import PoolingText
 from shard.state.result_encoding import write_embeddings, write_labels
-from shard.state.sequence import ModelLimits
+from shard.state.sequence import ModelLimits, PoolingText
 from shard.state.shard_state import cap_num_blocks
 from shard.telemetry.startup_progress import OnProgress, ignore_progress
 from shard.workers.load_encoder import LoadedEncoder, load_encoder_model

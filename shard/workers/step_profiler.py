@@ -14,8 +14,7 @@ from shard.attention.kv_cache import KVCache
 from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.model_runner import ModelRunner
-from shard.state.pooling_text import PoolingText
-from shard.state.sequence import SamplingParams, Sequence
+from shard.state.sequence import PoolingText, SamplingParams, Sequence
 from shard.state.step import PrefillChunk, Step
 
 # seconds of a step, by device, after which no larger one of its kind is tried

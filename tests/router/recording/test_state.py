@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict, deque
+from dataclasses import fields
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -11,16 +12,22 @@ from support.scheduling.recordings import SMALL_MODEL_INFO
 from test_simulation import make_random_world
 
 from router.recording.state import (
+    KEPT_FIELDS,
+    PLACEHOLDER_END_TOKEN,
     STATE_CLASSES,
     STATE_ENUMS,
     TableReader,
     TableWriter,
+    rebuild_request,
+    redact_request,
+    redacted_request_to_json,
+    request_from_json,
     restore_scheduler,
     table_differences,
     table_to_json,
     take_snapshot,
 )
-from router.request import LoadableResource, Request, Tenant, hash_blocks
+from router.request import LoadableResource, Request, RequestKind, Tenant, hash_blocks
 from router.scheduler.messages import StepResult, StepResultRow
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import SequenceState
@@ -156,3 +163,39 @@ def test_later_calls_do_not_change_a_snapshot():
     snapshot = take_snapshot(core)
     core.cancel(1, 9.0)
     assert restore_scheduler(snapshot).num_unfinished == 4
+
+
+# -- redacted requests
+
+OMITTED_FIELDS = {"prompt", "sampling_key", "sampling", "end_tokens", "stop_strings", "max_length", "needed_resources",
+                  "adapter_name"}
+FULL_REQUEST = Request("a", (7, 8, 9), 5, sampling_key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
+                       tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, cache_namespace=b"n", block_hashes=(b"x", b"y"),
+                       adapter=LoadableResource("adapter", 1), prompt_logprobs=True)
+
+
+def test_every_request_field_is_kept_or_left_out_on_purpose():
+    assert {item.name for item in fields(Request)} == OMITTED_FIELDS | set(KEPT_FIELDS)
+
+
+def test_redacted_request_keeps_lengths_but_no_content():
+    again = rebuild_request(redact_request(FULL_REQUEST))
+    assert (again.prompt, again.end_tokens, again.stop_strings,
+            again.sampling_key) == ((0, 0, 0), {PLACEHOLDER_END_TOKEN}, (), 0)
+    assert redact_request(again) == redact_request(FULL_REQUEST)
+
+
+def test_redacted_request_survives_json():
+    assert (request_from_json(redacted_request_to_json(redact_request(FULL_REQUEST)))
+            == rebuild_request(redact_request(FULL_REQUEST)))
+
+
+def test_request_without_adapter_and_tenant_survives_json():
+    plain = Request("a", (7,), 5)
+    assert request_from_json(redacted_request_to_json(redact_request(plain))) == rebuild_request(redact_request(plain))
+
+
+def test_request_kind_is_recorded_by_its_name():
+    values = redacted_request_to_json(redact_request(Request("a", (7,), 0, kind=RequestKind.CLASSIFY)))
+    assert values["kind"] == "labels"
+    assert request_from_json(values).kind is RequestKind.CLASSIFY

@@ -20,7 +20,7 @@ from shard.json_config import JsonConfig
 from shard.models.encoder import EncoderConfig
 from shard.models.registry import parse_model_config
 from shard.parallel.group import SingleRankGroup
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 PUBLISHED_CONFIG = {  # as published in BAAI/bge-small-en-v1.5
     "architectures": ["BertModel"], "attention_probs_dropout_prob": 0.1, "classifier_dropout": None,

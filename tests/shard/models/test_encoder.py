@@ -14,7 +14,7 @@ from support.model_runs.ranks_in_threads import run_on_ranks
 
 from shard.models.encoder import EncoderConfig, build_encoder_inputs
 from shard.parallel.group import SingleRankGroup
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 
 def make_config(padding_id: int | None = None) -> EncoderConfig:

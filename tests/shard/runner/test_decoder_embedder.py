@@ -22,7 +22,7 @@ from shard.parallel.group import RankGroup
 from shard.pb import shard_pb2 as pb
 from shard.runner.decoder_embedder import DecoderEmbedder
 from shard.runner.pooling import Pooling
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 from shard.workers.decoder import DecoderWorker
 from shard.workers.load_decoder import make_cache
 

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForTokenClassification
 from shard.ops.linear import can_pack
 from shard.parallel.group import SingleRankGroup
 from shard.runner.encoder_runner import EncoderRunner
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]

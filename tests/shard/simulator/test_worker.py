@@ -20,10 +20,16 @@ from support.shards.protocol_messages import (
 from shard.config import ShardConfig, SimulatedConfig
 from shard.errors import RejectedMessage, StepOutOfMemory
 from shard.pb import shard_pb2 as pb
-from shard.simulator.invalid_answers import UNKNOWN_SEQUENCE_ID
-from shard.simulator.simulated_outputs import END_TOKEN, SimulatedText, StateMismatch, make_embedding, make_labels
+from shard.simulator.simulated_outputs import (
+    END_TOKEN,
+    UNKNOWN_SEQUENCE_ID,
+    SimulatedText,
+    StateMismatch,
+    make_embedding,
+    make_labels,
+)
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 PROMPT_TOKENS = list(b"weave me something nice")
 SHORT_PROMPT_TOKENS = list(b"abc")

@@ -1,21 +1,24 @@
 from collections import Counter
 from dataclasses import fields
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from support.shards.protocol_messages import SequenceRow, make_sequences
+from support.shards.protocol_messages import SequenceRow, make_embed, make_sequences
 
 from shard.errors import MalformedMessage
 from shard.pb import shard_pb2 as pb
 from shard.state.sequence import (
     ModelLimits,
+    PoolingText,
     SamplingParams,
     TokenOccurrences,
     read_column,
     read_sampling_params,
     read_sequences,
+    read_texts,
     split_by_counts,
 )
 
@@ -124,3 +127,31 @@ def test_token_counts_equal_a_count_of_all_tokens(growth: list[list[int]], start
         token_counts.update(tokens)
     token_counts.update(tokens)
     assert dict(zip(token_counts.token_ids, token_counts.counts, strict=True)) == Counter(tokens[start:])
+
+
+# -- texts
+
+TEXT_LIMITS = ModelLimits(512, 8, 1, mixed_steps=True)
+
+
+def test_texts_are_split_by_the_counts_column() -> None:
+    assert read_texts(make_embed([5, 6, 7], [8]), TEXT_LIMITS) == [PoolingText([5, 6, 7]), PoolingText([8])]
+
+
+def test_each_text_has_its_adapter() -> None:
+    assert read_texts(make_embed([5], [6], adapters=[0, 9]), TEXT_LIMITS) == [PoolingText([5]), PoolingText([6], 9)]
+
+
+@pytest.mark.parametrize(("message", "complaint"), [
+    (make_embed(), "names texts"),
+    (make_embed([5], []), "text 1 has no tokens"),
+    (make_embed([5] * 9), "text 0 has 9 tokens, the model holds 8"),
+    (make_embed([5], [6, 512]), "text 1 has a token outside the vocabulary"),
+    (make_embed([5], adapters=[1, 2]), "adapters has 2 entries for 1 rows"),
+    (pb.EmbedRequest(wanted=pb.VECTORS, num_tokens=[2], tokens=[5]), "tokens has 1 entries, the counts say 2"),
+    (make_embed([5], wanted=pb.WANTED_UNSPECIFIED), "wanted must be VECTORS or LABELS, got 0"),
+    (make_embed([5], wanted=7), "wanted must be VECTORS or LABELS, got 7"),
+], ids=str)
+def test_invalid_texts_are_malformed(message: Any, complaint: str) -> None:
+    with pytest.raises(MalformedMessage, match=complaint):
+        read_texts(message, TEXT_LIMITS)

@@ -3,7 +3,7 @@
 from math import inf
 
 from shard.parallel.group import SingleRankGroup
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 from shard.workers.step_profiler import MaxStepSizes, make_encoder_series, measure_steps
 
 

@@ -16,7 +16,7 @@ from shard.models.registry import load_encoder, read_model_config
 from shard.parallel.group import RankGroup
 from shard.runner.encoder_runner import EncoderRunner
 from shard.runner.pooling import Pooling
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 TEXT_LENGTHS = (1, 2, 17, 63, 100, 5)
 

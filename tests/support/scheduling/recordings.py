@@ -24,16 +24,16 @@ class UnboundedRecorder(RecordingScheduler):
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo) -> None:
         super().__init__(settings, model_info, 1e9, 0.0)
-        self._buffer.segments = deque(self._buffer.segments)
+        self._segments = deque(self._segments)
 
 
 class ShortSegmentRecorder(UnboundedRecorder):
     """Recorder that begins a segment every half second."""
 
     def plan(self, now: float) -> Any:
-        last_segment = self._buffer.segments[-1]
+        last_segment = self._segments[-1]
         if now >= last_segment.started_at + 0.5:
-            self._buffer.next_segment_at = now
+            self._next_segment_at = now
         return super().plan(now)
 
 

@@ -54,7 +54,7 @@ from shard.fault_script import FaultScript
 from shard.pb import shard_pb2 as pb
 from shard.simulator.simulated_outputs import SimulatedText, make_embedding, make_labels
 from shard.simulator.worker import MAX_SLEEP_SECONDS, SimulatedStepError, SimulatedWorker
-from shard.state.pooling_text import PoolingText
+from shard.state.sequence import PoolingText
 
 HANG_TIMEOUT_SECONDS = 5.0
 RESOURCE_KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
