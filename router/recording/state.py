@@ -34,7 +34,7 @@ from router.request import LoadableResource, Request, RequestKind, Tenant, hash_
 from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import RecomputePolicy, StaticPolicy
 from router.scheduler.block_pool import BlockPool
-from router.scheduler.cost_model import CostModel, PredictionRatios, StepLoad
+from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import CachedResource, LoadableResourceCache, ResourceState
 from router.scheduler.messages import LoadResource, UnloadResource
@@ -52,7 +52,7 @@ from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_class in (
     AdmissionControl, Batch, BlockPool, CachedResource, ChunkWrite, CostModel, DeadlineHeap, FairShares, FaultIsolation,
     LoadResource, LoadableResource, LoadableResourceCache, MixedPolicy, ModelInfo, PausePolicy, PoolingPolicy,
-    PredictionRatios, PrefillTimeAllowance, QueueDemand, RecomputePolicy, RequestTimeline, ResultProcessor,
+    PrefillTimeAllowance, QueueDemand, RecomputePolicy, RequestTimeline, ResultProcessor,
     RunningSequences, Scheduler, SchedulerSettings, Sequence, SequenceTable, StaticPolicy, StepInFlight, StepLoad,
     StepMeasurement, Tenant, TenantQueue, UnloadResource, WaitForecast, WaitingQueue, WaitingSequenceSelector)}
 STATE_ENUMS: dict[str, type[Enum]] = {enum.__name__: enum for enum in (
