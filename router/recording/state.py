@@ -45,14 +45,14 @@ from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import DeadlineHeap, SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ChunkWrite, ResultProcessor, StepInFlight
+from router.scheduler.step import ChunkWrite, StepInFlight
 from router.scheduler.waiting_queue import FairShares, QueueDemand, TenantQueue, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
 STATE_CLASSES: dict[str, type] = {state_class.__name__: state_class for state_class in (
     AdmissionControl, Batch, BlockPool, CachedResource, ChunkWrite, CostModel, DeadlineHeap, FairShares, FaultIsolation,
     LoadResource, LoadableResource, LoadableResourceCache, MixedPolicy, ModelInfo, PausePolicy, PoolingPolicy,
-    PrefillTimeAllowance, QueueDemand, RecomputePolicy, RequestTimeline, ResultProcessor,
+    PrefillTimeAllowance, QueueDemand, RecomputePolicy, RequestTimeline,
     RunningSequences, Scheduler, SchedulerSettings, Sequence, SequenceTable, StaticPolicy, StepInFlight, StepLoad,
     StepMeasurement, Tenant, TenantQueue, UnloadResource, WaitForecast, WaitingQueue, WaitingSequenceSelector)}
 STATE_ENUMS: dict[str, type[Enum]] = {enum.__name__: enum for enum in (

@@ -25,7 +25,7 @@ from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
 from router.scheduler.settings import SchedulerSettings
-from router.scheduler.step import ResultProcessor, StepDraft, StepInFlight
+from router.scheduler.step import StepDraft, StepInFlight
 from router.scheduler.waiting_queue import FairShares, WaitingQueue
 from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 
@@ -38,8 +38,8 @@ class Scheduler:
     """
 
     __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
-                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_result_processor",
-                 "_selector", "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
+                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_selector",
+                 "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
                  "running", "sequences", "settings", "waiting")
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
@@ -57,10 +57,8 @@ class Scheduler:
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
         self._selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
         self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
-        self.sequences = SequenceTable(waiting, running, fault_isolation=self._fault_isolation,
-                                       fair_shares=self._fair_shares, wait_forecast=self._wait_forecast,
-                                       resource_cache=self.resource_cache)
-        self._result_processor = ResultProcessor(self.sequences, running, self._fair_shares, self._fault_isolation)
+        self.sequences = SequenceTable(waiting, running, self._fault_isolation, self._fair_shares, self._wait_forecast,
+                                       self.resource_cache)
         self._epoch: int | None = None
         self._planned_at = 0.0  # time of the last call of `plan` that drafted a step
         self._model_info = model_info
@@ -160,8 +158,8 @@ class Scheduler:
     def on_resource_failed(self, resource: LoadableResource, reason: str, now: float) -> list[SchedulerEvent]:
         """Record that the resource cannot be loaded: all requests that need it fail."""
         self.resource_cache.record_unloaded(resource, now)
-        failed: list[SchedulerEvent] = [self.sequences.fail(s, reason, now)
-                                        for s in self.sequences.find_sequences_needing(resource)]
+        failed: list[SchedulerEvent] = [self.sequences.fail(sequence, reason, now) for sequence in list(self.sequences)
+                                        if resource in sequence.request.needed_resources]
         self.waiting.cancel_load_request(resource)
         return failed
 
@@ -278,7 +276,7 @@ class Scheduler:
                 self._wait_forecast.record_step(now - self._answered_at, step.load.chunk_tokens,
                                                 has_turned_new_sequence_away=step.has_turned_new_sequence_away)
             self._answered_at = now if self._steps_in_flight else None
-        return self._result_processor.apply_result(step, result, stop_token_counts, now)
+        return self.sequences.apply_result(step, result, stop_token_counts, now)
 
     # -- shards
 
