@@ -193,7 +193,7 @@ class SequenceTable:
         elif sequence.state is SequenceState.FINISHING:
             self._running.free_blocks(sequence)
         if self._fault_isolation.suspect_sets:
-            self._fault_isolation.clear_suspicion_of(sequence)
+            self._fault_isolation.clear_suspicions([sequence.id])
         sequence.state = SequenceState.FINISHED
         sequence.timeline.end(now)
         self._fair_shares.remove_sequence(sequence.request.tenant)

@@ -248,7 +248,7 @@ def test_only_an_accepted_token_clears_a_suspect(harness: ResultHarness) -> None
     harness.answer(send_chunks(first, second, length=16))
     assert harness.fault_isolation.current_suspects(lambda _: False) == {1: first}
     harness.answer(send_chunks(first))
-    assert not harness.fault_isolation
+    assert not harness.fault_isolation.suspect_sets
 
 
 def test_only_an_accepted_token_clears_a_sequence_of_the_shards_deaths(harness: ResultHarness) -> None:

@@ -574,7 +574,7 @@ class SimulatedWorld:
         assert not len(scheduler.sequences)
         assert not len(scheduler.running)
         assert not scheduler._steps_in_flight
-        assert not scheduler._fault_isolation
+        assert not scheduler._fault_isolation.suspect_sets
         assert not scheduler._fair_shares._num_unfinished
         assert scheduler.wake_at is None
         assert not scheduler.running.block_pool._reserved_hashes
