@@ -8,7 +8,7 @@ comparisons, are in baseline_policies.py. All see the scheduler only through `Sc
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from router.request import RequestKind
 from router.scheduler.cost_model import CostModel, StepLoad
@@ -170,16 +170,9 @@ class StepPolicy:
 
     __slots__ = ("scheduler", "wake_at")
 
-    reuses_cache: ClassVar[bool] = True  # whether sequences find blocks of others, and decode from their own
-
     def __init__(self, scheduler: SchedulerView) -> None:
         self.scheduler = scheduler
         self.wake_at: float | None = None  # when `prepare` must be called
-
-    @property
-    def pauses_decodes(self) -> bool:
-        """Whether prompts run in steps without the decodes."""
-        return False
 
     def draft_step(self) -> StepDraft:
         raise NotImplementedError
@@ -296,10 +289,6 @@ class PausePolicy(StepPolicy):
         self._prefill_batch: Batch | None = None
         self._decode_next = False
         self._num_decode_steps = 0  # decode steps since new sequences last started
-
-    @property
-    def pauses_decodes(self) -> bool:
-        return True
 
     def draft_step(self) -> StepDraft:
         running, draft = self.scheduler.running, StepDraft()

@@ -7,8 +7,9 @@ time with the decodes as prompts do (`PrefillTimeAllowance`), except that the wh
 
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
+from router.scheduler.messages import NewSequence
 from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, SchedulerView
-from router.scheduler.sequence import Sequence
+from router.scheduler.sequence import SequenceState
 from router.scheduler.step import StepDraft, compute_decode_load
 
 BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
@@ -47,16 +48,15 @@ class PoolingPolicy:
                 self.scheduler.record_over_budget(sequence)
                 draft.has_turned_new_sequence_away = True
                 break
-            self._add_sequence(sequence, draft, budget)
+            self.scheduler.start_sequence(sequence)
+            # Its only step: it enters no batch and holds no blocks.
+            sequence.state = SequenceState.FINISHING
+            draft.new_sequences.append(NewSequence(sequence.id, sequence.request, (), ()))
+            draft.chunks.append((sequence, sequence.length))
+            budget.spend(0, sequence.length)
         self._prompt_time_allowance.record_planned_step(
             left_out_all_prompts=draft.has_turned_new_sequence_away and not draft.chunks)
         return draft if draft.chunks else None
-
-    def _add_sequence(self, sequence: Sequence, draft: StepDraft, budget: PrefillBudget) -> None:
-        self.scheduler.start_sequence(sequence)
-        budget.spend(0, sequence.length)
-        draft.new_sequences.append(self.scheduler.running.start_pooling(sequence))
-        draft.chunks.append((sequence, sequence.length))
 
     def _make_budget(self) -> PrefillBudget:
         """Return the budget of a pooling step.

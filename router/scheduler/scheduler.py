@@ -13,13 +13,13 @@ from dataclasses import replace
 from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
 from router.scheduler.admission import AdmissionControl, WaitForecast
+from router.scheduler.baseline_policies import make_policy
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
 from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.policy_table import POLICIES, make_policy
 from router.scheduler.pooling import PoolingPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
@@ -49,8 +49,7 @@ class Scheduler:
         self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
         self.waiting = waiting = WaitingQueue(self._available_resources)
         self.running = running = RunningSequences(
-            settings, BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step, hasher,
-            reuses_cache=POLICIES[settings.policy_name].reuses_cache)
+            settings, BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step, hasher)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
@@ -245,7 +244,11 @@ class Scheduler:
         return StepPlan(self._epoch, self._last_message_number, tuple(messages), member_ids, output_ids, seconds)
 
     def _draft_step(self, now: float) -> StepDraft:
-        self.running.remove_finishing_sequences()
+        # Those that reach their length limit with the tokens in flight leave. (`Sequence.num_tokens_left`, inline: this
+        # runs for every sequence in every step.)
+        for sequence in [s for batch in self.running.batches for s in batch.sequences.values()
+                         if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
+            self.running.remove_finishing_sequence(sequence)
         self.policy.prepare(now)
         if self._fair_shares.has_competition:
             self._preempt_for_fair_share()

@@ -1,10 +1,8 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards; and its timeline.
 
-The rules by which this state changes are in the modules that use it, mainly `running_sequences.py`,
-`step.py`, `sequence_table.py` and `scheduler.py`.
+The rules by which this state changes are mainly in `running_sequences.py`, `step.py` and `sequence_table.py`.
 """
 
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import inf
@@ -65,18 +63,14 @@ class RequestTimeline:
 
     @property
     def num_preemptions(self) -> int:
-        """Number of preemptions."""
         return sum(phase is RequestPhase.PREEMPTED for _, phase in self._phase_starts)
 
     def enter_phase(self, phase: RequestPhase, now: float) -> None:
         """Begin an interval in this phase, unless it is the current one or the timeline has ended."""
         current_phase = self._phase_starts[-1][1]
-        if phase is current_phase or self.ended_at is not None:
-            return
-        if (len(self._phase_starts) >= MAX_INTERVALS and phase not in RUNNING_PHASES
-            and current_phase not in RUNNING_PHASES):
-            return
-        self._phase_starts.append((now, phase))
+        if (phase is not current_phase and self.ended_at is None
+            and (len(self._phase_starts) < MAX_INTERVALS or RUNNING_PHASES & {phase, current_phase})):
+            self._phase_starts.append((now, phase))
 
     def end(self, now: float) -> None:
         if self.ended_at is None:
@@ -147,10 +141,6 @@ class Sequence:
         timeout = self.request.timeout
         self.deadline = inf if timeout is None else self.submitted_at + timeout
 
-    def append_tokens(self, tokens: GenericSequence[int]) -> None:
-        self.generated += tokens
-        self.length += len(tokens)
-
     @property
     def is_ready_to_decode(self) -> bool:
         """Whether its prompt is complete: all tokens that it entered with are sent."""
@@ -179,9 +169,3 @@ class Sequence:
         self.num_initial_tokens = self.num_sent_tokens = self.num_cached_blocks = 0
         self.cached_prefix_version = None
         return blocks
-
-    def tokens_between(self, start: int, end: int) -> list[int]:
-        """Return the tokens from `start` to `end`, counted over prompt and generated tokens."""
-        prompt = self.request.prompt
-        prompt_length = len(prompt)
-        return [*prompt[start:end], *self.generated[max(0, start - prompt_length):max(0, end - prompt_length)]]

@@ -43,9 +43,9 @@ class SchedulerSettings:
     recompute: bool = False  # each new token recomputes its whole sequence, as if there were no KV cache
 
     @property
-    def policy_name(self) -> str:
-        """Name of the policy in POLICIES; with `static`, of the one that StaticPolicy leaves the steps to."""
-        return "recompute" if self.recompute else "mixed" if self.mixed else "pause"
+    def pauses_decodes(self) -> bool:
+        """Whether prompts run in steps without the decodes."""
+        return not self.mixed and not self.recompute
 
     @classmethod
     def from_config(cls, config: RouterConfig, model_info: ModelInfo) -> "SchedulerSettings":

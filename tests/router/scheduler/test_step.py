@@ -27,7 +27,8 @@ def make_sequence(number: int, prompt: int, num_computed: int = 0) -> Sequence:
 def make_decoding(number: int, length: int = 20, num_steps_in_flight: int = 0) -> Sequence:
     """Return a sequence with one generated token, and with more in flight."""
     sequence = make_sequence(number, length - 1, length - 1 + num_steps_in_flight)
-    sequence.append_tokens([7])
+    sequence.generated += [7]
+    sequence.length += 1
     sequence.num_outputs_in_flight = num_steps_in_flight
     return sequence
 
@@ -66,7 +67,8 @@ def test_last_chunk_of_a_prompt_yields_a_token() -> None:
 
 def test_prompt_that_returns_is_complete_with_its_generated_tokens() -> None:
     one = make_sequence(1, prompt=20)
-    one.append_tokens([7, 8])
+    one.generated += [7, 8]
+    one.length += 2
     one.num_initial_tokens = one.length
     assert start_step(chunks=[(one, 20)]).members_with_output == ()
     assert start_step(chunks=[(one, 2)]).members_with_output == (one,)
