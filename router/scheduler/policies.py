@@ -37,24 +37,18 @@ class PrefillBudget:
     single_block_seconds: float = 0.0
     cost_model: CostModel | None = None
 
-    def limit_seconds(self, allowance: "TimeAllowance", cost_model: CostModel) -> None:
-        self.seconds, self.first_chunk_seconds, self.single_block_seconds = allowance
-        self.cost_model = cost_model
-
     def max_chunk_length(self, start: int, num_left: int) -> int:
         """Return how many tokens of a prompt may run from `start` on: all that are left, or whole blocks, or none."""
         limit = min(num_left, self.tokens)
         if self.cost_model is None or self.seconds == inf:
             return self._round_to_blocks(start, num_left, limit)
-        length = self._round_to_blocks(
-            start, num_left,
-            min(limit, self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)))
+        within_seconds = self._tokens_within_seconds(max(self.seconds, self.first_chunk_seconds), start)
+        length = self._round_to_blocks(start, num_left, min(limit, within_seconds))
         if length or not self.single_block_seconds:
             return length
         rest_of_block = self.block_size - start % self.block_size
-        return self._round_to_blocks(start, num_left,
-                                     min(limit, rest_of_block,
-                                         self._tokens_within_seconds(self.single_block_seconds, start)))
+        within_seconds = self._tokens_within_seconds(self.single_block_seconds, start)
+        return self._round_to_blocks(start, num_left, min(limit, rest_of_block, within_seconds))
 
     def spend(self, start: int, length: int) -> None:
         self.tokens -= length
@@ -70,10 +64,7 @@ class PrefillBudget:
 
     def _round_to_blocks(self, start: int, num_left: int, limit: int) -> int:
         """Return `limit` if that completes the prompt, or else what fills whole blocks."""
-        if limit == num_left:
-            return limit
-        end = (start + limit) // self.block_size * self.block_size
-        return max(0, end - start)
+        return limit if limit == num_left else max(0, (start + limit) // self.block_size * self.block_size - start)
 
 
 class TimeAllowance(NamedTuple):
@@ -127,14 +118,8 @@ class PrefillTimeAllowance:
                            EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prefill * max(1.0, ratio))
         return TimeAllowance(all_prompts, first_prompt, single_block)
 
-    def record_planned_step(self, *, left_out_all_prompts: bool) -> None:
-        """Record a planned step: the earned seconds are kept only if it left out all waiting prompts
-        (`left_out_all_prompts`)."""
-        if not left_out_all_prompts:
-            self.reset()
-
     def reset(self) -> None:
-        """Drop the earned seconds: no prompt waits for them."""
+        """Drop the earned seconds: they are kept only after a planned step that left out all waiting prompts."""
         self._decode_seconds_since_prefill = 0.0
 
 
@@ -205,13 +190,12 @@ class StepPolicy:
 
     def add_prompt_chunks(self, draft: StepDraft, budget: PrefillBudget,
                           may_start_next: Callable[[int], bool] = bool) -> bool:
-        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out, be it one
-        that is unfinished or that of a waiting sequence.
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left out a prompt, be it
+        unfinished or that of a waiting sequence.
 
         `may_start_next` says, given the tokens left in the budget, whether another sequence may start: by default, if
         any are left.
         """
-
         assert draft.batch is not None
         # If all sequences of the batch decode, no prompt is unfinished.
         prompts = find_sequences_to_prefill(draft.batch) if len(draft.decoding) < len(draft.batch) else []
@@ -259,10 +243,9 @@ class MixedPolicy(StepPolicy):
                             if s.num_sent_tokens >= s.num_initial_tokens], draft)
         draft.messages_before += running.take_pending_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        if len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences:
-            left_prompt_out = self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
-            self._prompt_time_allowance.record_planned_step(left_out_all_prompts=left_prompt_out and not draft.chunks)
-        else:
+        has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
+        left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
+        if not left_prompt_out or draft.chunks:
             self._prompt_time_allowance.reset()
         return draft
 
@@ -271,9 +254,11 @@ class MixedPolicy(StepPolicy):
         if draft.decoding:
             draft.decode_load = compute_decode_load(draft.decoding)
             num_waiting = len(batch) - len(draft.decoding) + self.scheduler.num_fitting()
-            allowance = self._prompt_time_allowance.update_allowance(
-                draft.decode_load, num_waiting, self.scheduler.settings.max_stall_seconds, self.scheduler.cost_model)
-            budget.limit_seconds(allowance, self.scheduler.cost_model)
+            budget.cost_model = self.scheduler.cost_model
+            budget.seconds, budget.first_chunk_seconds, budget.single_block_seconds = (
+                self._prompt_time_allowance.update_allowance(draft.decode_load, num_waiting,
+                                                             self.scheduler.settings.max_stall_seconds,
+                                                             budget.cost_model))
         return budget
 
 
@@ -296,72 +281,50 @@ class PausePolicy(StepPolicy):
         if self._prefill_batch not in running.batches:
             self._prefill_batch = None
         if self._prefill_batch is not None and not find_sequences_to_prefill(self._prefill_batch):
-            self._merge_prefill_batch(draft)
+            if len(running.batches) > 1:
+                draft.messages_before.append(Concat(running.concat_batches()))
+            self._prefill_batch = None
         if not (self._decode_next and self._find_ready_sequences()):
             self._draft_prefill(draft)
         if not draft.chunks:
-            self._draft_decode(draft)
+            self._decode_next = False
+            if ready := self._find_ready_sequences():
+                self._num_decode_steps += 1
+                self.draft_decodes(ready, draft)
+                draft.messages_before += running.take_pending_filters()
+                draft.batch = self._find_decode_batch()
         return draft
 
-    def _draft_prefill(self, draft: StepDraft) -> None:
-        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
-        if self._prefill_batch is not None:
-            self._draft_chunks(draft, self._prefill_batch, lambda _: False)
-        elif self._should_start_prefill():
-            self._start_new_sequences(draft)
-
     def _find_decode_batch(self) -> Batch | None:
-        """Return the decode batch; None if there is none."""
         return next((batch for batch in self.scheduler.running.batches if batch is not self._prefill_batch), None)
 
     def _find_ready_sequences(self) -> list[Sequence]:
         """Return the ready sequences of the decode batch."""
-        batch = self._find_decode_batch()
-        return [sequence for sequence in batch if sequence.is_ready_to_decode] if batch is not None else []
+        return [sequence for sequence in self._find_decode_batch() or () if sequence.is_ready_to_decode]
 
-    def _merge_prefill_batch(self, draft: StepDraft) -> None:
-        if len(self.scheduler.running.batches) > 1:
-            draft.messages_before.append(Concat(self.scheduler.running.concat_batches()))
-        self._prefill_batch = None
+    def _draft_prefill(self, draft: StepDraft) -> None:
+        """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
+        is_new = self._prefill_batch is None
+        if is_new:
+            if not self._should_start_prefill() or self.scheduler.peek_next_sequence() is None:
+                return
+            self._prefill_batch, self._num_decode_steps = self.scheduler.running.new_batch(), 0
+        draft.batch = self._prefill_batch
+        self.add_prompt_chunks(draft, self.token_budget(), self._fits_uncut if is_new else lambda _: False)
+        self._decode_next = True
 
     def _should_start_prefill(self) -> bool:
         settings = self.scheduler.settings
-        num_running = len(self.scheduler.running)
-        num_waiting = self.scheduler.num_waiting_for_room()
-        if not num_waiting:
-            return False
-        enough = num_waiting >= max(1, int(num_running * settings.waiting_served_ratio))
-        return not num_running or enough or self._num_decode_steps >= settings.max_waiting_tokens
+        num_running, num_waiting = len(self.scheduler.running), self.scheduler.num_waiting_for_room()
+        return bool(num_waiting) and (not num_running or self._num_decode_steps >= settings.max_waiting_tokens
+                                      or num_waiting >= max(1, int(num_running * settings.waiting_served_ratio)))
 
-    def _start_new_sequences(self, draft: StepDraft) -> None:
-        if self.scheduler.peek_next_sequence() is None:
-            return
-        self._prefill_batch = self.scheduler.running.new_batch()
-        self._num_decode_steps = 0
-        full_budget = self.scheduler.settings.max_prefill_tokens
-        self._draft_chunks(draft, self._prefill_batch, lambda left: self._fits_uncut(left, full_budget))
-
-    def _fits_uncut(self, tokens_left: int, full_budget: int) -> bool:
+    def _fits_uncut(self, tokens_left: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
         candidate = self.scheduler.peek_next_sequence()
-        if candidate is None:
-            return False
-        return (tokens_left == full_budget
-                or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
-
-    def _draft_chunks(self, draft: StepDraft, batch: Batch, may_start_next: Callable[[int], bool]) -> None:
-        draft.batch = batch
-        self.add_prompt_chunks(draft, self.token_budget(), may_start_next)
-        self._decode_next = True
-
-    def _draft_decode(self, draft: StepDraft) -> None:
-        self._decode_next = False
-        ready = self._find_ready_sequences()
-        if ready:
-            self._num_decode_steps += 1
-            self.draft_decodes(ready, draft)
-            draft.messages_before += self.scheduler.running.take_pending_filters()
-            draft.batch = self._find_decode_batch()
+        return candidate is not None and (
+            tokens_left == self.scheduler.settings.max_prefill_tokens
+            or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)
 
 
 def find_sequences_to_prefill(batch: Batch) -> list[Sequence]:

@@ -54,8 +54,8 @@ class PoolingPolicy:
             draft.new_sequences.append(NewSequence(sequence.id, sequence.request, (), ()))
             draft.chunks.append((sequence, sequence.length))
             budget.spend(0, sequence.length)
-        self._prompt_time_allowance.record_planned_step(
-            left_out_all_prompts=draft.has_turned_new_sequence_away and not draft.chunks)
+        if not draft.has_turned_new_sequence_away or draft.chunks:
+            self._prompt_time_allowance.reset()
         return draft if draft.chunks else None
 
     def _make_budget(self) -> PrefillBudget:
