@@ -8,11 +8,15 @@ embeddings or labels belong to no group.
 
 from collections import Counter
 from math import inf
+from typing import TYPE_CHECKING
 
 from router.request import RequestKind
-from router.scheduler.policies import MixedPolicy, PausePolicy, SchedulerView, StepPolicy
+from router.scheduler.policies import MixedPolicy, PausePolicy, StepPolicy
 from router.scheduler.sequence import Sequence, SequenceState
 from router.scheduler.step import StepDraft
+
+if TYPE_CHECKING:
+    from router.scheduler.scheduler import Scheduler
 
 RequestLengths = tuple[int, int]  # tokens of the prompt, max_new_tokens
 
@@ -22,7 +26,7 @@ class StaticPolicy(StepPolicy):
 
     __slots__ = ("_formed_at", "_member_ids", "_member_lengths", "_num_places_left", "_step_policy")
 
-    def __init__(self, scheduler: SchedulerView, step_policy: StepPolicy) -> None:
+    def __init__(self, scheduler: "Scheduler", step_policy: StepPolicy) -> None:
         super().__init__(scheduler)
         self._step_policy = step_policy
         self._member_ids = set[int]()  # sequences that joined
@@ -76,7 +80,7 @@ class StaticPolicy(StepPolicy):
 
     def after_step(self) -> None:
         """Close the group unless another sequence can start, now or once the prefix that it waits for is computed."""
-        can_start_more = self.scheduler.peek_next_sequence() is not None
+        can_start_more = self.scheduler.selector.peek_next_sequence() is not None
         if self._member_ids and self._num_places_left and not can_start_more and not any(
                 self.admits(sequence) and self.scheduler.running.is_waiting_for_prefix(sequence)
                 for sequence in self.scheduler.waiting):
@@ -116,7 +120,7 @@ class RecomputePolicy(StepPolicy):
         return draft
 
 
-def make_policy(scheduler: SchedulerView) -> StepPolicy:
+def make_policy(scheduler: "Scheduler") -> StepPolicy:
     """Return the policy that the settings ask for."""
     settings = scheduler.settings
     policy_class = PausePolicy if settings.pauses_decodes else RecomputePolicy if settings.recompute else MixedPolicy

@@ -64,9 +64,8 @@ class LoadableResourceCache:
     It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
     """
 
-    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_max_adapter_bytes",
-                 "_num_users", "_queue", "_requested_unloads", "_settings", "is_in_use", "pending_commands",
-                 "wake_at")
+    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_num_users", "_queue",
+                 "_requested_unloads", "_settings", "is_in_use", "max_adapter_bytes", "pending_commands", "wake_at")
 
     def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
                  available: set[LoadableResource]) -> None:
@@ -84,14 +83,10 @@ class LoadableResourceCache:
         self._draining: dict[LoadableResource, None] = {}  # in the order in which draining began
         # to be unloaded once no unfinished sequence needs them
         self._requested_unloads: dict[LoadableResource, None] = {}
-        self._max_adapter_bytes = 0
+        self.max_adapter_bytes = 0  # how many bytes of adapters fit on a shard
         self.is_in_use = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
         self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
         self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
-
-    def set_adapter_memory(self, max_adapter_bytes: int) -> None:
-        """Set how many bytes of adapters fit on a shard."""
-        self._max_adapter_bytes = max_adapter_bytes
 
     # -- demand
 
@@ -145,7 +140,7 @@ class LoadableResourceCache:
         if resource.kind != ADAPTER or resource in self._cached:
             return ""
         pinned = [cached.resource for cached in self._cached_adapters() if cached.resource.is_pinned]
-        free_bytes = self._max_adapter_bytes - sum(other.max_bytes for other in pinned)
+        free_bytes = self.max_adapter_bytes - sum(other.max_bytes for other in pinned)
         if resource.max_bytes > free_bytes:
             return (f"the adapter takes {resource.max_bytes:,} bytes of memory, and there are {free_bytes:,} for "
                     f"adapters that come and go (--adapter-memory-fraction)")
@@ -222,7 +217,7 @@ class LoadableResourceCache:
         """Drain adapters to make room for those to be loaded, in order, as long as one may be evicted."""
         retained = [cached for cached in self._cached_adapters() if cached.state in RETAINED_STATES]
         num_free_slots = self._settings.max_active_adapters - len(retained)
-        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
+        free_bytes = self.max_adapter_bytes - sum(cached.resource.max_bytes for cached in retained)
         evictable = self._evictable_adapters(retained, now)
         for resource in to_load:
             while num_free_slots < 1 or free_bytes < resource.max_bytes:
@@ -255,7 +250,7 @@ class LoadableResourceCache:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
         cached_adapters = self._cached_adapters()
         num_free_slots = self._settings.max_active_adapters - len(cached_adapters)
-        free_bytes = self._max_adapter_bytes - sum(cached.resource.max_bytes for cached in cached_adapters)
+        free_bytes = self.max_adapter_bytes - sum(cached.resource.max_bytes for cached in cached_adapters)
         for resource in to_load:
             if resource.kind == ADAPTER:
                 num_free_slots, free_bytes = num_free_slots - 1, free_bytes - resource.max_bytes

@@ -2,22 +2,22 @@
 
 `MixedPolicy` runs chunks of prompts together with the decodes, in one batch. `PausePolicy` prefills new sequences in a
 batch and steps of their own, the prefill batch, and merges it into the decode batch afterwards. Two more, for
-comparisons, are in baseline_policies.py. All see the scheduler only through `SchedulerView`, and return a `StepDraft`.
+comparisons, are in baseline_policies.py. All return a `StepDraft`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from router.request import RequestKind
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.messages import Concat
-from router.scheduler.running_sequences import Batch, RunningSequences
-from router.scheduler.sequence import Sequence, SequenceState
-from router.scheduler.settings import SchedulerSettings
+from router.scheduler.running_sequences import Batch
+from router.scheduler.sequence import RequestPhase, Sequence, SequenceState
 from router.scheduler.step import StepDraft, compute_decode_load
-from router.scheduler.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:  # the Scheduler makes its policy, which asks it for what a step may hold
+    from router.scheduler.scheduler import Scheduler
 
 EARNED_PER_DECODE_SECOND = 2.0  # seconds that prompts may add for each second of decodes that delayed them
 
@@ -100,27 +100,24 @@ class PrefillTimeAllowance:
     first token later than prompts that finish together, and most get it sooner.
     """
 
-    __slots__ = ("_decode_seconds_since_prefill",)
+    __slots__ = ("decode_seconds_since_prefill",)
 
     def __init__(self) -> None:
-        # predicted seconds of decodes since prompts last ran, the next step's included
-        self._decode_seconds_since_prefill = 0.0
+        # Predicted seconds of decodes since prompts last ran, the next step's included. A planned step sets them to 0,
+        # unless it left out all prompts that wait.
+        self.decode_seconds_since_prefill = 0.0
 
     def update_allowance(self, decode_load: StepLoad, num_waiting: int, max_stall_seconds: float,
                          cost_model: CostModel) -> TimeAllowance:
         """Add the decodes of the next step to those that earn seconds, and return the allowance of that step."""
         decode_seconds = cost_model.predict(decode_load)
         ratio = num_waiting / decode_load.rows
-        self._decode_seconds_since_prefill += decode_seconds
+        self.decode_seconds_since_prefill += decode_seconds
         all_prompts = max(max_stall_seconds / cost_model.safety_factor, EARNED_PER_DECODE_SECOND * decode_seconds)
         first_prompt = max(all_prompts, EARNED_PER_DECODE_SECOND * decode_seconds * ratio)
         single_block = max(first_prompt,
-                           EARNED_PER_DECODE_SECOND * self._decode_seconds_since_prefill * max(1.0, ratio))
+                           EARNED_PER_DECODE_SECOND * self.decode_seconds_since_prefill * max(1.0, ratio))
         return TimeAllowance(all_prompts, first_prompt, single_block)
-
-    def reset(self) -> None:
-        """Drop the earned seconds: they are kept only after a planned step that left out all waiting prompts."""
-        self._decode_seconds_since_prefill = 0.0
 
 
 def compute_chunk_load(start: int, length: int) -> StepLoad:
@@ -133,29 +130,12 @@ def predict_chunk_seconds(cost_model: CostModel, start: int, length: int) -> flo
     return cost_model.predict(compute_chunk_load(start, length)) - cost_model.predict(StepLoad())
 
 
-class SchedulerView(Protocol):
-    """The part of the scheduler that a policy may use."""
-
-    settings: SchedulerSettings
-    running: RunningSequences
-    waiting: WaitingQueue
-    cost_model: CostModel
-
-    def next_request_kind(self) -> RequestKind: ...
-    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None: ...
-    def num_waiting_for_room(self) -> int: ...
-    def num_fitting(self) -> int: ...
-    def start_sequence(self, candidate: Sequence) -> None: ...
-    def record_over_budget(self, candidate: Sequence) -> None: ...
-    def requeue_preempted(self, preempted: list[Sequence]) -> None: ...
-
-
 class StepPolicy:
     """Base of the policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
     __slots__ = ("scheduler", "wake_at")
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.wake_at: float | None = None  # when `prepare` must be called
 
@@ -202,10 +182,11 @@ class StepPolicy:
         for sequence in prompts:
             if not self._add_chunk(draft, budget, sequence):
                 return True
-        while may_start_next(budget.tokens) and (candidate := self.scheduler.peek_next_sequence()) is not None:
+        selector = self.scheduler.selector
+        while may_start_next(budget.tokens) and (candidate := selector.peek_next_sequence()) is not None:
             cached = self.scheduler.running.count_cached_tokens(candidate)
             if not budget.max_chunk_length(cached, candidate.length - cached):
-                self.scheduler.record_over_budget(candidate)
+                selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET)
                 draft.has_turned_new_sequence_away = True
                 return True
             self.scheduler.start_sequence(candidate)
@@ -232,7 +213,7 @@ class MixedPolicy(StepPolicy):
 
     __slots__ = ("_prompt_time_allowance",)
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
         self._prompt_time_allowance = PrefillTimeAllowance()
 
@@ -246,7 +227,7 @@ class MixedPolicy(StepPolicy):
         has_prompts = len(draft.decoding) < len(draft.batch.sequences) or self.scheduler.waiting.demand.num_sequences
         left_prompt_out = has_prompts and self.add_prompt_chunks(draft, self._make_budget(draft, draft.batch))
         if not left_prompt_out or draft.chunks:
-            self._prompt_time_allowance.reset()
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
         return draft
 
     def _make_budget(self, draft: StepDraft, batch: Batch) -> PrefillBudget:
@@ -269,7 +250,7 @@ class PausePolicy(StepPolicy):
 
     __slots__ = ("_decode_next", "_num_decode_steps", "_prefill_batch")
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler)
         self._prefill_batch: Batch | None = None
         self._decode_next = False
@@ -306,7 +287,7 @@ class PausePolicy(StepPolicy):
         """Continue the prompts of the prefill batch, or else start new sequences if they are due."""
         is_new = self._prefill_batch is None
         if is_new:
-            if not self._should_start_prefill() or self.scheduler.peek_next_sequence() is None:
+            if not self._should_start_prefill() or self.scheduler.selector.peek_next_sequence() is None:
                 return
             self._prefill_batch, self._num_decode_steps = self.scheduler.running.new_batch(), 0
         draft.batch = self._prefill_batch
@@ -321,7 +302,7 @@ class PausePolicy(StepPolicy):
 
     def _fits_uncut(self, tokens_left: int) -> bool:
         """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
-        candidate = self.scheduler.peek_next_sequence()
+        candidate = self.scheduler.selector.peek_next_sequence()
         return candidate is not None and (
             tokens_left == self.scheduler.settings.max_prefill_tokens
             or candidate.length - self.scheduler.running.count_cached_tokens(candidate) <= tokens_left)

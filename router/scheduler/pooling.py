@@ -5,12 +5,17 @@ but between two pooling steps running sequences get a step of their own. While s
 time with the decodes as prompts do (`PrefillTimeAllowance`), except that the whole pooling step counts as added time.
 """
 
+from typing import TYPE_CHECKING
+
 from router.request import RequestKind
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.messages import NewSequence
-from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance, SchedulerView
-from router.scheduler.sequence import SequenceState
+from router.scheduler.policies import PrefillBudget, PrefillTimeAllowance
+from router.scheduler.sequence import RequestPhase, SequenceState
 from router.scheduler.step import StepDraft, compute_decode_load
+
+if TYPE_CHECKING:
+    from router.scheduler.scheduler import Scheduler
 
 BUDGET_BLOCK_SIZE = 1  # block size for the budget: a text takes no blocks
 
@@ -20,7 +25,7 @@ class PoolingPolicy:
 
     __slots__ = ("_last_step_was_pooling", "_prompt_time_allowance", "is_active", "scheduler")
 
-    def __init__(self, scheduler: SchedulerView) -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
         self.is_active = False  # whether texts waited when `draft_step` was last called
         self._last_step_was_pooling = False  # the step before was a pooling step
@@ -30,9 +35,9 @@ class PoolingPolicy:
         """Return a pooling step; None if the next step generates text. To be called while texts wait, and once after
         that (`is_active`)."""
         self.is_active = bool(self.scheduler.waiting.num_pooling)
-        kind = self.scheduler.next_request_kind()
+        kind = self.scheduler.selector.next_request_kind()
         if not self.is_active:
-            self._prompt_time_allowance.reset()
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
         may_pool = kind is not RequestKind.GENERATE and not (self._last_step_was_pooling
                                                              and len(self.scheduler.running))
         draft = self._draft_pooling_step(kind) if may_pool else None
@@ -42,10 +47,10 @@ class PoolingPolicy:
     def _draft_pooling_step(self, kind: RequestKind) -> StepDraft | None:
         draft = StepDraft(kind=kind)
         budget = self._make_budget()
-        max_sequences = self.scheduler.settings.max_batch_size
-        while len(draft.chunks) < max_sequences and (sequence := self.scheduler.peek_next_sequence(kind)) is not None:
+        max_sequences, selector = self.scheduler.settings.max_batch_size, self.scheduler.selector
+        while len(draft.chunks) < max_sequences and (sequence := selector.peek_next_sequence(kind)) is not None:
             if budget.max_chunk_length(0, sequence.length) < sequence.length:
-                self.scheduler.record_over_budget(sequence)
+                selector.record_turned_away(sequence, RequestPhase.PREFILL_BUDGET)
                 draft.has_turned_new_sequence_away = True
                 break
             self.scheduler.start_sequence(sequence)
@@ -55,7 +60,7 @@ class PoolingPolicy:
             draft.chunks.append((sequence, sequence.length))
             budget.spend(0, sequence.length)
         if not draft.has_turned_new_sequence_away or draft.chunks:
-            self._prompt_time_allowance.reset()
+            self._prompt_time_allowance.decode_seconds_since_prefill = 0.0
         return draft if draft.chunks else None
 
     def _make_budget(self) -> PrefillBudget:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 
+from router.model_info import ModelInfo
 from router.request import Tenant, hash_blocks
 from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import BlockGrant, Filter, NewSequence
@@ -42,17 +43,16 @@ class RunningSequences:
 
     __slots__ = ("_finishing", "_hasher", "_last_batch_id", "_tokens_per_step", "batches", "block_pool", "settings")
 
-    def __init__(self, settings: SchedulerSettings, block_pool: BlockPool, tokens_per_step: int,
-                 hasher: BlockHasher = hash_blocks) -> None:
+    def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         self.settings = settings
         self._hasher = hasher
-        self.reset(block_pool, tokens_per_step)
+        self.reset(model_info)
 
-    def reset(self, block_pool: BlockPool, tokens_per_step: int) -> None:
+    def reset(self, model_info: ModelInfo) -> None:
         """Begin with other shards: nothing runs, every block is free."""
-        self.block_pool = block_pool
+        self.block_pool = BlockPool(model_info.num_blocks, model_info.block_size)
         self.batches: list[Batch] = []
-        self._tokens_per_step = tokens_per_step
+        self._tokens_per_step = model_info.tokens_per_step
         self._last_batch_id = 0
         self._finishing: dict[int, Sequence] = {}  # left their batch, hold blocks to cache once they are answered
 

@@ -14,7 +14,6 @@ from router.model_info import ModelInfo
 from router.request import LoadableResource, Request, RequestKind, hash_blocks
 from router.scheduler.admission import AdmissionControl, WaitForecast
 from router.scheduler.baseline_policies import make_policy
-from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
@@ -38,9 +37,8 @@ class Scheduler:
     """
 
     __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
-                 "_last_message_number", "_model_info", "_planned_at", "_pooling_policy", "_selector",
-                 "_steps_in_flight", "_wait_forecast", "cost_model", "policy", "resource_cache",
-                 "running", "sequences", "settings", "waiting")
+                 "_last_message_number", "_model_info", "_pooling_policy", "_steps_in_flight", "_wait_forecast",
+                 "cost_model", "policy", "resource_cache", "running", "selector", "sequences", "settings", "waiting")
 
     def __init__(self, settings: SchedulerSettings, model_info: ModelInfo, hasher: BlockHasher = hash_blocks) -> None:
         """`hasher` is replaced by the recorder, which notes every hash."""
@@ -48,39 +46,32 @@ class Scheduler:
         self.cost_model = CostModel.from_measurements(model_info.measurements)
         self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
         self.waiting = waiting = WaitingQueue(self._available_resources)
-        self.running = running = RunningSequences(
-            settings, BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step, hasher)
+        self.running = running = RunningSequences(settings, model_info, hasher)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
-        self._selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
+        self.selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
         self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
         self.sequences = SequenceTable(waiting, running, self._fault_isolation, self._fair_shares, self._wait_forecast,
                                        self.resource_cache)
         self._epoch: int | None = None
-        self._planned_at = 0.0  # time of the last call of `plan` that drafted a step
         self._model_info = model_info
         self._reset_shard_state()
 
     def _reset_shard_state(self) -> None:
-        """Reset the state that mirrors the shards: nothing runs, every block is free. The queue is kept."""
-        model_info = self._model_info
-        self.running.reset(BlockPool(model_info.num_blocks, model_info.block_size), model_info.tokens_per_step)
+        """Reset the state that mirrors the shards, besides what runs: no step is in flight. The queue is kept."""
         self.policy = make_policy(self)
         self._pooling_policy = PoolingPolicy(self)
-        self._selector.reset(self.policy)
+        self.selector.policy, self.selector.preempted = self.policy, []
         self._steps_in_flight: deque[StepInFlight] = deque()
-        self.resource_cache.set_adapter_memory(model_info.adapter_bytes)
+        self.resource_cache.max_adapter_bytes = self._model_info.adapter_bytes
         self._last_message_number = 0
         self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
 
     @property
     def num_unfinished(self) -> int:
         return len(self.sequences)
-
-    def num_waiting(self) -> int:
-        return len(self.waiting)
 
     # -- requests
 
@@ -218,13 +209,13 @@ class Scheduler:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
         if len(self._steps_in_flight) >= self.settings.look_ahead:
             return None
-        if self._selector.preempted:
-            self._selector.add_preempted()
+        if self.selector.preempted:
+            self.selector.add_preempted()
         if not self.running.batches and not self.waiting.demand.num_sequences:
             self._admission.num_left_waiting = 0
             self.policy.wake_at = None
             return None
-        self._planned_at = now
+        self.selector.now = now
         draft = self._draft_step(now)
         num_waiting = self.waiting.demand.num_sequences
         self._admission.num_left_waiting = num_waiting - self.waiting.num_set_aside if num_waiting else 0
@@ -250,8 +241,10 @@ class Scheduler:
                          if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
             self.running.remove_finishing_sequence(sequence)
         self.policy.prepare(now)
-        if self._fair_shares.has_competition:
-            self._preempt_for_fair_share()
+        if self._fair_shares.has_competition and (preempted := self.selector.find_fair_preemptions()):
+            for sequence in preempted:
+                self.running.preempt(sequence)
+            self.requeue_preempted(preempted)
         draft = None
         if self.waiting.num_pooling or self._pooling_policy.is_active:
             draft = self._pooling_policy.draft_step()
@@ -290,12 +283,15 @@ class Scheduler:
 
         steps = list(self._steps_in_flight)
         self._epoch = None
+        self.running.reset(self._model_info)
         self._reset_shard_state()
         for sequence in self.sequences:
             sequence.timeline.enter_phase(RequestPhase.NO_SHARDS, now)
             sequence.cached_prefix_version = None
             if sequence.state is not SequenceState.WAITING:
-                self._requeue_after_loss(sequence)
+                sequence.reset_cache_state()
+                sequence.num_outputs_in_flight = 0
+                self.sequences.requeue(sequence)
         self.resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
         if loss_reason is ShardLossReason.MEMORY and not self._halve_prefill_limit():
             loss_reason = ShardLossReason.STEP_ERROR
@@ -305,6 +301,7 @@ class Scheduler:
     def on_shards_ready(self, model_info: ModelInfo, epoch: int, now: float) -> list[SchedulerEvent]:
         """Start an epoch: the shards are empty and wait for its first message."""
         self._model_info, self._epoch = model_info, epoch
+        self.running.reset(model_info)
         self._reset_shard_state()
         for sequence in self.waiting:
             sequence.timeline.enter_phase(sequence.waiting_phase, now)
@@ -321,16 +318,7 @@ class Scheduler:
             self.settings = replace(self.settings, max_prefill_tokens=new_limit)
         return new_limit < limit
 
-    # -- for the policies (see `SchedulerView` in policies.py)
-
-    def next_request_kind(self) -> RequestKind:
-        return self._selector.next_request_kind(self._planned_at)
-
-    def peek_next_sequence(self, kind: RequestKind = RequestKind.GENERATE) -> Sequence | None:
-        """Return, without removing it, the next sequence that can start; record for others why they wait."""
-        if not self.waiting.demand.num_sequences:
-            return None
-        return self._selector.peek_next_sequence(self._planned_at, kind)
+    # -- for the policies
 
     def num_waiting_for_room(self) -> int:
         """Return how many text sequences wait for nothing but room in the batch."""
@@ -354,35 +342,18 @@ class Scheduler:
             self.resource_cache.mark_used(candidate)
         self.policy.on_start(candidate)
         if candidate.predicted_raw_wait is not None:
-            self._wait_forecast.record_wait(candidate.predicted_raw_wait,
-                                            self._planned_at - candidate.submitted_at)
+            self._wait_forecast.record_wait(candidate.predicted_raw_wait, self.selector.now - candidate.submitted_at)
             candidate.predicted_raw_wait = None
             candidate.timeline.num_prefix_hit_tokens = self.running.count_cached_tokens(candidate)
-        candidate.timeline.enter_phase(RequestPhase.PREFILL, self._planned_at)
-
-    def record_over_budget(self, candidate: Sequence) -> None:
-        """Record that the step's token budget has no room for the sequence."""
-        self._selector.record_turned_away(candidate, RequestPhase.PREFILL_BUDGET, self._planned_at)
+        candidate.timeline.enter_phase(RequestPhase.PREFILL, self.selector.now)
 
     def requeue_preempted(self, preempted: list[Sequence]) -> None:
         for sequence in preempted:
-            sequence.timeline.enter_phase(RequestPhase.PREEMPTED, self._planned_at)
+            sequence.timeline.enter_phase(RequestPhase.PREEMPTED, self.selector.now)
             self.sequences.requeue_if_answered(sequence)
-        self._selector.add_preempted(preempted)
+        self.selector.add_preempted(preempted)
 
     # -- internals
-
-    def _preempt_for_fair_share(self) -> None:
-        """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
-        if preempted := self._selector.find_fair_preemptions(self._planned_at):
-            for sequence in preempted:
-                self.running.preempt(sequence)
-            self.requeue_preempted(preempted)
-
-    def _requeue_after_loss(self, sequence: Sequence) -> None:
-        sequence.reset_cache_state()
-        sequence.num_outputs_in_flight = 0
-        self.sequences.requeue(sequence)
 
     def _fail_never_fitting(self, sequences: list[Sequence], now: float) -> list[SchedulerEvent]:
         return [self.sequences.fail(s, why, now) for s in sequences if (why := self._why_sequence_never_fits(s))]

@@ -10,7 +10,7 @@ from router.telemetry.metric_definitions import ADAPTER_STATES, PHASE_NAMES
 
 
 def scheduler_gauges(scheduler: Scheduler) -> dict[str, GaugeValues]:
-    blocks, num_waiting = scheduler.running.block_pool, scheduler.num_waiting()
+    blocks, num_waiting = scheduler.running.block_pool, len(scheduler.waiting)
     num_held = blocks.num_blocks - blocks.num_free
     phase_counts = Counter(str(sequence.timeline.phase) for sequence in scheduler.sequences)
     usage = num_held / blocks.num_blocks

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import Request, Tenant
-from router.scheduler.block_pool import BlockPool
 from router.scheduler.messages import Filter
 from router.scheduler.running_sequences import RunningSequences
 from router.scheduler.sequence import Sequence, SequenceState
@@ -15,7 +15,8 @@ SETTINGS = SchedulerSettings(look_ahead=2)
 
 
 def make_running_sequences(num_blocks=20, tokens_per_step=1, **settings):
-    return RunningSequences(replace(SETTINGS, **settings), BlockPool(num_blocks, 16), tokens_per_step)
+    model_info = replace(SMALL_MODEL_INFO, num_blocks=num_blocks, tokens_per_step=tokens_per_step)
+    return RunningSequences(replace(SETTINGS, **settings), model_info)
 
 
 def make_sequence(number, prompt=16, output=16, priority=0):

@@ -1,5 +1,6 @@
 """Tests of router/scheduler/sequence_table.py."""
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -7,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.scheduling.method_overrides import override_methods
+from support.scheduling.recordings import SMALL_MODEL_INFO
 from support.scheduling.simulated_world import add_block_hashes
 
 from router.request import FinishReason, LoadableResource, Request, Tenant
 from router.scheduler.admission import WaitForecast
-from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import CostModel
 from router.scheduler.events import SchedulerEvent, SequenceFailed, SequenceFinished, TokensGenerated
 from router.scheduler.fault_isolation import FaultIsolation
@@ -35,7 +36,7 @@ class ResultHarness:
     def __init__(self) -> None:
         settings, available = SchedulerSettings(), set[LoadableResource]()
         self.queue, self.fault_isolation, self.fair_shares = WaitingQueue(available), FaultIsolation(), FairShares()
-        self.running = RunningSequences(settings, BlockPool(20, 16), 1)
+        self.running = RunningSequences(settings, replace(SMALL_MODEL_INFO, num_blocks=20))
         self.sequences = SequenceTable(
             self.queue, self.running, self.fault_isolation, self.fair_shares,
             WaitForecast(settings, 320, CostModel.from_measurements([])),

@@ -1,13 +1,14 @@
 """Tests of router/scheduler/step.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scheduling.recordings import SMALL_MODEL_INFO
 
 from router.request import FinishReason, Request, RequestKind
-from router.scheduler.block_pool import BlockPool
 from router.scheduler.cost_model import StepLoad
 from router.scheduler.running_sequences import Batch, RunningSequences
 from router.scheduler.sequence import Sequence
@@ -127,7 +128,7 @@ def enter_batch(running: RunningSequences, sequence: Sequence) -> list[int]:
 
 @pytest.fixture
 def running() -> RunningSequences:
-    return RunningSequences(SchedulerSettings(), BlockPool(4, 16), 1)
+    return RunningSequences(SchedulerSettings(), replace(SMALL_MODEL_INFO, num_blocks=4))
 
 
 def test_chunk_write_keeps_the_end_of_its_chunk(running: RunningSequences) -> None:
