@@ -9,7 +9,7 @@ resource whose unload was requested is unloaded as soon as no request needs it, 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.request import ADAPTER, GRAMMAR, LoadableResource
@@ -58,35 +58,30 @@ class AdapterStatus:
     num_users: int  # unfinished requests that need it
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LoadableResourceCache:
     """State of each resource on the shards, and the loads and unloads to be done.
 
     It only decides: the router's ResourceLoader sends them, and its ResourceController reports the results.
     """
 
-    __slots__ = ("_available", "_cached", "_draining", "_fair_shares", "_idle_by_kind", "_num_users", "_queue",
-                 "_requested_unloads", "_settings", "is_in_use", "max_adapter_bytes", "pending_commands", "wake_at")
-
-    def __init__(self, settings: SchedulerSettings, queue: WaitingQueue, fair_shares: FairShares,
-                 available: set[LoadableResource]) -> None:
-        """Create an empty cache. `available` has the resources that new sequences may use; only this class changes
-        it."""
-        self._settings = settings
-        self._queue = queue
-        self._fair_shares = fair_shares
-        self._available = available
-        self._cached: dict[LoadableResource, CachedResource] = {}
-        self._num_users: dict[LoadableResource, int] = {}  # number of unfinished sequences that need it, if not 0
-        # Available but needed by no sequence, least recently used first.
-        self._idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = {
-            kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._draining: dict[LoadableResource, None] = {}  # in the order in which draining began
-        # to be unloaded once no unfinished sequence needs them
-        self._requested_unloads: dict[LoadableResource, None] = {}
-        self.max_adapter_bytes = 0  # how many bytes of adapters fit on a shard
-        self.is_in_use = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
-        self.pending_commands: list[ResourceCommand] = []  # not yet returned by `Scheduler.take_resource_commands`
-        self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
+    _settings: SchedulerSettings
+    _queue: WaitingQueue
+    _fair_shares: FairShares
+    available: set[LoadableResource]  # on every shard, and open to new sequences; only this class changes it
+    _cached: dict[LoadableResource, CachedResource] = field(default_factory=dict)
+    _num_users: dict[LoadableResource, int] = field(default_factory=dict)  # unfinished sequences that need it, if any
+    # Available but needed by no sequence, least recently used first.
+    _idle_by_kind: dict[str, OrderedDict[LoadableResource, None]] = field(
+        default_factory=lambda: {ADAPTER: OrderedDict(), GRAMMAR: OrderedDict()})
+    _draining: dict[LoadableResource, None] = field(default_factory=dict)  # in the order in which draining began
+    # To be unloaded once no unfinished sequence needs them.
+    _requested_unloads: dict[LoadableResource, None] = field(default_factory=dict)
+    max_adapter_bytes: int = 0  # how many bytes of adapters fit on a shard
+    is_in_use: bool = False  # whether any resource was ever needed or loaded; until then there is nothing to plan
+    # Not yet returned by `Scheduler.take_resource_commands`.
+    pending_commands: list[ResourceCommand] = field(default_factory=list)
+    wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
     # -- demand
 
@@ -106,7 +101,7 @@ class LoadableResourceCache:
             self._num_users[resource] -= 1
             if not self._num_users[resource]:
                 del self._num_users[resource]
-                if resource in self._available:
+                if resource in self.available:
                     self._idle_by_kind[resource.kind][resource] = None
                 elif resource not in self._cached:
                     self._requested_unloads.pop(resource, None)
@@ -115,7 +110,7 @@ class LoadableResourceCache:
         """Load the resource even if no request needs it."""
         self.is_in_use = True
         self._requested_unloads.pop(resource, None)
-        if resource not in self._available:
+        if resource not in self.available:
             self._queue.request_load(resource)
 
     def request_unload(self, resource: LoadableResource) -> None:
@@ -182,7 +177,12 @@ class LoadableResourceCache:
         if self._queue.set_aside_by_resource:
             to_load = self._resources_to_load()
             adapters = [resource for resource in to_load if resource.kind == ADAPTER]
-            self._stop_draining(now, include_adapters=not adapters)
+            # Draining stops unless the unload was requested, or another adapter needs an adapter's room.
+            for resource in [*self._draining]:
+                if resource not in self._requested_unloads and not (adapters and resource.kind == ADAPTER):
+                    del self._draining[resource]
+                    self._cached[resource].state = ResourceState.LOADED
+                    self._make_available(resource, now)
             if adapters:
                 self._make_room_for_adapters(adapters, now)
             if to_load:
@@ -192,8 +192,11 @@ class LoadableResourceCache:
         for resource in [resource for resource in self._requested_unloads
                          if resource in self._idle_by_kind[resource.kind]]:
             self._start_draining(self._cached[resource], now)
-        if self._draining:
-            self._start_unloads(find_resources_in_use(), now)
+        in_use = find_resources_in_use() if self._draining else set()
+        for resource in [resource for resource in self._draining if resource not in in_use]:
+            del self._draining[resource]
+            self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
+            self.pending_commands.append(UnloadResource(resource))
 
     # -- internals
 
@@ -233,18 +236,14 @@ class LoadableResourceCache:
         loaded = [r for r in retained if r.state is ResourceState.LOADED and not r.resource.is_pinned]
         idle_order = {resource: index for index, resource in enumerate(self._idle_by_kind[ADAPTER])}
         yield from sorted((r for r in loaded if r.resource in idle_order), key=lambda r: idle_order[r.resource])
-        needed = [(self._evictable_at(cached), cached) for cached in loaded
-                  if cached.resource not in idle_order]
+        cycle_seconds = self._settings.adapter_cycle_seconds
+        needed = [(r.state_changed_at + cycle_seconds + (0.0 if r.is_used else UNUSED_GRACE_SECONDS), r) for r in loaded
+                  if r.resource not in idle_order]
         for evictable_at, cached in sorted(needed, key=lambda pair: pair[0]):
             if now < evictable_at:
                 self.wake_at = evictable_at
                 return
             yield cached
-
-    def _evictable_at(self, cached: CachedResource) -> float:
-        """Return when the adapter's cycle time is over."""
-        cycle_end = cached.state_changed_at + self._settings.adapter_cycle_seconds
-        return cycle_end if cached.is_used else cycle_end + UNUSED_GRACE_SECONDS
 
     def _start_loads(self, to_load: list[LoadableResource], now: float) -> None:
         """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
@@ -259,39 +258,19 @@ class LoadableResourceCache:
             self._cached[resource] = CachedResource(resource, ResourceState.LOADING, now)
             self.pending_commands.append(LoadResource(resource))
 
-    def _start_unloads(self, in_use: set[LoadableResource], now: float) -> None:
-        for resource in [*self._draining]:
-            if resource not in in_use:
-                del self._draining[resource]
-                self._cached[resource] = CachedResource(resource, ResourceState.UNLOADING, now)
-                self.pending_commands.append(UnloadResource(resource))
-
     def _start_draining(self, cached: CachedResource, now: float) -> None:
         cached.state = ResourceState.DRAINING
         self._draining[cached.resource] = None
         self._make_unavailable(cached.resource, now)
 
-    def _stop_draining(self, now: float, *, include_adapters: bool) -> None:
-        """Stop draining the grammars whose unload was not requested, and with `include_adapters` such adapters too.
-
-        Adapters go on draining if another adapter needs their room.
-        """
-        for resource in [*self._draining]:
-            if resource not in self._requested_unloads and (include_adapters or resource.kind != ADAPTER):
-                del self._draining[resource]
-                self._cached[resource].state = ResourceState.LOADED
-                self._make_available(resource, now)
-
     def _make_available(self, resource: LoadableResource, now: float) -> None:
-        self._available.add(resource)
+        self.available.add(resource)
         if resource not in self._num_users:
             self._idle_by_kind[resource.kind][resource] = None
-        for sequence in self._queue.bring_back_sequences(resource):
-            sequence.timeline.enter_phase(sequence.waiting_phase, now)
+        self._queue.bring_back_sequences(resource, now)
 
     def _make_unavailable(self, resource: LoadableResource, now: float) -> None:
-        if resource in self._available:
-            self._available.remove(resource)
+        if resource in self.available:
+            self.available.remove(resource)
             self._idle_by_kind[resource.kind].pop(resource, None)
-            for sequence in self._queue.set_aside_sequences(resource):
-                sequence.timeline.enter_phase(sequence.waiting_phase, now)
+            self._queue.set_aside_sequences(resource, now)

@@ -150,7 +150,13 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant.name
         tenant_queue = self._tenant_queues[tenant]
-        self._extract_sequence(sequence, tenant_queue)
+        resource = sequence.missing_resource
+        if resource is None:
+            tenant_queue.not_set_aside.remove(sequence)
+        else:
+            self.set_aside_by_resource[resource].remove(sequence)
+            if not self.set_aside_by_resource[resource] and resource not in self._requested_loads:
+                del self.set_aside_by_resource[resource]
         tenant_queue.demand.add(sequence, -1)
         self.demand.add(sequence, -1)
         self.num_pooling -= sequence.request.kind is not RequestKind.GENERATE
@@ -171,25 +177,23 @@ class WaitingQueue:
         if self.set_aside_by_resource.get(resource) == []:
             del self.set_aside_by_resource[resource]
 
-    def bring_back_sequences(self, resource: LoadableResource) -> list[Sequence]:
-        """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
+    def bring_back_sequences(self, resource: LoadableResource, now: float) -> None:
+        """Queue the sequences that waited for a resource now loaded; they may still lack another."""
         self._requested_loads.pop(resource, None)
-        return self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []))
+        self._reinsert_sequences(self.set_aside_by_resource.pop(resource, []), now)
 
-    def set_aside_sequences(self, resource: LoadableResource) -> list[Sequence]:
-        """Set aside and return the sequences that need a resource which is unloaded or about to be."""
+    def set_aside_sequences(self, resource: LoadableResource, now: float) -> None:
+        """Set aside the sequences that need a resource which is unloaded or about to be."""
         to_set_aside = [sequence for tenant_queue in self._tenant_queues.values()
                         for sequence in tenant_queue.not_set_aside if resource in sequence.request.needed_resources]
         for sequence in to_set_aside:
             self._tenant_queues[sequence.request.tenant.name].not_set_aside.remove(sequence)
-        return self._reinsert_sequences(to_set_aside)
+        self._reinsert_sequences(to_set_aside, now)
 
-    # -- internals
-
-    def _reinsert_sequences(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _reinsert_sequences(self, sequences: list[Sequence], now: float) -> None:
         for sequence in sequences:
             self._insert_sequence(sequence, self._tenant_queues[sequence.request.tenant.name])
-        return sequences
+            sequence.timeline.enter_phase(sequence.waiting_phase, now)
 
     def _insert_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
         needed_resources = sequence.request.needed_resources
@@ -198,17 +202,4 @@ class WaitingQueue:
             if needed_resources else None)
         waiting_list = (tenant_queue.not_set_aside if sequence.missing_resource is None
                         else self.set_aside_by_resource.setdefault(sequence.missing_resource, []))
-        insort(waiting_list, sequence, key=_priority_key)
-
-    def _extract_sequence(self, sequence: Sequence, tenant_queue: TenantQueue) -> None:
-        if sequence.missing_resource is None:
-            tenant_queue.not_set_aside.remove(sequence)
-            return
-        set_aside = self.set_aside_by_resource[sequence.missing_resource]
-        set_aside.remove(sequence)
-        if not set_aside and sequence.missing_resource not in self._requested_loads:
-            del self.set_aside_by_resource[sequence.missing_resource]
-
-
-def _priority_key(sequence: Sequence) -> tuple[float, int]:
-    return sequence.priority_key
+        insort(waiting_list, sequence, key=lambda waiting: waiting.priority_key)
