@@ -38,8 +38,7 @@ from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.fault_isolation import FaultIsolation
 from router.scheduler.loadable_resource_cache import CachedResource, LoadableResourceCache, ResourceState
 from router.scheduler.messages import LoadResource, UnloadResource
-from router.scheduler.policies import MixedPolicy, PausePolicy, PrefillTimeAllowance
-from router.scheduler.pooling import PoolingPolicy
+from router.scheduler.policies import MixedPolicy, PausePolicy, PoolingPolicy, PrefillTimeAllowance
 from router.scheduler.running_sequences import Batch, BlockHasher, RunningSequences
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState

@@ -17,9 +17,9 @@ from router.scheduler.baseline_policies import make_policy
 from router.scheduler.cost_model import CostModel, StepLoad
 from router.scheduler.events import RequestAccepted, SchedulerEvent
 from router.scheduler.fault_isolation import FaultIsolation, ShardLossReason
-from router.scheduler.loadable_resource_cache import AdapterStatus, LoadableResourceCache
+from router.scheduler.loadable_resource_cache import LoadableResourceCache
 from router.scheduler.messages import ResourceCommand, StepPlan, StepResult
-from router.scheduler.pooling import PoolingPolicy
+from router.scheduler.policies import PoolingPolicy
 from router.scheduler.running_sequences import BlockHasher, RunningSequences
 from router.scheduler.sequence import RequestPhase, RequestTimeline, Sequence, SequenceState
 from router.scheduler.sequence_table import SequenceTable
@@ -32,11 +32,11 @@ from router.scheduler.waiting_sequence_selector import WaitingSequenceSelector
 class Scheduler:
     """Public interface of the scheduler. No method blocks.
 
-    Methods that report something return events, `plan` and `take_resource_commands` return messages. Every call takes
-    `now` and returns events, even if it never has any, so that the recorder can treat all alike.
+    `plan` and `take_resource_commands` return messages. Every other call takes `now` and returns events, even if it
+    never has any, so that the recorder can treat all alike.
     """
 
-    __slots__ = ("_admission", "_answered_at", "_available_resources", "_epoch", "_fair_shares", "_fault_isolation",
+    __slots__ = ("_admission", "_answered_at", "_epoch", "_fair_shares", "_fault_isolation",
                  "_last_message_number", "_model_info", "_pooling_policy", "_steps_in_flight", "_wait_forecast",
                  "cost_model", "policy", "resource_cache", "running", "selector", "sequences", "settings", "waiting")
 
@@ -44,15 +44,15 @@ class Scheduler:
         """`hasher` is replaced by the recorder, which notes every hash."""
         self.settings = settings
         self.cost_model = CostModel.from_measurements(model_info.measurements)
-        self._available_resources = set[LoadableResource]()  # loaded on every shard, and open to new sequences
-        self.waiting = waiting = WaitingQueue(self._available_resources)
+        available_resources = set[LoadableResource]()
+        self.waiting = waiting = WaitingQueue(available_resources)
         self.running = running = RunningSequences(settings, model_info, hasher)
         self._fault_isolation = FaultIsolation()
         self._fair_shares = FairShares()
         self._wait_forecast = WaitForecast(settings, model_info.num_blocks * model_info.block_size, self.cost_model)
         self._admission = AdmissionControl(settings, waiting, running, self._fair_shares, self._wait_forecast)
         self.selector = WaitingSequenceSelector(settings, waiting, running, self._fault_isolation, self._fair_shares)
-        self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, self._available_resources)
+        self.resource_cache = LoadableResourceCache(settings, waiting, self._fair_shares, available_resources)
         self.sequences = SequenceTable(waiting, running, self._fault_isolation, self._fair_shares, self._wait_forecast,
                                        self.resource_cache)
         self._epoch: int | None = None
@@ -60,7 +60,7 @@ class Scheduler:
         self._reset_shard_state()
 
     def _reset_shard_state(self) -> None:
-        """Reset the state that mirrors the shards, besides what runs: no step is in flight. The queue is kept."""
+        """Reset the state that mirrors the shards, besides `running`: no step is in flight. The queue is kept."""
         self.policy = make_policy(self)
         self._pooling_policy = PoolingPolicy(self)
         self.selector.policy, self.selector.preempted = self.policy, []
@@ -109,10 +109,7 @@ class Scheduler:
         return min([moment for moment in times if moment is not None], default=None)
 
     def on_timer(self, now: float) -> list[SchedulerEvent]:
-        """Process what is due at `now`: end sequences whose deadline has passed, plan loads and unloads, and form the
-        next static group.
-        """
-
+        """End sequences whose deadline has passed, plan loads and unloads, and form the next static group."""
         events = list[SchedulerEvent](self.sequences.expire_sequences(now))
         if self._epoch is not None:
             self.resource_cache.plan_loads_and_unloads(now, self._find_resources_in_use)
@@ -164,26 +161,9 @@ class Scheduler:
         return []
 
     def request_unload(self, resource: LoadableResource, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
-        """Unload the resource once no unfinished request needs it; a new request for it, or `request_load`, cancels
-        this."""
+        """Unload the resource once no unfinished request needs it, unless one comes, or `request_load`, before."""
         self.resource_cache.request_unload(resource)
         return []
-
-    def is_resource_available(self, resource: LoadableResource) -> bool:
-        """Return whether new sequences may start with the resource."""
-        return resource in self._available_resources
-
-    def is_load_requested(self, resource: LoadableResource) -> bool:
-        """Return whether a `request_load` stands: neither fulfilled, nor dropped by a failure or an unload."""
-        return self.waiting.is_load_requested(resource)
-
-    def why_resource_never_fits(self, resource: LoadableResource) -> str:
-        """Return why the resource can never be loaded, or an empty string if it can."""
-        return self.resource_cache.why_never_fits(resource)
-
-    @property
-    def adapter_statuses(self) -> dict[LoadableResource, AdapterStatus]:
-        return self.resource_cache.adapter_statuses
 
     def take_resource_commands(self, now: float) -> list[ResourceCommand]:  # noqa: ARG002
         """Return the loads and unloads that the shards should do; each is returned once."""
@@ -202,7 +182,6 @@ class Scheduler:
 
         Return None if there is nothing to do or enough steps are in flight.
         """
-
         if self._epoch is None:
             return None
         if self.resource_cache.is_in_use:
@@ -277,10 +256,7 @@ class Scheduler:
     # -- shards
 
     def on_shards_lost(self, loss_reason: ShardLossReason, now: float) -> list[SchedulerEvent]:
-        """Put all sequences back into the queue with their tokens: the shards lost their state. Fail those to
-        blame.
-        """
-
+        """Requeue all sequences with their tokens, since the shards lost their state, and fail those to blame."""
         steps = list(self._steps_in_flight)
         self._epoch = None
         self.running.reset(self._model_info)
@@ -308,14 +284,13 @@ class Scheduler:
         return self._fail_never_fitting(list(self.waiting), now)
 
     def _halve_prefill_limit(self) -> bool:
-        """Halve the token limit of steps, but keep room for one block of a prompt beside a full batch of decodes.
+        """Halve the token limit of steps, or less: a block of a prompt must fit beside a full batch of decodes.
 
         Return whether the limit fell.
         """
         limit = self.settings.max_prefill_tokens
-        new_limit = max(limit // 2, self.settings.max_batch_size + self._model_info.block_size)
-        if new_limit < limit:
-            self.settings = replace(self.settings, max_prefill_tokens=new_limit)
+        new_limit = min(max(limit // 2, self.settings.max_batch_size + self._model_info.block_size), limit)
+        self.settings = replace(self.settings, max_prefill_tokens=new_limit)
         return new_limit < limit
 
     # -- for the policies

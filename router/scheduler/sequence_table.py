@@ -97,11 +97,7 @@ class SequenceTable:
 
     def apply_result(self, step: StepInFlight, result: StepResult, stop_token_counts: Mapping[int, int],
                      now: float) -> list[SchedulerEvent]:
-        """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences.
-
-        `stop_token_counts` maps the sequences whose text has just reached a stop string to the number of this answer's
-        tokens that count.
-        """
+        """Apply the answer to this step: append tokens, cache computed blocks, and finish or fail sequences."""
         rows, failures = result.rows, result.failures
         if step.kind is not RequestKind.GENERATE:  # a pooling step is the only one of its sequences
             unfinished = [sequence for sequence in step.members if sequence.state is not SequenceState.FINISHED]

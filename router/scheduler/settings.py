@@ -5,11 +5,6 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.model_info import ModelInfo
 
-PAUSE_ONLY_SETTINGS = ("waiting_served_ratio", "max_waiting_tokens")
-STATIC_ONLY_SETTINGS = ("static_window_ms", "static_equal_lengths")
-BATCHING_DIALECT_SETTINGS = ("max_handlers",)
-UNUSED_WITH_STATIC = ("max_queue_ms",)
-UNUSED_WITH_RECOMPUTE = ("prefill_policy", "max_decode_stall_ms")
 UNBATCHED_MODES = ("none", "nobatch")
 DEFAULT_MAX_STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
@@ -79,11 +74,14 @@ class SchedulerSettings:
 def describe_unused_settings(config: RouterConfig, settings: SchedulerSettings) -> list[str]:
     """Return a warning for each setting that differs from its default but has no effect."""
     defaults = RouterConfig()
-    setting_groups = [(PAUSE_ONLY_SETTINGS, settings.mixed, "with mixed steps, only with --prefill-policy pause"),
-                      (STATIC_ONLY_SETTINGS, not settings.static, "but with --batching static"),
-                      (UNUSED_WITH_STATIC, settings.static,
-                       "with --batching static: waits are foreseen where requests join at every step"),
-                      (UNUSED_WITH_RECOMPUTE, settings.recompute, "with --recompute: every step is one of prompts"),
-                      (BATCHING_DIALECT_SETTINGS, config.dialect != "batching", "but with --dialect batching")]
+    setting_groups = [
+        (("waiting_served_ratio", "max_waiting_tokens"), settings.mixed,
+         "with mixed steps, only with --prefill-policy pause"),
+        (("static_window_ms", "static_equal_lengths"), not settings.static, "but with --batching static"),
+        (("max_queue_ms",), settings.static,
+         "with --batching static: waits are foreseen where requests join at every step"),
+        (("prefill_policy", "max_decode_stall_ms"), settings.recompute,
+         "with --recompute: every step is one of prompts"),
+        (("max_handlers",), config.dialect != "batching", "but with --dialect batching")]
     return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_unused, why in setting_groups if is_unused
             for name in names if getattr(config, name) != getattr(defaults, name)]
