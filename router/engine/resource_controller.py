@@ -87,7 +87,7 @@ class ResourceController:
             elif reason := self._scheduler.resource_cache.why_never_fits(resource):
                 self._scheduler.request_unload(resource, now())
                 self._load_waiters.resolve(resource, reason)
-            elif not self._scheduler.waiting.is_load_requested(resource):
+            elif resource not in self._scheduler.waiting.requested_loads:
                 self._load_waiters.resolve(resource, UNLOADED_WHILE_WAITING)
 
     def fail_waiters(self, reason: str) -> None:

@@ -7,6 +7,7 @@ sequences may start.
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.scheduler.sequence import Sequence, SequenceState
@@ -23,13 +24,11 @@ class ShardLossReason(Enum):
     DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame
 
 
+@dataclass(slots=True, eq=False)
 class FaultIsolation:
     """Sets of sequences suspected of making steps fail. The first runs alone until it is cleared or a culprit found."""
 
-    __slots__ = ("suspect_sets",)
-
-    def __init__(self) -> None:
-        self.suspect_sets: list[dict[int, Sequence]] = []
+    suspect_sets: list[dict[int, Sequence]] = field(default_factory=list)
 
     def current_suspects(self, is_unstartable: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
         """Return the suspects that alone may start now, or None if all sequences may.

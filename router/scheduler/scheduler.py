@@ -214,8 +214,7 @@ class Scheduler:
         return StepPlan(self._epoch, self._last_message_number, tuple(messages), member_ids, output_ids, seconds)
 
     def _draft_step(self, now: float) -> StepDraft:
-        # Those that reach their length limit with the tokens in flight leave. (`Sequence.num_tokens_left`, inline: this
-        # runs for every sequence in every step.)
+        # Those that reach their length limit with the tokens in flight leave.
         for sequence in [s for batch in self.running.batches for s in batch.sequences.values()
                          if s.request.max_length - s.length - s.num_outputs_in_flight <= 0]:
             self.running.remove_finishing_sequence(sequence)
@@ -269,8 +268,13 @@ class Scheduler:
                 sequence.num_outputs_in_flight = 0
                 self.sequences.requeue(sequence)
         self.resource_cache.record_shard_loss(now, lost_all=loss_reason is ShardLossReason.DEATH)
-        if loss_reason is ShardLossReason.MEMORY and not self._halve_prefill_limit():
-            loss_reason = ShardLossReason.STEP_ERROR
+        if loss_reason is ShardLossReason.MEMORY:
+            # Halve the token limit of steps, or less: a block of a prompt must fit beside a full batch of decodes.
+            limit = self.settings.max_prefill_tokens
+            new_limit = min(max(limit // 2, self.settings.max_batch_size + self._model_info.block_size), limit)
+            self.settings = replace(self.settings, max_prefill_tokens=new_limit)
+            if new_limit == limit:
+                loss_reason = ShardLossReason.STEP_ERROR
         culprits = self._fault_isolation.assign_blame(loss_reason, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in culprits]
 
@@ -282,16 +286,6 @@ class Scheduler:
         for sequence in self.waiting:
             sequence.timeline.enter_phase(sequence.waiting_phase, now)
         return self._fail_never_fitting(list(self.waiting), now)
-
-    def _halve_prefill_limit(self) -> bool:
-        """Halve the token limit of steps, or less: a block of a prompt must fit beside a full batch of decodes.
-
-        Return whether the limit fell.
-        """
-        limit = self.settings.max_prefill_tokens
-        new_limit = min(max(limit // 2, self.settings.max_batch_size + self._model_info.block_size), limit)
-        self.settings = replace(self.settings, max_prefill_tokens=new_limit)
-        return new_limit < limit
 
     # -- for the policies
 

@@ -154,11 +154,6 @@ class Sequence:
         return RequestPhase.QUEUE if self.missing_resource is None else RequestPhase(self.missing_resource.kind)
 
     @property
-    def num_tokens_left(self) -> int:
-        """Number of tokens that may still be generated, if each step in flight yields one."""
-        return self.request.max_length - self.length - self.num_outputs_in_flight
-
-    @property
     def priority_key(self) -> tuple[float, int]:
         """Sort key, lowest first: one level of priority equals SECONDS_PER_PRIORITY_LEVEL seconds of age."""
         return (self.submitted_at - SECONDS_PER_PRIORITY_LEVEL * self.request.priority, self.id)

@@ -18,14 +18,12 @@ from router.scheduler.step import StepInFlight, find_finish_point
 from router.scheduler.waiting_queue import COST_PER_GENERATED_TOKEN, FairShares, WaitingQueue
 
 
+@dataclass(slots=True, eq=False)
 class DeadlineHeap:
     """Heap of sequences by deadline."""
 
-    __slots__ = ("_heap", "_sequence_ids")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []
-        self._sequence_ids: set[int] = set()  # of the sequences in the heap
+    _heap: list[tuple[float, int, Sequence]] = field(default_factory=list)
+    _sequence_ids: set[int] = field(default_factory=set)  # of the sequences in the heap
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence if it has a deadline and is not in the heap; `pop_expired` may have returned it before."""
@@ -75,9 +73,6 @@ class SequenceTable:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
-
-    def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._sequences
 
     def __getitem__(self, sequence_id: int) -> Sequence:
         return self._sequences[sequence_id]
